@@ -1,0 +1,40 @@
+# The only way things are run. Every verb works as the first command on a fresh clone.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test lint types imports unit bench docs clean
+
+demo: $(STAMP)
+	$(BIN)/python examples/digits.py
+
+test: lint types imports unit
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python tests/house_rules.py
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest --doctest-modules --cov --cov-report=term:skip-covered src tests
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/sketch_accuracy.py
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict
+
+# pip alone: the pinned torch is a CPU build that other installers do not find
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,39 @@
+"""Know when a neural network is out of its depth.
+
+scodkit equips any trained PyTorch network with a task-relevant uncertainty score, after
+training and without touching it, by sketching the curvature of its training data (SCOD,
+UAI 2021).
+"""
+
+from scodkit.calibration import Calibration
+from scodkit.eigenbasis import Eigenbasis
+from scodkit.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    MonteCarlo,
+)
+from scodkit.monitor import Monitor, Scored
+from scodkit.parameters import LastLayers
+from scodkit.plan import Plan
+from scodkit.score import Certificate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Bernoulli",
+    "Calibration",
+    "Categorical",
+    "Certificate",
+    "Eigenbasis",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "LastLayers",
+    "Likelihood",
+    "Monitor",
+    "MonteCarlo",
+    "Plan",
+    "Scored",
+]

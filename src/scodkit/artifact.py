@@ -1,0 +1,222 @@
+"""Files: safetensors with a JSON header, written atomically, never a pickle.
+
+Any safetensors reader can open them; the header sits in the metadata under ``scodkit``. A
+digest over header and tensors tells a changed file from an intact one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from scodkit import likelihoods, sketch
+from scodkit.errors import CorruptArtifactError, FormatVersionError, OptionError
+from scodkit.parameters import digest_of
+from scodkit.sketch import SketchState
+
+FORMAT_VERSION = 1
+_HEADER = "scodkit"
+
+# what a header may name: objects made of plain options only
+_KNOWN: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        likelihoods.Gaussian,
+        likelihoods.HeteroscedasticGaussian,
+        likelihoods.Bernoulli,
+        likelihoods.Categorical,
+        sketch.Nystrom,
+        sketch.TwoSided,
+        sketch.FrequentDirections,
+        sketch.Exact,
+        sketch.Fold,
+        sketch.SRFT,
+        sketch.SparseSign,
+    )
+} | {"GaussianMap": sketch.Gaussian}
+_NAMES = {kind: name for name, kind in _KNOWN.items()}
+
+
+def write(
+    path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Write a file so that at every moment the path holds the old one or the new one, whole.
+
+    Args:
+        path: Where to.
+        kind: What it is, checked by `read`.
+        header: Anything JSON can hold.
+        tensors: By name, on any device.
+    """
+    path = Path(path)
+    # clones: safetensors refuses views that share memory
+    held = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    full = {"format": FORMAT_VERSION, "kind": kind, **header}
+    full["digest"] = _digest(full, held)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        save_file(held, temporary, metadata={_HEADER: json.dumps(full)})
+        _flush(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _flush(path.parent)
+
+
+def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file written by `write`, and check that it is whole and ours.
+
+    Args:
+        path: Where from.
+        kind: What it must be.
+
+    Returns:
+        The header and the tensors, on the CPU.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        CorruptArtifactError: If it is cut off, altered, or not one of ours.
+        FormatVersionError: If it was written in another format.
+    """
+    if not Path(path).exists():
+        raise FileNotFoundError(f"expected a saved {kind} at {path}, found no file there")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = _parse(path, (file.metadata() or {}).get(_HEADER))
+            _check_version(path, header)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CorruptArtifactError(
+            f"expected a whole file at {path}, but it cannot be read ({error}); it is cut off "
+            "or not a scodkit file: save it again"
+        ) from error
+    claimed = header.pop("digest", None)
+    if claimed != _digest(header, tensors):
+        raise CorruptArtifactError(
+            f"expected {path} as it was written, but its contents do not match their digest; "
+            "it was altered or damaged: save it again"
+        )
+    if header.get("kind") != kind:
+        raise CorruptArtifactError(
+            f"expected a saved {kind} at {path}, got a saved {header.get('kind')}"
+        )
+    return header, tensors
+
+
+def describe(thing: object) -> dict[str, Any]:
+    """Return a likelihood, sketch or map as plain data: its name and its options."""
+    fields = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}  # type: ignore[arg-type]
+    options = {
+        name: describe(value) if dataclasses.is_dataclass(value) else _plain(value)
+        for name, value in fields.items()
+    }
+    return {"type": _NAMES.get(type(thing), type(thing).__name__), **options}
+
+
+def build(description: Mapping[str, Any]) -> Any:
+    """Return the object a description stands for.
+
+    Raises:
+        OptionError: If it is not one that plain data can describe.
+    """
+    kind = _KNOWN.get(description["type"])
+    if kind is None:
+        raise OptionError(
+            f"expected one of {', '.join(_KNOWN)}, got {description['type']}; it cannot be "
+            "rebuilt from a file: pass the object itself"
+        )
+    options = {
+        name: build(value) if isinstance(value, Mapping) else _hashable(value)
+        for name, value in description.items()
+        if name != "type"
+    }
+    return kind(**options)
+
+
+def pack_state(state: SketchState, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return a sketch's state as header data and tensors with prefixed names."""
+    header = {
+        "sketch": describe(state.sketch),
+        "num_parameters": state.num_parameters,
+        "num_data": state.num_data,
+        "num_rows": state.num_rows,
+        "numbers": state.numbers,
+    }
+    tensors = {**state.tensors, "squared_norm": state.squared_norm}
+    return header, {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def unpack_state(
+    header: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str
+) -> SketchState:
+    """Return the state that `pack_state` took apart."""
+    own = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+    return SketchState(
+        sketch=build(header["sketch"]),
+        num_parameters=header["num_parameters"],
+        squared_norm=own.pop("squared_norm"),
+        tensors=own,
+        num_data=header["num_data"],
+        num_rows=header["num_rows"],
+        numbers=dict(header["numbers"]),
+    )
+
+
+def _parse(path: str | Path, text: str | None) -> dict[str, Any]:
+    try:
+        header = json.loads(text or "")
+    except json.JSONDecodeError:
+        header = None
+    if not isinstance(header, dict):
+        raise CorruptArtifactError(
+            f"expected a scodkit header in {path}, found none; was it written by monitor.save?"
+        )
+    return header
+
+
+def _check_version(path: str | Path, header: Mapping[str, Any]) -> None:
+    if header.get("format") != FORMAT_VERSION:
+        raise FormatVersionError(
+            f"expected format {FORMAT_VERSION}, got {header.get('format')} in {path} (written "
+            f"by scodkit {header.get('scodkit_version', 'unknown')}); fit and save it again "
+            "with this version, or install that one"
+        )
+
+
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    return digest_of(tensors, salt=json.dumps(header, sort_keys=True))
+
+
+def _plain(value: object) -> object:
+    """Return plain data; a callable by its name, to be compared but not rebuilt."""
+    return getattr(value, "__qualname__", repr(value)) if callable(value) else value
+
+
+def _hashable(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _flush(path: str | Path) -> None:
+    """Make sure a rename survives a power cut; some file systems cannot, and say so."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,90 @@
+"""What is kept of the training set: the top eigenpairs of its Fisher information."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Eigenbasis:
+    """Low-rank Fisher ``F_hat = U diag(values) U^T`` of a data set, with its known error.
+
+    Args:
+        values: Eigenvalues ``(k,)``, >= 0, descending; units of nats per squared weight.
+        vectors: Orthonormal columns ``U`` ``(N, k)``.
+        num_data: ``M``, the number of samples behind it.
+        trace: ``tr F``, exactly: the mean of ``|L|_F^2`` over the samples.
+        certified: True when ``F_hat <= F`` (in the Loewner order, up to ``slack``): then every
+            score is an over-estimate of the exact one.
+        residual_norm: A bound on the largest eigenvalue of ``F - F_hat``; infinite when
+            nothing is known.
+        residual_rank: A bound on the rank of ``F - F_hat``.
+        slack: ``F_hat <= F + slack I``: what rounding may have added.
+        clamped: How many eigenvalues came out negative and were set to zero or dropped.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    num_data: int
+    trace: float
+    certified: bool
+    residual_norm: float
+    residual_rank: int
+    slack: float = 0.0
+    clamped: int = 0
+
+    @property
+    def rank(self) -> int:
+        """``k``, the number of eigenpairs kept."""
+        return self.values.shape[0]
+
+    @property
+    def captured(self) -> float:
+        """Captured curvature, ``sum(values) / tr F``: 1 means nothing of the data is lost."""
+        if self.trace == 0.0:
+            return 1.0
+        return float(self.values.double().sum()) / self.trace
+
+    @property
+    def residual_trace(self) -> float:
+        """``tr(F - F_hat)``; for a certified basis the exact nuclear-norm error."""
+        return max(0.0, self.trace - float(self.values.double().sum()))
+
+    def bounded_by_trace(self) -> Eigenbasis:
+        """Return the same basis with ``residual_norm`` no larger than the residual's trace.
+
+        Only for certified bases: there the residual has no eigenvalue below ``-slack``, so
+        none can be above its trace by more than ``slack`` per negative one.
+        """
+        bound = self.residual_trace + self.rank * self.slack
+        return replace(self, residual_norm=min(self.residual_norm, bound))
+
+    def truncate(self, rank: int) -> Eigenbasis:
+        """Return the basis with only its ``rank`` largest eigenpairs.
+
+        Args:
+            rank: Number of pairs to keep; a larger number than there are keeps all.
+
+        Returns:
+            A basis that is certified if this one is.
+        """
+        if rank >= self.rank:
+            return self
+        dropped = float(self.values[rank])
+        shorter = replace(
+            self,
+            values=self.values[:rank].clone(),
+            vectors=self.vectors[:, :rank].contiguous(),
+            residual_norm=self.residual_norm + dropped,
+            residual_rank=min(self.vectors.shape[0], self.residual_rank + self.rank - rank),
+        )
+        return shorter.bounded_by_trace() if self.certified else shorter
+
+    def to(self, device: torch.device | str) -> Eigenbasis:
+        """Return the basis on another device (itself if it is there already)."""
+        if self.vectors.device == torch.device(device):
+            return self
+        return replace(self, values=self.values.to(device), vectors=self.vectors.to(device))

@@ -1,0 +1,74 @@
+"""Everything scodkit raises or warns with.
+
+Each message has three parts: what was expected, what came, and what to type instead.
+"""
+
+from __future__ import annotations
+
+
+class ScodError(Exception):
+    """Base of every error scodkit raises on purpose."""
+
+
+class BatchError(ScodError, ValueError):
+    """A batch, or what the model made of it, does not have the form that was expected."""
+
+
+class ParameterSelectionError(ScodError, ValueError):
+    """A choice of parameters matches nothing, or something that cannot be differentiated."""
+
+
+class OptionError(ScodError, ValueError):
+    """An option of a likelihood, a sketch or the monitor is out of its range."""
+
+
+class NotFittedError(ScodError, RuntimeError):
+    """The monitor was asked for something that needs an earlier step."""
+
+
+class NondeterministicError(ScodError, RuntimeError):
+    """The model or the data gave two answers to the same question."""
+
+
+class NonFiniteError(ScodError, ValueError):
+    """A training sample gave a NaN or an infinity."""
+
+
+class InsufficientMemoryError(ScodError, MemoryError):
+    """The sketch would not fit; said before anything is allocated."""
+
+
+class UncertifiedError(ScodError, RuntimeError):
+    """A certificate was asked of a sketch that cannot give one."""
+
+
+class MergeError(ScodError, ValueError):
+    """Two sketches do not describe the same thing and cannot be added."""
+
+
+class ArtifactError(ScodError, ValueError):
+    """A saved file cannot be used; the subclasses say why."""
+
+
+class CorruptArtifactError(ArtifactError):
+    """The file is cut off, altered, or not ours."""
+
+
+class FormatVersionError(ArtifactError):
+    """The file was written in a format this version does not read."""
+
+
+class MismatchError(ArtifactError):
+    """The file belongs to other weights or to another configuration."""
+
+
+class CalibrationError(ScodError, ValueError):
+    """The held-out scores cannot support what was asked of them."""
+
+
+class EngineFallbackWarning(UserWarning):
+    """The fast engine cannot be trusted with this model; a slower one took over."""
+
+
+class MemoryUseWarning(UserWarning):
+    """The working set is larger than the budget, and cannot be made smaller."""

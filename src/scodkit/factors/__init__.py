@@ -1,0 +1,21 @@
+"""Fisher factors: what matters at the output, pulled back to the weights."""
+
+from scodkit.factors.choose import choose_engine, choose_source
+from scodkit.factors.engine import Engine, Factors, FactorsOf, Linearization, squared_norms
+from scodkit.factors.functional import FunctionalEngine
+from scodkit.factors.loop import LoopEngine
+from scodkit.factors.pieces import FactorSource, Piece
+
+__all__ = [
+    "Engine",
+    "FactorSource",
+    "Factors",
+    "FactorsOf",
+    "FunctionalEngine",
+    "Linearization",
+    "LoopEngine",
+    "Piece",
+    "choose_engine",
+    "choose_source",
+    "squared_norms",
+]

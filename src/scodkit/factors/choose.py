@@ -1,0 +1,108 @@
+"""Picks the fastest engine that can be trusted with a model, by trying it on one batch."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from scodkit.errors import EngineFallbackWarning
+from scodkit.factors.engine import Engine, Factors
+from scodkit.factors.functional import FunctionalEngine
+from scodkit.factors.loop import LoopEngine
+from scodkit.factors.pieces import FactorSource
+from scodkit.likelihoods import Likelihood
+from scodkit.network import Inputs, Network
+from scodkit.parameters import ParameterSet
+
+# fastest first; the loop needs no trial, it is what the others are tried against
+_FAST_ENGINES: tuple[type[Engine], ...] = (FunctionalEngine,)
+
+_SAMPLES_TRIED = 3
+_ROWS_TRIED = 2
+
+# relative Frobenius distance allowed between two ways to round the same gradients
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+_TOLERANCE_HALF = 1e-1
+
+
+def choose_engine(network: Network, parameters: ParameterSet, example: Inputs) -> Engine:
+    """Return the fastest engine that agrees with plain autograd on a few samples.
+
+    Args:
+        network: The model, already held in eval mode.
+        parameters: The chosen weights.
+        example: A batch; its first samples are tried.
+
+    Returns:
+        An engine. Warns with `EngineFallbackWarning` when a fast one was turned down.
+    """
+    few = example.samples(slice(0, _SAMPLES_TRIED))
+    loop = LoopEngine(network, parameters)
+    exact = loop.linearize(few)
+    rows = _trial_rows(exact.output)
+    expected = exact.pull_back(rows)
+    for kind in _FAST_ENGINES:
+        engine = kind(network, parameters)
+        try:
+            distance = _distance(engine.linearize(few).pull_back(rows), expected)
+        except Exception as error:  # whatever a third-party module raises under a transform
+            reason = f"it raised {type(error).__name__}: {_first_line(error)}"
+        else:
+            if distance <= _TOLERANCE.get(rows.dtype, _TOLERANCE_HALF):
+                return engine
+            reason = f"its gradients differ from plain autograd's by {distance:.1e} relative"
+        warnings.warn(
+            f"{kind.__name__} is not used for {type(network.model).__name__}: {reason}. "
+            "The next engine takes over: the same scores, more slowly.",
+            EngineFallbackWarning,
+            stacklevel=2,
+        )
+    return loop
+
+
+def choose_source(
+    network: Network,
+    parameters: ParameterSet,
+    likelihood: Likelihood,
+    example: Inputs,
+    budget: int,
+) -> FactorSource:
+    """Return what turns batches into factors, with the engine chosen on an example.
+
+    Args:
+        network: The model, already held in eval mode.
+        parameters: The chosen weights.
+        likelihood: What distribution the output parametrises.
+        example: A batch.
+        budget: Bytes that rows in weight space may take at a time.
+    """
+    with torch.no_grad():
+        output = network(example.samples(slice(0, 1)))
+    directions = likelihood.num_directions(output.shape[1:])
+    return FactorSource(
+        choose_engine(network, parameters, example), likelihood, directions, budget
+    )
+
+
+def _trial_rows(output: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = (output.shape[0], _ROWS_TRIED, output[0].numel())
+    return torch.randn(shape, generator=generator).to(output.device, output.dtype)
+
+
+def _distance(actual: Factors, expected: Factors) -> float:
+    squared_error = squared_norm = 0.0
+    for (_, a), (_, b) in zip(actual.blocks(), expected.blocks(), strict=True):
+        squared_error += float((a.double() - b.double()).square().sum())
+        squared_norm += float(b.double().square().sum())
+    if squared_norm == 0.0:
+        return float(squared_error > 0.0)
+    # NaN on either side must not pass as agreement
+    ratio = squared_error / squared_norm
+    return ratio**0.5 if ratio == ratio else float("inf")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]

@@ -1,0 +1,66 @@
+"""Batched factors by function transforms: works for nearly every module, no layer rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from scodkit.factors.engine import Engine, Factors, Linearization
+from scodkit.network import Inputs, Network
+from scodkit.parameters import Block, ParameterSet
+
+
+class HeldFactors(Factors):
+    """Factors that are held in memory, one tensor per block.
+
+    Args:
+        parameters: The blocks.
+        rows: For each name, rows of shape ``(b, q, *shape of the parameter)``.
+    """
+
+    def __init__(self, parameters: ParameterSet, rows: dict[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._rows = rows
+        first = rows[parameters.blocks[0].name]
+        self.num_rows = first.shape[0] * first.shape[1]
+
+    def blocks(self) -> Iterable[tuple[Block, Tensor]]:
+        """Return each block with its rows ``(b, q, n)``."""
+        for block in self._parameters.blocks:
+            yield block, self._rows[block.name].flatten(2)
+
+
+class FunctionalEngine(Engine):
+    """``vmap`` over samples and directions of ``vjp`` of the model."""
+
+    def linearize(self, call: Inputs) -> Linearization:
+        """Return the output; pulling back runs the model again, under the transforms."""
+        return _FunctionalLinearization(self.network, self.parameters, call)
+
+
+class _FunctionalLinearization(Linearization):
+    def __init__(self, network: Network, parameters: ParameterSet, call: Inputs) -> None:
+        self._network = network
+        self._parameters = parameters
+        self._call = call
+        with torch.no_grad():
+            self.output = network(call).detach()
+
+    def pull_back(self, rows: Tensor) -> Factors:
+        weights = self._parameters.weights(self._network.model)
+
+        def one_sample(tensors: list[Tensor], own_rows: Tensor) -> dict[str, Tensor]:
+            args, kwargs = self._call.with_tensors([t[None] for t in tensors])
+
+            def output_at(at: dict[str, Tensor]) -> Tensor:
+                return self._network.at_raw(at, args, kwargs, 1)[0].flatten()
+
+            pull = vjp(output_at, weights)[1]
+            pulled: dict[str, Tensor] = vmap(lambda row: pull(row)[0])(own_rows)
+            return pulled
+
+        pulled = vmap(one_sample)(self._call.tensors(), rows)
+        return HeldFactors(self._parameters, {k: v.detach() for k, v in pulled.items()})

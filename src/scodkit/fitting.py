@@ -1,0 +1,236 @@
+"""One pass over the training data: batches in, sketch and basis out; counted, resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from scodkit import artifact
+from scodkit.errors import MismatchError, NonFiniteError, OptionError
+from scodkit.factors import FactorsOf, FactorSource, Piece, choose_source
+from scodkit.fitted import Fingerprints, Fitted
+from scodkit.likelihoods import Likelihood
+from scodkit.network import Inputs, Network
+from scodkit.parameters import Selection, select
+from scodkit.plan import Plan, make_plan
+from scodkit.sketch import Sketch, SketchState
+from scodkit.stream import (
+    batches_of,
+    check_deterministic,
+    data_identity,
+    num_batches,
+    num_samples,
+    open_stream,
+)
+
+_CHECKPOINT = "checkpoint"
+_STATE = "state."
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How a pass over the data behaves.
+
+    Args:
+        progress: Show a progress bar.
+        on_bad: What a sample with a NaN or an infinity does: raise, or be skipped and counted.
+        check_deterministic: Compare two runs of the model on the first batch, and two reads of
+            the first item of the data set.
+        checkpoint: Where to keep the state of an unfinished pass.
+        every: Batches between two checkpoints.
+    """
+
+    progress: bool = True
+    on_bad: Literal["raise", "skip"] = "raise"
+    check_deterministic: bool = True
+    checkpoint: Path | None = None
+    every: int = 100
+
+    def __post_init__(self) -> None:
+        if self.on_bad not in ("raise", "skip"):
+            raise OptionError(f"expected on_bad='raise' or 'skip', got {self.on_bad!r}")
+        if self.every < 1:
+            raise OptionError(f"expected every >= 1 batches, got {self.every}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to fit.
+
+    Args:
+        likelihood: What distribution the output parametrises.
+        rank: ``k``.
+        sketch: How the curvature is summarised.
+        selection: Which weights.
+        budget: Bytes that rows in weight space may take at a time.
+    """
+
+    likelihood: Likelihood
+    rank: int
+    sketch: Sketch
+    selection: Selection
+    budget: int
+
+    def source(self, network: Network, call: Inputs) -> FactorSource:
+        """Return what turns batches into factors; ``call`` is a batch to try engines on."""
+        parameters = select(self.selection, network, call)
+        return choose_source(network, parameters, self.likelihood, call, self.budget)
+
+    def plan(self, source: FactorSource, output: Tensor, num_data: int | None) -> Plan:
+        """Return the memory a fit takes; ``output`` is the model's on some batch."""
+        num_rows = None if num_data is None else num_data * source.directions
+        parameters = source.engine.parameters
+        columns = self.sketch.columns(parameters.num_parameters, self.rank, num_rows)
+        return make_plan(source, columns, self.rank, output)
+
+
+@dataclass
+class Progress:
+    """How far a pass has come.
+
+    Args:
+        state: The sketch so far.
+        batches: Batches finished.
+        samples: Samples read, good or bad.
+        skipped: Samples left out because they were not finite.
+    """
+
+    state: SketchState
+    batches: int = 0
+    samples: int = 0
+    skipped: int = 0
+
+
+def fit(
+    network: Network, recipe: Recipe, loader: Iterable[Any], options: FitOptions
+) -> tuple[Fitted, FactorSource]:
+    """Summarise the training data in one pass.
+
+    Args:
+        network: The model, held in eval mode.
+        recipe: What to fit.
+        loader: Batches; any iterable, read once.
+        options: How the pass behaves.
+
+    Returns:
+        The fit, and the engine that was chosen for it.
+    """
+    first, batches = open_stream(loader)
+    call = network.inputs_of(first)
+    if options.check_deterministic:
+        check_deterministic(network, call, loader)
+    source = recipe.source(network, call)
+    with torch.no_grad():
+        output = network(call.samples(slice(0, 1)))
+    recipe.plan(source, output, num_samples(loader)).check()
+
+    parameters = source.engine.parameters
+    fingerprints = Fingerprints.of(network.model, parameters)
+    identity: dict[str, Any] = {}
+    if options.checkpoint:
+        identity = {
+            "likelihood": artifact.describe(recipe.likelihood),
+            "sketch": artifact.describe(recipe.sketch),
+            "rank": recipe.rank,
+            "weights": vars(fingerprints),
+            "data": data_identity(loader, call),
+        }
+    state = recipe.sketch.zero(
+        parameters.num_parameters, recipe.rank, _sum_dtype(output), network.device
+    )
+    batches = batches_of(batches, num_batches(loader), "sketching", options.progress)
+    done = _run(source, state, batches, options, identity)
+    basis = recipe.sketch.eigenbasis(done.state, recipe.rank)
+    fitted = Fitted(
+        parameters, basis, done.state, fingerprints, source.directions, done.skipped
+    )
+    return fitted, source
+
+
+def _sum_dtype(output: Tensor) -> torch.dtype:
+    """Return the dtype of the sums: float32 also for models in half precision."""
+    return torch.float64 if output.dtype == torch.float64 else torch.float32
+
+
+def _run(
+    source: FactorSource,
+    state: SketchState,
+    batches: Iterable[Any],
+    options: FitOptions,
+    identity: dict[str, Any],
+) -> Progress:
+    progress = _resume(options.checkpoint, state, identity)
+    done_before = progress.batches
+    for position, batch in enumerate(batches):
+        if position < done_before:
+            continue
+        _absorb(source, source.engine.network.inputs_of(batch), progress, options)
+        progress.batches += 1
+        if options.checkpoint and progress.batches % options.every == 0:
+            _save(options.checkpoint, progress, identity)
+    if options.checkpoint:
+        _save(options.checkpoint, progress, identity)
+    return progress
+
+
+def _absorb(
+    source: FactorSource, call: Inputs, progress: Progress, options: FitOptions
+) -> None:
+    for piece in source.pieces(call):
+        norms = piece.factors.squared_norms()
+        good = norms.isfinite() & piece.finite
+        factors = piece.factors
+        if not bool(good.all()):
+            if options.on_bad == "raise":
+                raise _non_finite(piece, good, progress)
+            factors = FactorsOf(factors, good)
+        kept = int(good.sum())
+        progress.state.sketch.update(
+            progress.state, factors, norms[good].sum(), kept if piece.complete else 0
+        )
+        if piece.complete:
+            progress.skipped += len(good) - kept
+    progress.samples += call.batch_size
+
+
+def _non_finite(piece: Piece, good: Tensor, progress: Progress) -> NonFiniteError:
+    row = piece.samples.start + int((~good).nonzero()[0])
+    what = "gradients" if bool(piece.finite[row - piece.samples.start]) else "output"
+    return NonFiniteError(
+        f"expected finite numbers, got a NaN or an infinity in the {what} of sample "
+        f"{progress.samples + row} (batch {progress.batches}, row {row}); mend or remove it, "
+        "or type fit(..., on_bad='skip') to leave such samples out and count them"
+    )
+
+
+def _resume(path: Path | None, state: SketchState, identity: dict[str, Any]) -> Progress:
+    if path is None or not path.exists():
+        return Progress(state)
+    header, tensors = artifact.read(path, _CHECKPOINT)
+    differing = [
+        f"{key}: {header['identity'].get(key)} there, {value} here"
+        for key, value in identity.items()
+        if header["identity"].get(key) != value
+    ]
+    if differing:
+        raise MismatchError(
+            f"expected a checkpoint of this fit at {path}, got one of another ("
+            + "; ".join(differing)
+            + "); delete it or choose another path"
+        )
+    held = next(iter(state.tensors.values()))
+    resumed = artifact.unpack_state(header["state"], tensors, _STATE).to(held.device)
+    return Progress(resumed, header["batches"], header["samples"], header["skipped"])
+
+
+def _save(path: Path, progress: Progress, identity: dict[str, Any]) -> None:
+    header, tensors = artifact.pack_state(progress.state, _STATE)
+    counts = {k: getattr(progress, k) for k in ("batches", "samples", "skipped")}
+    artifact.write(
+        path, _CHECKPOINT, {"state": header, "identity": identity, **counts}, tensors
+    )

@@ -1,0 +1,452 @@
+"""The monitor: a trained network that knows when it is out of its depth."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from scodkit import artifact, fitting
+from scodkit import score as scoring
+from scodkit.calibration import Calibration
+from scodkit.eigenbasis import Eigenbasis
+from scodkit.errors import MismatchError, NotFittedError, OptionError
+from scodkit.factors import FactorSource
+from scodkit.fitted import Fitted
+from scodkit.fitting import FitOptions, Recipe
+from scodkit.likelihoods import Likelihood
+from scodkit.network import Inputs, Network
+from scodkit.parameters import Selection
+from scodkit.plan import Plan
+from scodkit.sketch import Nystrom, Sketch
+from scodkit.stream import batches_of, num_batches
+
+_KIND = "monitor"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A batch of predictions, each with how far to trust it.
+
+    Args:
+        output: What the model returned, ``(B, *shape)``.
+        score: ``(B,)``, nats (squared units), >= 0, larger = more atypical; infinite for
+            samples with a NaN or an infinity.
+        p_value: ``(B,)`` in (0, 1], smaller = more atypical; None until calibrated.
+    """
+
+    output: Tensor
+    score: Tensor
+    p_value: Tensor | None
+
+
+class Monitor:
+    """Equips a trained network with a task-relevant uncertainty score, without touching it.
+
+    Args:
+        model: Any trained ``nn.Module``. Its device, dtype, buffers, mode and gradients are
+            left as found.
+        likelihood: What distribution the output parametrises.
+        rank: ``k``, how many directions of the training data's curvature to keep.
+        sketch: How the curvature is summarised in one pass; `Nystrom` by default.
+        parameters: Which weights: ``"all"``, ``LastLayers(...)``, names or glob patterns, or a
+            callable on ``(name, parameter)``.
+        prior_scale: ``eps``, standard deviation of the prior of a weight.
+        inputs: Picks the model's inputs from a batch: a tensor, a tuple (positional) or a dict
+            (keywords). Default: a tensor itself, the first of a tuple, what a dict has.
+        outputs: Picks the prediction from what the model returns.
+
+    Attributes:
+        memory_budget: Bytes that per-sample gradients may take at a time.
+
+    Example:
+        >>> from scodkit import Monitor, Gaussian
+        >>> _ = torch.manual_seed(0)
+        >>> net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+        >>> monitor = Monitor(net, Gaussian(), rank=20)
+        >>> _ = monitor.fit([torch.randn(64, 2)], progress=False)
+        >>> near, far = monitor.score(torch.tensor([[0.1, -0.2], [9.0, 9.0]]))
+        >>> bool(near < far)
+        True
+    """
+
+    memory_budget: int = 2**30
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        rank: int = 50,
+        *,
+        sketch: Sketch | None = None,
+        parameters: Selection = "all",
+        prior_scale: float = 1.0,
+        inputs: Callable[[Any], Any] | None = None,
+        outputs: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        if rank < 1:
+            raise OptionError(f"expected rank >= 1, got {rank}")
+        if not 0 < prior_scale < float("inf"):
+            raise OptionError(f"expected a positive, finite prior_scale, got {prior_scale}")
+        if not isinstance(likelihood, Likelihood):
+            raise OptionError(
+                f"expected a likelihood object, got {likelihood!r}; type Categorical(), "
+                "Gaussian(), Bernoulli() or another from scodkit"
+            )
+        self.likelihood = likelihood
+        self.rank = rank
+        self.sketch = Nystrom() if sketch is None else sketch
+        self.prior_scale = prior_scale
+        self.calibration: Calibration | None = None
+        self._selection = parameters
+        self._custom = {"inputs": inputs is not None, "outputs": outputs is not None}
+        self._network = Network(model, inputs, outputs)
+        self._fitted: Fitted | None = None
+        self._source: FactorSource | None = None
+        self._choosing = threading.Lock()
+
+    # -- offline ---------------------------------------------------------------------------
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        *,
+        progress: bool = True,
+        on_bad: Literal["raise", "skip"] = "raise",
+        check_deterministic: bool = True,
+        checkpoint: str | Path | None = None,
+        every: int = 100,
+    ) -> Monitor:
+        """Summarise the training data in one pass. Labels are not needed.
+
+        Args:
+            loader: Batches as the model takes them; any iterable, read once.
+            progress: Show a progress bar.
+            on_bad: ``"raise"`` on a sample with a NaN or an infinity, or ``"skip"`` it; skipped
+                ones are counted in ``monitor.skipped``.
+            check_deterministic: Compare two runs of the model on the first batch, and two
+                reads of the first item of the data set.
+            checkpoint: A file for the unfinished fit. A fit that is killed and started again
+                with it goes on where it was; the result is the same.
+            every: Batches between two checkpoints.
+
+        Returns:
+            The monitor itself, fitted. An earlier calibration is dropped.
+
+        Raises:
+            BatchError: If the loader is empty or its batches have an unknown form.
+            NonFiniteError: If a sample is not finite and ``on_bad`` is ``"raise"``.
+            NondeterministicError: If the model or the data is not deterministic.
+            InsufficientMemoryError: If the sketch does not fit, before it is allocated.
+            MismatchError: If the checkpoint belongs to another fit.
+        """
+        kept = None if checkpoint is None else Path(checkpoint)
+        options = FitOptions(progress, on_bad, check_deterministic, kept, every)
+        with self._network.evaluating():
+            fitted, source = fitting.fit(self._network, self._recipe, loader, options)
+        return self._adopt(fitted, source)
+
+    def update(self, loader: Iterable[Any], *, progress: bool = True) -> Monitor:
+        """Add new data to a fit: one pass over the new data only.
+
+        Args:
+            loader: Batches of new training data.
+            progress: Show a progress bar.
+
+        Returns:
+            The monitor itself. If anything goes wrong it is as it was before.
+        """
+        before = self._ready()
+        before.check_weights(self._network.model, "an update")
+        recipe = replace(self._recipe, selection=before.parameters)
+        with self._network.evaluating():
+            fresh, source = fitting.fit(self._network, recipe, loader, FitOptions(progress))
+            return self._adopt(before.merged(fresh, self.rank), source)
+
+    def merge(self, other: Monitor) -> Monitor:
+        """Add the data of a monitor fitted on another part of the training data.
+
+        Args:
+            other: A monitor of the same model, parameters and sketch; left alone.
+
+        Returns:
+            This monitor, as if fitted on both parts.
+        """
+        return self._adopt(self._ready().merged(other._ready(), self.rank), self._source)
+
+    def plan(self, batch: object, num_data: int | None = None) -> Plan:
+        """Return how much memory a fit and scoring will take, without allocating it.
+
+        Args:
+            batch: A batch as the loader yields it; one sample is enough.
+            num_data: Samples to come, where known (`Exact` needs it).
+        """
+        with self._network.evaluating():
+            call = self._network.inputs_of(batch)
+            source = self._recipe.source(self._network, call)
+            return self._recipe.plan(source, self._network(call), num_data)
+
+    def calibrate(self, loader: Iterable[Any], *, progress: bool = True) -> Monitor:
+        """Score held-out data, so that scores get p-values and flags a false-alarm rate.
+
+        Args:
+            loader: In-distribution batches that were not used for fitting.
+            progress: Show a progress bar.
+
+        Returns:
+            The monitor itself, calibrated.
+        """
+        self._ready()
+        batches = batches_of(loader, num_batches(loader), "calibrating", progress)
+        scores = [self.score(batch).cpu() for batch in batches]
+        self.calibration = Calibration(torch.cat(scores) if scores else torch.empty(0))
+        return self
+
+    # -- online ----------------------------------------------------------------------------
+
+    def __call__(self, batch: object) -> Scored:
+        """Predict and score.
+
+        Args:
+            batch: As the loader yields it: a tensor, a tuple or list, a dict.
+
+        Returns:
+            Output, score and, once calibrated, p-value.
+        """
+        output, scores = self._score(batch)
+        p_value = None if self.calibration is None else self.calibration.p_value(scores)
+        return Scored(output, scores, p_value)
+
+    def score(self, batch: object) -> Tensor:
+        """Return the score ``(B,)``: nats (squared units), >= 0, larger = more atypical.
+
+        Samples with a NaN or an infinity, in or out, score infinity.
+
+        Args:
+            batch: As the loader yields it.
+        """
+        return self._score(batch)[1]
+
+    def flag(self, batch: object, false_alarm: float = 0.05) -> Tensor:
+        """Return ``(B,)`` booleans: True where the score is too high for a known input.
+
+        Args:
+            batch: As the loader yields it.
+            false_alarm: Accepted share of alarms on data like the held-out data.
+
+        Raises:
+            NotFittedError: If the monitor is not calibrated.
+        """
+        if self.calibration is None:
+            raise NotFittedError(
+                "expected a calibrated monitor, got one without held-out scores; "
+                "type monitor.calibrate(heldout_loader) first"
+            )
+        return self.score(batch) > self.calibration.threshold(false_alarm)
+
+    def certify(self, batch: object) -> scoring.Certificate:
+        """Return proven bounds on the score the whole Fisher information would give.
+
+        Args:
+            batch: As the loader yields it.
+
+        Returns:
+            The score with its lower and upper bounds and the paper's bound, each ``(B,)``.
+        """
+        basis = self._basis_here()
+        _, parts = self._energies(batch, basis)
+        return scoring.certificate(parts, basis, self.prior_scale)
+
+    def features(self, batch: object) -> Tensor:
+        """Return ``U^T L`` as ``(B, p, k)``, for detectors built on top of this one.
+
+        Args:
+            batch: As the loader yields it.
+        """
+        basis = self._basis_here()
+        with self._network.evaluating():
+            call = self._network.inputs_of(batch)
+            if call.batch_size == 0:
+                return basis.values.new_empty(0, self._ready().directions, basis.rank)
+            return scoring.features(self._source_for(call), call, basis)
+
+    # -- what is known -----------------------------------------------------------------------
+
+    @property
+    def basis(self) -> Eigenbasis:
+        """The eigenbasis of the fit: eigenvalues, vectors, captured curvature, certificate."""
+        return self._ready().basis
+
+    @property
+    def skipped(self) -> int:
+        """Training samples left out of the fit because they were not finite."""
+        return self._ready().skipped
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, without wrappers."""
+        return self._network.model
+
+    def __repr__(self) -> str:
+        what = f"{type(self.model).__name__}, {self.likelihood}, rank={self.rank}"
+        if self._fitted is None:
+            return f"Monitor({what}, not fitted)"
+        basis = self.basis
+        return f"Monitor({what}, {basis.num_data} samples, captured={basis.captured:.3f})"
+
+    # -- how it is done ----------------------------------------------------------------------
+
+    @property
+    def _recipe(self) -> Recipe:
+        return Recipe(
+            self.likelihood, self.rank, self.sketch, self._selection, self.memory_budget
+        )
+
+    def _ready(self) -> Fitted:
+        if self._fitted is None:
+            raise NotFittedError(
+                "expected a fitted monitor, got one that has seen no data; "
+                "type monitor.fit(train_loader) first"
+            )
+        return self._fitted
+
+    def _adopt(self, fitted: Fitted, source: FactorSource | None) -> Monitor:
+        # held-out scores belong to the basis they were computed with
+        self._fitted, self._source, self.calibration = fitted, source, None
+        return self
+
+    def _basis_here(self) -> Eigenbasis:
+        """Return the basis on the model's device, following it if it was moved."""
+        fitted = self._ready()
+        basis = fitted.basis.to(self._network.device)
+        if basis is not fitted.basis:
+            self._fitted = replace(fitted, basis=basis)
+        return basis
+
+    def _source_for(self, call: Inputs) -> FactorSource:
+        """Return the engine, chosen on the first batch after a load."""
+        with self._choosing:
+            if self._source is None:
+                recipe = replace(self._recipe, selection=self._ready().parameters)
+                self._source = recipe.source(self._network, call)
+            return replace(self._source, budget=self.memory_budget)
+
+    def _energies(self, batch: object, basis: Eigenbasis) -> tuple[Tensor, scoring.Energies]:
+        with self._network.evaluating():
+            call = self._network.inputs_of(batch)
+            if call.batch_size:
+                return scoring.score_batch(self._source_for(call), call, basis)
+            nothing = basis.values.new_empty(0, basis.rank, dtype=torch.float64)
+            return self._network(call).detach(), scoring.Energies(nothing.sum(1), nothing)
+
+    def _score(self, batch: object) -> tuple[Tensor, Tensor]:
+        basis = self._basis_here()
+        output, parts = self._energies(batch, basis)
+        return output, scoring.score(parts, basis, self.prior_scale).to(basis.values.dtype)
+
+    # -- moving and keeping ------------------------------------------------------------------
+
+    def to(self, device: torch.device | str) -> Monitor:
+        """Return the monitor itself, with model, basis and sketch moved to a device.
+
+        Args:
+            device: Where to. A model that was moved by itself is followed without this.
+        """
+        self._network.model.to(device)
+        if self._fitted is not None:
+            state = self._fitted.state
+            self._fitted = replace(
+                self._fitted,
+                basis=self._fitted.basis.to(device),
+                state=None if state is None else state.to(device),
+            )
+        return self
+
+    def save(self, path: str | Path, *, sketch: bool = True) -> None:
+        """Write the monitor to one file, atomically; the model itself is not in it.
+
+        Args:
+            path: Where to; by custom it ends in ``.scod``.
+            sketch: Keep what `update` and `merge` need. Without it the file is several times
+                smaller and good for scoring only.
+
+        Raises:
+            MismatchError: If the model's weights changed since the fit.
+        """
+        from scodkit import __version__
+
+        fitted = self._ready()
+        fitted.check_weights(self.model, "saving")
+        header, tensors = fitted.pack(sketch)
+        header |= {
+            "scodkit_version": __version__,
+            "torch_version": torch.__version__,
+            "likelihood": artifact.describe(self.likelihood),
+            "sketch": artifact.describe(self.sketch),
+            "rank": self.rank,
+            "prior_scale": self.prior_scale,
+            "custom": self._custom,
+        }
+        if self.calibration is not None:
+            tensors["calibration"] = self.calibration.scores
+        artifact.write(path, _KIND, header, tensors)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: nn.Module,
+        *,
+        likelihood: Likelihood | None = None,
+        inputs: Callable[[Any], Any] | None = None,
+        outputs: Callable[[Any], Tensor] | None = None,
+    ) -> Monitor:
+        """Read a monitor written by `save`.
+
+        Args:
+            path: Where from.
+            model: The model it was fitted on, with the same weights.
+            likelihood: Needed only where a file cannot describe it (`MonteCarlo`).
+            inputs: The same function the monitor was made with, if there was one.
+            outputs: Likewise.
+
+        Returns:
+            The monitor, on the model's device.
+
+        Raises:
+            MismatchError: If the weights or the functions differ.
+            CorruptArtifactError: If the file is cut off, altered or not ours.
+            FormatVersionError: If another version wrote it.
+        """
+        header, tensors = artifact.read(path, _KIND)
+        custom = {"inputs": inputs is not None, "outputs": outputs is not None}
+        if custom != header["custom"]:
+            raise MismatchError(
+                f"expected functions as at the fit ({header['custom']}), got {custom}; pass "
+                "the same inputs= and outputs= to Monitor.load"
+            )
+        described = header["likelihood"]
+        chosen = artifact.build(described) if likelihood is None else likelihood
+        if artifact.describe(chosen) != described:
+            raise MismatchError(
+                f"expected the likelihood of the fit, {described}, got {chosen!r}"
+            )
+        monitor = cls(
+            model,
+            chosen,
+            header["rank"],
+            sketch=artifact.build(header["sketch"]),
+            prior_scale=header["prior_scale"],
+            inputs=inputs,
+            outputs=outputs,
+        )
+        monitor._fitted = Fitted.unpack(header, tensors, monitor.model)
+        monitor._selection = monitor._fitted.parameters
+        if "calibration" in tensors:
+            monitor.calibration = Calibration(tensors["calibration"])
+        return monitor

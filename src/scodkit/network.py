@@ -1,0 +1,257 @@
+"""The user's model, seen as a function of its inputs and (chosen) weights.
+
+Everything that differs between models is handled here and nowhere else: what part of a batch
+goes in, what part of the result counts as the output, wrappers, devices, train mode, grad mode.
+The model is left exactly as it was found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from scodkit.errors import BatchError
+
+_LABEL_KEYS = frozenset({"label", "labels", "target", "targets"})
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of one call of the model; tensors share their first axis, the batch.
+
+    Args:
+        args: Positional arguments.
+        kwargs: Keyword arguments. Values that are not tensors are passed on as they are.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        sizes = {t.shape[0] if t.ndim else None for t in self.tensors()}
+        if not sizes:
+            raise BatchError(
+                "expected at least one tensor among the model's inputs, got "
+                f"{[type(a).__name__ for a in (*self.args, *self.kwargs.values())]}; "
+                "pick them with Monitor(..., inputs=lambda batch: ...)"
+            )
+        if len(sizes) > 1 or None in sizes:
+            shapes = [tuple(t.shape) for t in self.tensors()]
+            raise BatchError(
+                "expected every input tensor to have the batch as its first axis, got shapes "
+                f"{shapes}; pick or reshape them with Monitor(..., inputs=lambda batch: ...)"
+            )
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors, positional ones first, keywords in their order."""
+        values = (*self.args, *self.kwargs.values())
+        return [v for v in values if isinstance(v, Tensor)]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
+        """Return the same call with ``function`` applied to each tensor."""
+        args, kwargs = self.with_tensors([function(t) for t in self.tensors()])
+        return Inputs(args, kwargs)
+
+    def with_tensors(self, tensors: list[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return ``(args, kwargs)`` with the tensors replaced, in the order of `tensors`."""
+        fresh = iter(tensors)
+
+        def swap(value: object) -> object:
+            return next(fresh) if isinstance(value, Tensor) else value
+
+        return tuple(map(swap, self.args)), {k: swap(v) for k, v in self.kwargs.items()}
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples."""
+        return self.tensors()[0].shape[0]
+
+    def samples(self, which: slice) -> Inputs:
+        """Return the call restricted to some samples."""
+        return self.map(lambda t: t[which])
+
+
+class Network:
+    """A trained model together with how batches enter it and outputs leave it.
+
+    Args:
+        model: Any ``nn.Module``; DDP, DataParallel and ``torch.compile`` wrappers are looked
+            through.
+        inputs: Maps a batch to what the model is called with: a tensor, a tuple (positional)
+            or a dict (keywords). By default tensors go in as they are, of a tuple or list
+            the first element, of a dict the keys the model's ``forward`` names, without labels.
+        outputs: Maps what the model returns to the tensor that parametrises the prediction.
+            By default the tensor itself, or ``.logits`` where there is one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Callable[[Any], Any] | None = None,
+        outputs: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        self.model = _bare(model)
+        self._pick_inputs = inputs
+        self._pick_outputs = outputs
+        self._eval_mode = _shared_eval_mode(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are (the first one's device, for models spread over several)."""
+        return next(self.model.parameters(), torch.empty(0)).device
+
+    def inputs_of(self, batch: object) -> Inputs:
+        """Return the model's inputs in a batch, on the model's device.
+
+        Raises:
+            BatchError: If no tensors can be found in the batch.
+        """
+        picked = self._pick_inputs(batch) if self._pick_inputs else self._default_inputs(batch)
+        if isinstance(picked, Mapping):
+            call = Inputs((), dict(picked))
+        elif isinstance(picked, tuple):
+            call = Inputs(picked, {})
+        elif isinstance(picked, Tensor):
+            call = Inputs((picked,), {})
+        else:
+            raise BatchError(
+                f"expected a tensor, tuple, list or dict as a batch, got "
+                f"{type(picked).__name__}; pass inputs=lambda batch: ... to the Monitor"
+            )
+        device = self.device
+        return call.map(lambda t: _ordinary(t.to(device, non_blocking=True)))
+
+    def _default_inputs(self, batch: object) -> object:
+        if isinstance(batch, Mapping):
+            accepted = inspect.signature(self.model.forward).parameters
+            anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+            return {
+                str(key): value
+                for key, value in batch.items()
+                if (anything or key in accepted) and key not in _LABEL_KEYS
+            }
+        if isinstance(batch, (tuple, list)) and batch:
+            return batch[0]
+        return batch
+
+    def __call__(self, call: Inputs) -> Tensor:
+        """Return the output ``(B, *shape)`` of the model as it stands."""
+        return self._output(self.model(*call.args, **call.kwargs), call.batch_size)
+
+    def at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
+        """Return the output ``(B, *shape)`` with some weights replaced."""
+        return self.at_raw(weights, call.args, call.kwargs, call.batch_size)
+
+    def at_raw(
+        self,
+        weights: Mapping[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        batch_size: int,
+    ) -> Tensor:
+        """Return what `at` does, from bare arguments (inside function transforms)."""
+        result = functional_call(self.model, dict(weights), args, dict(kwargs))
+        return self._output(result, batch_size)
+
+    def _output(self, result: Any, batch_size: int) -> Tensor:
+        if self._pick_outputs is not None:
+            result = self._pick_outputs(result)
+        elif not isinstance(result, Tensor) and isinstance(
+            getattr(result, "logits", None), Tensor
+        ):
+            result = result.logits
+        if not isinstance(result, Tensor):
+            raise BatchError(
+                f"expected the model to return a tensor, got {type(result).__name__}; "
+                "say which part is the prediction: Monitor(..., outputs=lambda out: out[0])"
+            )
+        if result.ndim == 0 or result.shape[0] != batch_size:
+            raise BatchError(
+                f"expected an output of shape ({batch_size}, ...), one row per sample, got "
+                f"{tuple(result.shape)}; say which part is the prediction: "
+                "Monitor(..., outputs=lambda out: ...)"
+            )
+        return result if result.ndim > 1 else result[:, None]
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Hold the model in eval mode, with gradients possible, and put everything back.
+
+        Safe to enter from several threads at once: the first one in switches the mode, the
+        last one out restores it.
+        """
+        with self._eval_mode.held(), torch.inference_mode(False), torch.enable_grad():
+            yield
+
+
+class _SharedEvalMode:
+    """Counts who needs the model in eval mode, so that threads do not restore under others."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._was_training: list[weakref.ref[nn.Module]] = []
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        with self._lock:
+            model = self._model()
+            if self._holders == 0 and model is not None:
+                training = [m for m in model.modules() if m.training]
+                self._was_training = [weakref.ref(m) for m in training]
+                for module in training:
+                    module.training = False
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                if self._holders == 0:
+                    for reference in self._was_training:
+                        trained = reference()
+                        if trained is not None:
+                            trained.training = True
+                    self._was_training = []
+
+
+# Two monitors of one model must share one count.
+_EVAL_MODES: weakref.WeakKeyDictionary[nn.Module, _SharedEvalMode] = weakref.WeakKeyDictionary()
+_EVAL_MODES_LOCK = threading.Lock()
+
+
+def _shared_eval_mode(model: nn.Module) -> _SharedEvalMode:
+    with _EVAL_MODES_LOCK:
+        mode = _EVAL_MODES.get(model)
+        if mode is None:
+            mode = _EVAL_MODES[model] = _SharedEvalMode(model)
+        return mode
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """Return the model inside wrappers that change how it runs but not what it computes."""
+    while True:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(model, torch._dynamo.OptimizedModule):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor made under inference_mode: autograd refuses to save those."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()

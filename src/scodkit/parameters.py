@@ -1,0 +1,284 @@
+"""Which weights the monitor reasons about, and where each one sits in the flat vector.
+
+A choice (`All`, `LastLayers`, names and globs, a callable) is resolved once, against a model
+and, for `LastLayers`, one forward pass; the result is a `ParameterSet`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from scodkit.errors import ParameterSelectionError
+from scodkit.network import Inputs, Network
+
+
+@dataclass(frozen=True)
+class LastLayers:
+    """The last layers of the network, in the order the forward pass first calls them.
+
+    A layer is a module that owns parameters itself. With ``fraction`` the choice follows the
+    SCOD paper: at least two layers, and back to the last convolution if there is one.
+
+    Args:
+        fraction: Share of the layers to keep, in (0, 1].
+        count: Number of layers to keep, exactly.
+
+    Example:
+        >>> LastLayers(count=2)
+        LastLayers(fraction=None, count=2)
+    """
+
+    fraction: float | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.fraction is None) == (self.count is None):
+            raise ParameterSelectionError(
+                f"expected exactly one of fraction and count, got fraction={self.fraction}, "
+                f"count={self.count}; type LastLayers(fraction=0.15) or LastLayers(count=2)"
+            )
+        if self.fraction is not None and not 0 < self.fraction <= 1:
+            raise ParameterSelectionError(
+                f"expected 0 < fraction <= 1, got {self.fraction}; "
+                "for a number of layers type LastLayers(count=2)"
+            )
+        if self.count is not None and self.count < 1:
+            raise ParameterSelectionError(f"expected count >= 1, got {self.count}")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One parameter and its place in the flat vector of all chosen ones.
+
+    Args:
+        name: Qualified name, as in ``model.named_parameters()``.
+        shape: Shape of the parameter.
+        columns: Where it sits among the ``N`` chosen numbers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    columns: slice
+
+
+@dataclass(frozen=True)
+class ParameterSet:
+    """The chosen parameters, each once, in a fixed order.
+
+    Args:
+        blocks: One per parameter, in the model's own order; they tile ``range(N)``.
+    """
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """``N``, the number of weights."""
+        return int(self.blocks[-1].columns.stop)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Qualified names, in order."""
+        return tuple(block.name for block in self.blocks)
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the chosen weights by name, detached, sharing memory with the model."""
+        named = dict(model.named_parameters())
+        return {name: _detached(named[name]) for name in self.names}
+
+    def itemsize(self, model: nn.Module) -> int:
+        """Return the bytes of one chosen weight, the widest where they differ."""
+        return max(int(weight.itemsize) for weight in self.weights(model).values())
+
+    def fingerprint(self, model: nn.Module) -> str:
+        """Return a hash of the chosen weights: names, shapes, dtypes and every byte."""
+        return digest_of(self.weights(model))
+
+
+Selection = (
+    Literal["all"]
+    | LastLayers
+    | Sequence[str]
+    | Callable[[str, nn.Parameter], bool]
+    | ParameterSet
+)
+
+
+def select(selection: Selection, network: Network, example: Inputs) -> ParameterSet:
+    """Resolve a choice of parameters.
+
+    Args:
+        selection: ``"all"``, `LastLayers`, names or glob patterns, or a callable on
+            ``(name, parameter)``; or a set that is resolved already. Frozen parameters count;
+            tied ones count once.
+        network: The model.
+        example: A batch the model can be called with (`LastLayers` needs the call order).
+
+    Returns:
+        The chosen parameters, in the model's order.
+
+    Raises:
+        ParameterSelectionError: If nothing is chosen, a name matches nothing, or a chosen
+            parameter is not a floating-point tensor.
+    """
+    if isinstance(selection, ParameterSet):
+        return selection
+    # named_parameters lists a tied parameter once, under its first name
+    named = dict(network.model.named_parameters())
+    if isinstance(selection, str) and selection == "all":
+        chosen = set(named)
+    elif isinstance(selection, LastLayers):
+        chosen = _last_layers(selection, network, example, named)
+    elif callable(selection):
+        chosen = {name for name, parameter in named.items() if selection(name, parameter)}
+    elif isinstance(selection, Sequence) and not isinstance(selection, str):
+        chosen = _matching(selection, network.model, named)
+    else:
+        raise ParameterSelectionError(
+            f"expected 'all', LastLayers(...), a list of names or patterns, or a callable, "
+            f"got {selection!r}; for one name type [{selection!r}]"
+        )
+    return _tile({name: p for name, p in named.items() if name in chosen}, selection)
+
+
+def select_names(model: nn.Module, names: Sequence[str]) -> ParameterSet:
+    """Return the parameters with exactly these names, in this order."""
+    named = dict(model.named_parameters())
+    return _tile({name: named[name] for name in names}, names)
+
+
+def state_fingerprint(model: nn.Module) -> str:
+    """Return a hash of the whole state of a model: every parameter and buffer."""
+    return digest_of(model.state_dict())
+
+
+def _tile(chosen: Mapping[str, Tensor], selection: Selection) -> ParameterSet:
+    if not chosen:
+        raise ParameterSelectionError(
+            f"expected at least one parameter, but {selection!r} chooses none; "
+            "type parameters='all', or names from model.named_parameters()"
+        )
+    blocks: list[Block] = []
+    start = 0
+    for name, parameter in chosen.items():
+        if not parameter.is_floating_point():
+            raise ParameterSelectionError(
+                f"expected real floating-point parameters, but {name!r} is "
+                f"{parameter.dtype}; leave it out, for example with "
+                "parameters=lambda name, p: p.is_floating_point()"
+            )
+        stop = start + parameter.numel()
+        blocks.append(Block(name, tuple(parameter.shape), slice(start, stop)))
+        start = stop
+    return ParameterSet(tuple(blocks))
+
+
+def _matching(
+    patterns: Sequence[str], model: nn.Module, named: Mapping[str, nn.Parameter]
+) -> set[str]:
+    # a tied parameter may be asked for by any of its names
+    aliases = dict(model.named_parameters(remove_duplicate=False))
+    first_name = {id(parameter): name for name, parameter in named.items()}
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = fnmatch.filter(aliases, pattern)
+        if not found:
+            raise ParameterSelectionError(
+                f"expected names or patterns of parameters, but {pattern!r} matches none of "
+                f"{_some(aliases)}"
+            )
+        chosen.update(first_name[id(aliases[name])] for name in found)
+    return chosen
+
+
+def _last_layers(
+    selection: LastLayers,
+    network: Network,
+    example: Inputs,
+    named: Mapping[str, nn.Parameter],
+) -> set[str]:
+    layers = _layers_in_call_order(network, example)
+    if selection.count is not None:
+        first = max(0, len(layers) - selection.count)
+    else:
+        assert selection.fraction is not None
+        first = len(layers) - max(2, math.ceil(selection.fraction * len(layers)))
+        convolutions = [i for i, layer in enumerate(layers) if _is_convolution(layer)]
+        first = max(0, min([first, *convolutions[-1:]]))
+    kept = {id(p) for layer in layers[first:] for p in layer.parameters(recurse=False)}
+    return {name for name, parameter in named.items() if id(parameter) in kept}
+
+
+def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
+    """Return the modules that own parameters, by first call.
+
+    A module whose weights are used without calling it (the projection inside
+    ``nn.MultiheadAttention``) stands right behind the parent that uses them.
+    """
+    order: dict[nn.Module, int] = {}
+
+    def note(module: nn.Module, _: object) -> None:
+        order.setdefault(module, len(order))
+
+    handles = [m.register_forward_pre_hook(note) for m in network.model.modules()]
+    try:
+        with torch.no_grad():
+            network(example.samples(slice(0, 1)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    ranked: list[tuple[int, int, nn.Module]] = []
+    for position, (module, parent_rank) in enumerate(_with_parent_rank(network.model, order)):
+        if any(True for _ in module.parameters(recurse=False)):
+            ranked.append((order.get(module, parent_rank), position, module))
+    return [module for _, _, module in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def _with_parent_rank(
+    module: nn.Module, order: Mapping[nn.Module, int], inherited: int = -1
+) -> Iterable[tuple[nn.Module, int]]:
+    rank = order.get(module, inherited)
+    yield module, rank
+    for child in module.children():
+        yield from _with_parent_rank(child, order, rank)
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.conv._ConvNd)
+
+
+def _detached(parameter: Tensor) -> Tensor:
+    detached = parameter.detach()
+    if not detached.is_inference():
+        return detached
+    with torch.inference_mode(False):
+        return detached.clone()
+
+
+def digest_of(tensors: Mapping[str, Tensor], salt: str = "") -> str:
+    """Return a hash over tensors: names, shapes, dtypes and every byte.
+
+    Args:
+        tensors: By name, on any device; their order does not matter.
+        salt: Hashed before them.
+    """
+    digest = hashlib.sha256(salt.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _some(names: Iterable[str], most: int = 12) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more

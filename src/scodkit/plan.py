@@ -1,0 +1,165 @@
+"""How much memory a fit will take, said before any of it is allocated."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from scodkit.errors import InsufficientMemoryError
+from scodkit.factors import FactorSource
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory of a fit, in bytes.
+
+    Args:
+        num_parameters: ``N``, the weights chosen.
+        directions: ``p``, rows per sample.
+        columns: ``T``, vectors of ``N`` numbers the sketch holds.
+        rank: ``k``, vectors kept for scoring.
+        sketch_bytes: The sketch itself, held while fitting (and after, for updates).
+        basis_bytes: The eigenbasis, held while scoring.
+        solve_bytes: Extra while the basis is computed from the sketch.
+        working_bytes: Rows in weight space and at the output while batches pass.
+        available_bytes: Free memory on the model's device; None when it cannot be known.
+    """
+
+    num_parameters: int
+    directions: int
+    columns: int
+    rank: int
+    sketch_bytes: int
+    basis_bytes: int
+    solve_bytes: int
+    working_bytes: int
+    available_bytes: int | None
+
+    @property
+    def fit_bytes(self) -> int:
+        """Peak while fitting, beyond the model and its activations."""
+        return self.sketch_bytes + max(self.working_bytes, self.basis_bytes + self.solve_bytes)
+
+    @property
+    def score_bytes(self) -> int:
+        """Peak while scoring without the sketch, beyond the model and its activations."""
+        return self.basis_bytes + self.working_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fit fits; True when the free memory is unknown."""
+        return self.available_bytes is None or self.fit_bytes <= self.available_bytes
+
+    def __str__(self) -> str:
+        free = "unknown" if self.available_bytes is None else readable(self.available_bytes)
+        return (
+            f"{self.num_parameters:,} parameters, {self.directions} directions per sample, "
+            f"sketch of {self.columns} columns, rank {self.rank}: "
+            f"fit {readable(self.fit_bytes)} (sketch {readable(self.sketch_bytes)}), "
+            f"score {readable(self.score_bytes)} (basis {readable(self.basis_bytes)}), "
+            f"free {free}"
+        )
+
+    def check(self) -> None:
+        """Refuse a fit that cannot fit.
+
+        Raises:
+            InsufficientMemoryError: With the largest sketch and rank that would fit.
+        """
+        if self.fits:
+            return
+        assert self.available_bytes is not None
+        per_column = (self.fit_bytes - self.working_bytes) / self.columns
+        columns = max(0, int((self.available_bytes - self.working_bytes) / per_column))
+        rank = max(0, self.rank * columns // self.columns)
+        advice = (
+            f"the largest that fits is a sketch of {columns} columns with rank={rank}"
+            if rank
+            else "not even rank 1 fits"
+        )
+        raise InsufficientMemoryError(
+            f"expected a fit within {readable(self.available_bytes)} of free memory, but it "
+            f"needs {readable(self.fit_bytes)} ({self}); {advice}; or choose fewer parameters: "
+            "parameters=LastLayers(fraction=0.15); for many outputs: "
+            "Categorical(directions=1) or MonteCarlo(...)"
+        )
+
+
+def make_plan(source: FactorSource, columns: int, rank: int, output: Tensor) -> Plan:
+    """Return the plan of a fit.
+
+    Args:
+        source: What turns batches into factors.
+        columns: ``T``, vectors the sketch holds.
+        rank: ``k``.
+        output: The model's output on some batch, ``(B, *shape)``.
+    """
+    length = source.engine.parameters.num_parameters
+    vector_bytes = length * (8 if output.dtype == torch.float64 else 4)
+    rank = min(rank, columns)
+    sample_rows = source.directions * source.row_bytes
+    at_output = source.directions * output[0].numel() * output.itemsize
+    return Plan(
+        num_parameters=length,
+        directions=source.directions,
+        columns=columns,
+        rank=rank,
+        sketch_bytes=columns * vector_bytes,
+        basis_bytes=rank * vector_bytes,
+        solve_bytes=columns * vector_bytes,
+        # rows fill the budget, or are one at a time where a single one is larger
+        working_bytes=max(source.row_bytes, min(source.budget, sample_rows)) + at_output,
+        available_bytes=available_bytes(source.engine.network.device),
+    )
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Return the free memory of a device; None when it cannot be known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    limits = [free for free in (_free_in_container(), _free_on_machine()) if free is not None]
+    return min(limits, default=None)
+
+
+def readable(size: int) -> str:
+    """Return a number of bytes as people write it.
+
+    Example:
+        >>> readable(3 * 2**30)
+        '3.0 GiB'
+    """
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _free_on_machine() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _free_in_container() -> int | None:
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used)

@@ -1,0 +1,182 @@
+"""The uncertainty score and its bounds, as pure functions of factors and a basis.
+
+With ``c = 1 / (2 M eps^2)``, ``eps`` the prior scale, the score of an input with Fisher factor
+``L`` is ``eps^2 (|L|_F^2 - |diag(sqrt(values / (values + c))) U^T L|_F^2)``: the expected
+change of the prediction, in nats, under the Laplace posterior of the weights. It is a
+squared quantity, never negative, and larger means more atypical.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scodkit.eigenbasis import Eigenbasis
+from scodkit.errors import UncertifiedError
+from scodkit.factors import Factors, FactorSource, squared_norms
+from scodkit.network import Inputs
+
+
+@dataclass(frozen=True)
+class Energies:
+    """What a score is made of: the squared lengths of ``L`` in and out of the basis.
+
+    Args:
+        total: ``|L|_F^2``, ``(b,)`` in float64.
+        along: ``|u_j^T L|^2`` for each basis vector, ``(b, k)`` in float64.
+    """
+
+    total: Tensor
+    along: Tensor
+
+    def __add__(self, other: Energies) -> Energies:
+        """Return the energies of two sets of directions of the same samples."""
+        return Energies(self.total + other.total, self.along + other.along)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """An interval that holds the exact score, were all of ``F`` kept, for certified sketches.
+
+    All of shape ``(B,)``, squared units, larger = more atypical; ``lower <= exact <= upper``.
+
+    Args:
+        score: What `Monitor.score` returns. It over-estimates the exact score up to rounding.
+        lower: Proven lower bound.
+        upper: Proven upper bound: the score, widened by what rounding may have cost.
+        paper_gap: The SCOD paper's bound on ``score - exact``, with the eigenvalues it cannot
+            know replaced by the worst their known sum allows. Always the looser one.
+    """
+
+    score: Tensor
+    lower: Tensor
+    upper: Tensor
+    paper_gap: Tensor
+
+
+def project(factors: Factors, basis: Eigenbasis) -> tuple[Tensor, Tensor]:
+    """Return ``|L|_F^2`` and ``U^T L``, block by block.
+
+    Args:
+        factors: Rows in weight space, ``b`` samples with ``q`` directions.
+        basis: The eigenbasis, on the factors' device.
+
+    Returns:
+        Squared norms ``(b,)`` in float64 and projections ``(b, q, k)``.
+    """
+    total: Tensor | None = None
+    along: Tensor | None = None
+    for block, rows in factors.blocks():
+        rows = rows.to(basis.vectors)
+        part = rows @ basis.vectors[block.columns]
+        norm = squared_norms(rows)
+        # float64 across blocks: the score is a difference of near-equal sums
+        total = norm if total is None else total + norm
+        along = part.double() if along is None else along + part
+    assert total is not None
+    assert along is not None
+    return total, along
+
+
+def energies(factors: Factors, basis: Eigenbasis) -> Energies:
+    """Return the squared lengths a score is made of."""
+    total, along = project(factors, basis)
+    return Energies(total, along.square().sum(1))
+
+
+def score_batch(
+    source: FactorSource, call: Inputs, basis: Eigenbasis
+) -> tuple[Tensor, Energies]:
+    """Return a batch's output ``(B, *shape)`` and what its scores are made of.
+
+    Samples with a NaN or an infinity, in or out, have infinite energies.
+
+    Args:
+        source: Turns batches into Fisher factors.
+        call: The batch; not empty.
+        basis: The eigenbasis, on the model's device.
+    """
+    outputs: dict[int, Tensor] = {}
+    parts: dict[int, Energies] = {}
+    for piece in source.pieces(call):
+        start = piece.samples.start
+        found = energies(piece.factors, basis)
+        parts[start] = parts[start] + found if start in parts else found
+        outputs[start] = piece.output
+    total = torch.cat([part.total for part in parts.values()])
+    along = torch.cat([part.along for part in parts.values()])
+    output = torch.cat(list(outputs.values()))
+    good = total.isfinite() & along.isfinite().all(1)
+    for tensor in (*call.tensors(), output):
+        good &= tensor.flatten(1).isfinite().all(1)
+    return output, Energies(
+        torch.where(good, total, torch.inf), torch.where(good[:, None], along, 0.0)
+    )
+
+
+def features(source: FactorSource, call: Inputs, basis: Eigenbasis) -> Tensor:
+    """Return ``U^T L`` of a batch that is not empty, ``(B, p, k)``."""
+    found: dict[int, list[Tensor]] = {}
+    for piece in source.pieces(call):
+        _, along = project(piece.factors, basis)
+        found.setdefault(piece.samples.start, []).append(along.to(basis.values.dtype))
+    return torch.cat([torch.cat(some, dim=1) for some in found.values()])
+
+
+def score(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Tensor:
+    """Return the score ``(b,)`` in float64, squared units, larger = more atypical.
+
+    Args:
+        parts: From `energies`.
+        basis: The same basis.
+        prior_scale: ``eps``, the standard deviation of the prior of a weight.
+    """
+    return prior_scale**2 * _unexplained(parts, basis, _regulariser(basis, prior_scale))
+
+
+def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certificate:
+    """Return proven bounds on the exact score.
+
+    With ``F_hat - slack <= F <= F_hat + rho`` and the inverse being operator antitone, the
+    exact score lies between the scores at ``c + rho`` and ``c - slack``, rescaled.
+
+    Args:
+        parts: From `energies`.
+        basis: The same basis.
+        prior_scale: ``eps``.
+
+    Returns:
+        The bounds, in float64.
+
+    Raises:
+        UncertifiedError: If the sketch behind the basis gives no certificate.
+    """
+    if not basis.certified:
+        raise UncertifiedError(
+            "expected a basis from a sketch with F_hat <= F, got one without (TwoSided is "
+            "indefinite); fit with sketch=Nystrom(), FrequentDirections() or Exact()"
+        )
+    c = _regulariser(basis, prior_scale)
+    squared = prior_scale**2
+    rho = basis.residual_norm
+    lower = squared * c / (c + rho) * _unexplained(parts, basis, c + rho)
+    upper = squared * parts.total
+    if basis.slack < c:
+        shifted = c - basis.slack
+        upper = upper.minimum(squared * c / shifted * _unexplained(parts, basis, shifted))
+    # sum of t/(t + c) over at most m eigenvalues with sum t: largest when they are equal
+    tail, m = basis.residual_trace, max(1, basis.residual_rank)
+    paper_gap = squared * parts.total * (m * tail / (tail + m * c))
+    return Certificate(score(parts, basis, prior_scale), lower, upper, paper_gap)
+
+
+def _regulariser(basis: Eigenbasis, prior_scale: float) -> float:
+    return 1.0 / (2.0 * max(1, basis.num_data) * prior_scale**2)
+
+
+def _unexplained(parts: Energies, basis: Eigenbasis, c: float) -> Tensor:
+    """Return ``tr L^T c (F_hat + c)^-1 L`` as two sums, neither of which can be negative."""
+    outside = (parts.total - parts.along.sum(1)).clamp_min(0)
+    return outside + (parts.along * (c / (basis.values.double() + c))).sum(1)

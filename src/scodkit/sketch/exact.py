@@ -1,0 +1,126 @@
+"""The whole Fisher information, for small problems and as the oracle of the sketches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from scodkit.eigenbasis import Eigenbasis
+from scodkit.factors import Factors
+from scodkit.sketch.base import (
+    FlatFactors,
+    Sketch,
+    SketchState,
+    empty_state,
+    flat_rows,
+    tall_svd,
+)
+
+_FIRST_CAPACITY = 64
+
+
+@dataclass(frozen=True)
+class Exact(Sketch):
+    """Every row while there are fewer than ``N``, the dense ``N x N`` matrix after that.
+
+    Example:
+        >>> Exact().columns(num_parameters=500, rank=10, num_rows=60)
+        60
+    """
+
+    certified: ClassVar[bool] = True
+    linear: ClassVar[bool] = True
+
+    def columns(self, num_parameters: int, rank: int, num_rows: int | None = None) -> int:
+        """See `Sketch.columns`.
+
+        Returns:
+            The number of rows that will come, at most ``N``.
+        """
+        return num_parameters if num_rows is None else min(num_parameters, num_rows)
+
+    def zero(
+        self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str
+    ) -> SketchState:
+        """See `Sketch.zero`.
+
+        Returns:
+            A state with room for a few rows, which grows.
+        """
+        capacity = min(_FIRST_CAPACITY, num_parameters)
+        rows = torch.zeros(capacity, num_parameters, dtype=dtype, device=device)
+        state = empty_state(self, num_parameters, {"rows": rows}, device)
+        state.numbers = {"filled": 0}
+        return state
+
+    def absorb(self, state: SketchState, factors: Factors) -> None:
+        """Append rows, or add their Gram matrix once that is the smaller thing to hold."""
+        held = next(iter(state.tensors.values()))
+        fresh = torch.cat([flat_rows(rows, held) for _, rows in factors.blocks()], dim=1)
+        if "rows" in state.tensors:
+            needed = int(state.numbers["filled"]) + fresh.shape[0]
+            if needed <= state.num_parameters:
+                self._append(state, fresh, needed)
+                return
+            self._to_dense(state)
+        state.tensors["fisher"].addmm_(fresh.mT, fresh)
+
+    @staticmethod
+    def _append(state: SketchState, fresh: Tensor, needed: int) -> None:
+        rows, filled = state.tensors["rows"], int(state.numbers["filled"])
+        if needed > rows.shape[0]:
+            capacity = min(max(needed, 2 * rows.shape[0]), state.num_parameters)
+            rows = rows.new_zeros(capacity, rows.shape[1])
+            rows[:filled] = state.tensors["rows"][:filled]
+            state.tensors["rows"] = rows
+        rows[filled:needed] = fresh
+        state.numbers["filled"] = needed
+
+    @staticmethod
+    def _to_dense(state: SketchState) -> None:
+        rows = state.tensors["rows"][: int(state.numbers["filled"])]
+        state.tensors = {"fisher": rows.mT @ rows}
+        state.numbers = {}
+
+    def _merge_tensors(self, state: SketchState, other: SketchState) -> None:
+        if "rows" in other.tensors:
+            rows = other.tensors["rows"][: int(other.numbers["filled"])]
+            if rows.shape[0]:
+                self.absorb(state, FlatFactors(rows))
+            return
+        if "rows" in state.tensors:
+            self._to_dense(state)
+        fisher = state.tensors["fisher"]
+        fisher += other.tensors["fisher"].to(fisher.device)
+
+    def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
+        """See `Sketch.eigenbasis`.
+
+        Returns:
+            The true top eigenpairs; certified.
+        """
+        num_data = max(1, state.num_data)
+        if "rows" in state.tensors:
+            held = state.tensors["rows"][: int(state.numbers["filled"])]
+            vectors, singular, _ = tall_svd(held.mT.contiguous())
+            values = singular.square()
+        else:
+            held = state.tensors["fisher"]
+            values, vectors = torch.linalg.eigh(held.double())
+            values, vectors = values.flip(0), vectors.flip(1)
+            kept = values > torch.finfo(torch.float64).eps * len(values) * values[:1]
+            values, vectors = values[kept], vectors[:, kept]
+        basis = Eigenbasis(
+            values=(values / num_data).to(held.dtype),
+            vectors=vectors.to(held.dtype).contiguous(),
+            num_data=state.num_data,
+            trace=float(state.squared_norm) / num_data,
+            certified=True,
+            residual_norm=0.0,
+            residual_rank=0,
+            slack=torch.finfo(held.dtype).eps * float(state.squared_norm) / num_data,
+        )
+        return basis.truncate(rank)

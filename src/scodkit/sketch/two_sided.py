@@ -1,0 +1,126 @@
+"""The SCOD paper's sketch: range and co-range, symmetrised and truncated.
+
+Tropp, Yurtsever, Udell, Cevher (2017), "Practical sketching algorithms for low-rank matrix
+approximation". Linear, but indefinite: its scores carry no certificate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from scodkit.eigenbasis import Eigenbasis
+from scodkit.errors import OptionError
+from scodkit.factors import Factors
+from scodkit.sketch.base import Sketch, SketchState, empty_state, tall_svd, tall_times
+from scodkit.sketch.maps import SRFT, Map, project
+from scodkit.sketch.nystrom import add_product
+
+
+@dataclass(frozen=True)
+class TwoSided(Sketch):
+    """``Y = F Omega`` and ``W = Psi F`` in one pass; ``F_hat`` from both, symmetrised.
+
+    Args:
+        size: ``T = r + s``, vectors of ``N`` numbers held; ``6 k + 4`` by default. The range
+            gets ``r = (T - 1) // 3`` of them, so at most ``2 r`` eigenpairs come out.
+        map: Family of the test matrices.
+        seed: Which test matrices; sketches merge only if theirs agree.
+
+    Example:
+        >>> TwoSided().columns(num_parameters=10_000, rank=50)
+        304
+    """
+
+    certified: ClassVar[bool] = False
+    linear: ClassVar[bool] = True
+
+    size: int | None = None
+    map: Map = SRFT()  # noqa: RUF009 (frozen)
+    seed: int = 0
+
+    def columns(self, num_parameters: int, rank: int, num_rows: int | None = None) -> int:
+        """See `Sketch.columns`.
+
+        Returns:
+            ``T``.
+
+        Raises:
+            OptionError: If the size cannot give the rank, or there are too few parameters.
+        """
+        size = 6 * rank + 4 if self.size is None else self.size
+        r, s = _split(size)
+        if 2 * r < rank:
+            raise OptionError(
+                f"expected a rank of at most 2 (T - 1) // 3 = {2 * r} for size={size}, got "
+                f"rank={rank}; type TwoSided(size={6 * rank + 4})"
+            )
+        if s > num_parameters:
+            raise OptionError(
+                f"expected at least {s} parameters for a two-sided sketch of size {size}, got "
+                f"{num_parameters}; type sketch=Exact(), which is small here"
+            )
+        return size
+
+    def zero(
+        self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str
+    ) -> SketchState:
+        """See `Sketch.zero`.
+
+        Returns:
+            A state with ``Y (N, r)`` and the transpose of ``W``, ``(N, s)``.
+        """
+        r, s = _split(self.columns(num_parameters, rank))
+        tensors = {
+            "y": torch.zeros(num_parameters, r, dtype=dtype, device=device),
+            "w": torch.zeros(num_parameters, s, dtype=dtype, device=device),
+        }
+        return empty_state(self, num_parameters, tensors, device)
+
+    def absorb(self, state: SketchState, factors: Factors) -> None:
+        """Add ``G^T (G Omega)`` to ``Y`` and ``G^T (G Psi^T)`` to ``W^T``."""
+        add_product(state.tensors["y"], factors, self.map, self.seed)
+        add_product(state.tensors["w"], factors, self.map, self._co_seed)
+
+    @property
+    def _co_seed(self) -> int:
+        return self.seed + 0x5C0D
+
+    def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
+        """See `Sketch.eigenbasis`.
+
+        Returns:
+            An uncertified basis; negative eigenvalues are dropped and counted in ``clamped``.
+        """
+        num_data = max(1, state.num_data)
+        y, w = state.tensors["y"], state.tensors["w"]
+        q, _, _ = tall_svd(y.clone())
+        # X = (Psi Q)^+ W, so that F ~ Q X
+        psi_q = project(self.map, q.mT.contiguous(), 0, (w.shape[0], w.shape[1]), self._co_seed)
+        x_transposed = tall_times(w, torch.linalg.pinv(psi_q.mT.double()).mT)
+        basis, singular, right = tall_svd(torch.cat([q, x_transposed], dim=1))
+        # [Q, X^T] = basis [R1, R2]; the symmetric part of R1 R2^T is F_hat in that basis
+        joint = singular[:, None] * right.mT
+        r1, r2 = joint[:, : q.shape[1]], joint[:, q.shape[1] :]
+        core = r1 @ r2.mT
+        values, turn = torch.linalg.eigh((core + core.mT) / 2)
+        values, turn = values.flip(0), turn.flip(1)
+        positive = values > 0
+        kept = positive & (torch.arange(len(values), device=values.device) < rank)
+        return Eigenbasis(
+            values=(values[kept] / num_data).to(y.dtype),
+            vectors=tall_times(basis, turn[:, kept]),
+            num_data=state.num_data,
+            trace=float(state.squared_norm) / num_data,
+            certified=False,
+            residual_norm=float("inf"),
+            residual_rank=state.num_parameters,
+            clamped=int((~positive).sum()),
+        )
+
+
+def _split(size: int) -> tuple[int, int]:
+    r = (size - 1) // 3
+    return r, size - r
