@@ -22,7 +22,7 @@ imports: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest --doctest-modules --cov --cov-report=term:skip-covered src tests
+	$(BIN)/python -m pytest -n 2 --doctest-modules --cov --cov-report=term:skip-covered src tests
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/sketch_accuracy.py

@@ -15,10 +15,10 @@ from scodkit.likelihoods import (
     Likelihood,
     MonteCarlo,
 )
-from scodkit.monitor import Monitor, Scored
+from scodkit.monitor import Monitor
 from scodkit.parameters import LastLayers
 from scodkit.plan import Plan
-from scodkit.score import Certificate
+from scodkit.score import Certificate, Scored
 
 __version__ = "0.1.0"
 

@@ -205,7 +205,9 @@ def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 def _plain(value: object) -> object:
     """Return plain data; a callable by its name, to be compared but not rebuilt."""
-    return getattr(value, "__qualname__", repr(value)) if callable(value) else value
+    if callable(value):
+        return getattr(value, "__qualname__", repr(value))
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _hashable(value: object) -> object:

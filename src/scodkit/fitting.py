@@ -12,12 +12,12 @@ from torch import Tensor
 
 from scodkit import artifact
 from scodkit.errors import MismatchError, NonFiniteError, OptionError
-from scodkit.factors import FactorsOf, FactorSource, Piece, choose_source
+from scodkit.factors import FactorsOf, FactorSource, Piece, choose_engine, row_bytes
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs, Network
-from scodkit.parameters import Selection, select
-from scodkit.plan import Plan, make_plan
+from scodkit.parameters import ParameterSet, Selection, select
+from scodkit.plan import Plan
 from scodkit.sketch import Sketch, SketchState
 from scodkit.stream import (
     batches_of,
@@ -76,17 +76,34 @@ class Recipe:
     selection: Selection
     budget: int
 
-    def source(self, network: Network, call: Inputs) -> FactorSource:
-        """Return what turns batches into factors; ``call`` is a batch to try engines on."""
-        parameters = select(self.selection, network, call)
-        return choose_source(network, parameters, self.likelihood, call, self.budget)
-
-    def plan(self, source: FactorSource, output: Tensor, num_data: int | None) -> Plan:
+    def plan(
+        self, network: Network, parameters: ParameterSet, output: Tensor, num_data: int | None
+    ) -> Plan:
         """Return the memory a fit takes; ``output`` is the model's on some batch."""
-        num_rows = None if num_data is None else num_data * source.directions
-        parameters = source.engine.parameters
+        directions = self.likelihood.num_directions(output.shape[1:])
+        num_rows = None if num_data is None else num_data * directions
         columns = self.sketch.columns(parameters.num_parameters, self.rank, num_rows)
-        return make_plan(source, columns, self.rank, output)
+        working = directions * output[0].numel() * output.itemsize
+        one_row = row_bytes(network, parameters)
+        # rows fill the budget, or are one at a time where a single one is larger
+        working += max(one_row, min(self.budget, directions * one_row))
+        return Plan.of(
+            num_parameters=parameters.num_parameters,
+            directions=directions,
+            columns=columns,
+            rank=self.rank,
+            itemsize=sum_dtype(output).itemsize,
+            working_bytes=working,
+            device=network.device,
+        )
+
+    def source(
+        self, network: Network, parameters: ParameterSet, call: Inputs, output: Tensor
+    ) -> FactorSource:
+        """Return what turns batches into factors; the engine is chosen on ``call``."""
+        directions = self.likelihood.num_directions(output.shape[1:])
+        engine = choose_engine(network, parameters, call)
+        return FactorSource(engine, self.likelihood, directions, self.budget)
 
 
 @dataclass
@@ -112,7 +129,7 @@ def fit(
     """Summarise the training data in one pass.
 
     Args:
-        network: The model, held in eval mode.
+        network: The model.
         recipe: What to fit.
         loader: Batches; any iterable, read once.
         options: How the pass behaves.
@@ -121,15 +138,15 @@ def fit(
         The fit, and the engine that was chosen for it.
     """
     first, batches = open_stream(loader)
-    call = network.inputs_of(first)
-    if options.check_deterministic:
-        check_deterministic(network, call, loader)
-    source = recipe.source(network, call)
-    with torch.no_grad():
-        output = network(call.samples(slice(0, 1)))
-    recipe.plan(source, output, num_samples(loader)).check()
+    with network.evaluating():
+        call = network.inputs_of(first)
+        if options.check_deterministic:
+            check_deterministic(network, call, loader)
+        parameters = select(recipe.selection, network, call)
+        output = first_output(network, call)
+        recipe.plan(network, parameters, output, num_samples(loader)).check()
+        source = recipe.source(network, parameters, call, output)
 
-    parameters = source.engine.parameters
     fingerprints = Fingerprints.of(network.model, parameters)
     identity: dict[str, Any] = {}
     if options.checkpoint:
@@ -141,7 +158,7 @@ def fit(
             "data": data_identity(loader, call),
         }
     state = recipe.sketch.zero(
-        parameters.num_parameters, recipe.rank, _sum_dtype(output), network.device
+        parameters.num_parameters, recipe.rank, sum_dtype(output), network.device
     )
     batches = batches_of(batches, num_batches(loader), "sketching", options.progress)
     done = _run(source, state, batches, options, identity)
@@ -152,7 +169,13 @@ def fit(
     return fitted, source
 
 
-def _sum_dtype(output: Tensor) -> torch.dtype:
+def first_output(network: Network, call: Inputs) -> Tensor:
+    """Return the model's output on the first sample of a batch, ``(1, *shape)``."""
+    with torch.no_grad():
+        return network(call.samples(slice(0, 1)))
+
+
+def sum_dtype(output: Tensor) -> torch.dtype:
     """Return the dtype of the sums: float32 also for models in half precision."""
     return torch.float64 if output.dtype == torch.float64 else torch.float32
 
@@ -169,7 +192,9 @@ def _run(
     for position, batch in enumerate(batches):
         if position < done_before:
             continue
-        _absorb(source, source.engine.network.inputs_of(batch), progress, options)
+        # the model is held batch by batch, so that others can score meanwhile
+        with source.engine.network.evaluating():
+            _absorb(source, source.engine.network.inputs_of(batch), progress, options)
         progress.batches += 1
         if options.checkpoint and progress.batches % options.every == 0:
             _save(options.checkpoint, progress, identity)

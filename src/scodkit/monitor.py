@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from scodkit import artifact, fitting
+from scodkit import fitting, storage
 from scodkit import score as scoring
 from scodkit.calibration import Calibration
 from scodkit.eigenbasis import Eigenbasis
-from scodkit.errors import MismatchError, NotFittedError, OptionError
+from scodkit.errors import NotFittedError, OptionError
 from scodkit.factors import FactorSource
 from scodkit.fitted import Fitted
 from scodkit.fitting import FitOptions, Recipe
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs, Network
-from scodkit.parameters import Selection
+from scodkit.parameters import Selection, select
 from scodkit.plan import Plan
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.stream import batches_of, num_batches
-
-_KIND = "monitor"
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A batch of predictions, each with how far to trust it.
-
-    Args:
-        output: What the model returned, ``(B, *shape)``.
-        score: ``(B,)``, nats (squared units), >= 0, larger = more atypical; infinite for
-            samples with a NaN or an infinity.
-        p_value: ``(B,)`` in (0, 1], smaller = more atypical; None until calibrated.
-    """
-
-    output: Tensor
-    score: Tensor
-    p_value: Tensor | None
 
 
 class Monitor:
@@ -104,11 +85,10 @@ class Monitor:
         self.prior_scale = prior_scale
         self.calibration: Calibration | None = None
         self._selection = parameters
-        self._custom = {"inputs": inputs is not None, "outputs": outputs is not None}
+        self._functions = {"inputs": inputs is not None, "outputs": outputs is not None}
         self._network = Network(model, inputs, outputs)
         self._fitted: Fitted | None = None
         self._source: FactorSource | None = None
-        self._choosing = threading.Lock()
 
     # -- offline ---------------------------------------------------------------------------
 
@@ -127,29 +107,24 @@ class Monitor:
         Args:
             loader: Batches as the model takes them; any iterable, read once.
             progress: Show a progress bar.
-            on_bad: ``"raise"`` on a sample with a NaN or an infinity, or ``"skip"`` it; skipped
-                ones are counted in ``monitor.skipped``.
+            on_bad: Raise on a sample with a NaN or an infinity, or skip it and count it in
+                ``monitor.skipped``.
             check_deterministic: Compare two runs of the model on the first batch, and two
                 reads of the first item of the data set.
-            checkpoint: A file for the unfinished fit. A fit that is killed and started again
-                with it goes on where it was; the result is the same.
+            checkpoint: A file for the unfinished fit: killed and started again with it, a fit
+                goes on where it was and ends with the same result.
             every: Batches between two checkpoints.
 
         Returns:
             The monitor itself, fitted. An earlier calibration is dropped.
 
         Raises:
-            BatchError: If the loader is empty or its batches have an unknown form.
-            NonFiniteError: If a sample is not finite and ``on_bad`` is ``"raise"``.
-            NondeterministicError: If the model or the data is not deterministic.
-            InsufficientMemoryError: If the sketch does not fit, before it is allocated.
-            MismatchError: If the checkpoint belongs to another fit.
+            ScodError: As a subclass from `scodkit.errors`, one for each thing that may go
+                wrong; the monitor is then as it was before.
         """
         kept = None if checkpoint is None else Path(checkpoint)
         options = FitOptions(progress, on_bad, check_deterministic, kept, every)
-        with self._network.evaluating():
-            fitted, source = fitting.fit(self._network, self._recipe, loader, options)
-        return self._adopt(fitted, source)
+        return self._adopt(*fitting.fit(self._network, self._recipe, loader, options))
 
     def update(self, loader: Iterable[Any], *, progress: bool = True) -> Monitor:
         """Add new data to a fit: one pass over the new data only.
@@ -164,9 +139,8 @@ class Monitor:
         before = self._ready()
         before.check_weights(self._network.model, "an update")
         recipe = replace(self._recipe, selection=before.parameters)
-        with self._network.evaluating():
-            fresh, source = fitting.fit(self._network, recipe, loader, FitOptions(progress))
-            return self._adopt(before.merged(fresh, self.rank), source)
+        fresh, source = fitting.fit(self._network, recipe, loader, FitOptions(progress))
+        return self._adopt(before.merged(fresh, self.rank), source)
 
     def merge(self, other: Monitor) -> Monitor:
         """Add the data of a monitor fitted on another part of the training data.
@@ -188,8 +162,9 @@ class Monitor:
         """
         with self._network.evaluating():
             call = self._network.inputs_of(batch)
-            source = self._recipe.source(self._network, call)
-            return self._recipe.plan(source, self._network(call), num_data)
+            parameters = select(self._selection, self._network, call)
+            output = fitting.first_output(self._network, call)
+            return self._recipe.plan(self._network, parameters, output, num_data)
 
     def calibrate(self, loader: Iterable[Any], *, progress: bool = True) -> Monitor:
         """Score held-out data, so that scores get p-values and flags a false-alarm rate.
@@ -209,7 +184,7 @@ class Monitor:
 
     # -- online ----------------------------------------------------------------------------
 
-    def __call__(self, batch: object) -> Scored:
+    def __call__(self, batch: object) -> scoring.Scored:
         """Predict and score.
 
         Args:
@@ -220,15 +195,13 @@ class Monitor:
         """
         output, scores = self._score(batch)
         p_value = None if self.calibration is None else self.calibration.p_value(scores)
-        return Scored(output, scores, p_value)
+        return scoring.Scored(output, scores, p_value)
 
     def score(self, batch: object) -> Tensor:
         """Return the score ``(B,)``: nats (squared units), >= 0, larger = more atypical.
 
-        Samples with a NaN or an infinity, in or out, score infinity.
-
         Args:
-            batch: As the loader yields it.
+            batch: As the loader yields it. A sample with a NaN or an infinity scores infinity.
         """
         return self._score(batch)[1]
 
@@ -244,8 +217,7 @@ class Monitor:
         """
         if self.calibration is None:
             raise NotFittedError(
-                "expected a calibrated monitor, got one without held-out scores; "
-                "type monitor.calibrate(heldout_loader) first"
+                "expected a calibrated monitor; type monitor.calibrate(heldout_loader) first"
             )
         return self.score(batch) > self.calibration.threshold(false_alarm)
 
@@ -310,8 +282,7 @@ class Monitor:
     def _ready(self) -> Fitted:
         if self._fitted is None:
             raise NotFittedError(
-                "expected a fitted monitor, got one that has seen no data; "
-                "type monitor.fit(train_loader) first"
+                "expected a fitted monitor; type monitor.fit(train_loader) first"
             )
         return self._fitted
 
@@ -330,24 +301,25 @@ class Monitor:
 
     def _source_for(self, call: Inputs) -> FactorSource:
         """Return the engine, chosen on the first batch after a load."""
-        with self._choosing:
-            if self._source is None:
-                recipe = replace(self._recipe, selection=self._ready().parameters)
-                self._source = recipe.source(self._network, call)
-            return replace(self._source, budget=self.memory_budget)
-
-    def _energies(self, batch: object, basis: Eigenbasis) -> tuple[Tensor, scoring.Energies]:
-        with self._network.evaluating():
-            call = self._network.inputs_of(batch)
-            if call.batch_size:
-                return scoring.score_batch(self._source_for(call), call, basis)
-            nothing = basis.values.new_empty(0, basis.rank, dtype=torch.float64)
-            return self._network(call).detach(), scoring.Energies(nothing.sum(1), nothing)
+        if self._source is None:
+            parameters, output = (
+                self._ready().parameters,
+                fitting.first_output(self._network, call),
+            )
+            self._source = self._recipe.source(self._network, parameters, call, output)
+        return replace(self._source, budget=self.memory_budget)
 
     def _score(self, batch: object) -> tuple[Tensor, Tensor]:
         basis = self._basis_here()
         output, parts = self._energies(batch, basis)
         return output, scoring.score(parts, basis, self.prior_scale).to(basis.values.dtype)
+
+    def _energies(self, batch: object, basis: Eigenbasis) -> tuple[Tensor, scoring.Energies]:
+        with self._network.evaluating():
+            call = self._network.inputs_of(batch)
+            if call.batch_size == 0:
+                return self._network(call).detach(), scoring.Energies.none(basis)
+            return scoring.score_batch(self._source_for(call), call, basis)
 
     # -- moving and keeping ------------------------------------------------------------------
 
@@ -382,19 +354,9 @@ class Monitor:
 
         fitted = self._ready()
         fitted.check_weights(self.model, "saving")
-        header, tensors = fitted.pack(sketch)
-        header |= {
-            "scodkit_version": __version__,
-            "torch_version": torch.__version__,
-            "likelihood": artifact.describe(self.likelihood),
-            "sketch": artifact.describe(self.sketch),
-            "rank": self.rank,
-            "prior_scale": self.prior_scale,
-            "custom": self._custom,
-        }
-        if self.calibration is not None:
-            tensors["calibration"] = self.calibration.scores
-        artifact.write(path, _KIND, header, tensors)
+        about = (self.likelihood, self.rank, self.sketch, self.prior_scale, self._functions)
+        stored = storage.Stored(*about, fitted, self.calibration)
+        storage.save(path, stored, sketch, __version__)
 
     @classmethod
     def load(
@@ -419,34 +381,20 @@ class Monitor:
             The monitor, on the model's device.
 
         Raises:
-            MismatchError: If the weights or the functions differ.
-            CorruptArtifactError: If the file is cut off, altered or not ours.
-            FormatVersionError: If another version wrote it.
+            ArtifactError: As a subclass that says what is wrong: other weights or functions, a
+                file that is cut off or altered, another format.
         """
-        header, tensors = artifact.read(path, _KIND)
-        custom = {"inputs": inputs is not None, "outputs": outputs is not None}
-        if custom != header["custom"]:
-            raise MismatchError(
-                f"expected functions as at the fit ({header['custom']}), got {custom}; pass "
-                "the same inputs= and outputs= to Monitor.load"
-            )
-        described = header["likelihood"]
-        chosen = artifact.build(described) if likelihood is None else likelihood
-        if artifact.describe(chosen) != described:
-            raise MismatchError(
-                f"expected the likelihood of the fit, {described}, got {chosen!r}"
-            )
+        functions = {"inputs": inputs is not None, "outputs": outputs is not None}
+        stored = storage.load(path, Network(model).model, likelihood, functions)
         monitor = cls(
             model,
-            chosen,
-            header["rank"],
-            sketch=artifact.build(header["sketch"]),
-            prior_scale=header["prior_scale"],
+            stored.likelihood,
+            stored.rank,
+            sketch=stored.sketch,
+            parameters=stored.fitted.parameters,
+            prior_scale=stored.prior_scale,
             inputs=inputs,
             outputs=outputs,
         )
-        monitor._fitted = Fitted.unpack(header, tensors, monitor.model)
-        monitor._selection = monitor._fitted.parameters
-        if "calibration" in tensors:
-            monitor.calibration = Calibration(tensors["calibration"])
+        monitor._fitted, monitor.calibration = stored.fitted, stored.calibration
         return monitor

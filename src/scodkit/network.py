@@ -102,7 +102,7 @@ class Network:
         self.model = _bare(model)
         self._pick_inputs = inputs
         self._pick_outputs = outputs
-        self._eval_mode = _shared_eval_mode(self.model)
+        self._lock = _lock_of(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -184,58 +184,31 @@ class Network:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Hold the model in eval mode, with gradients possible, and put everything back.
+        """Hold the model alone, in eval mode, with gradients possible; put everything back.
 
-        Safe to enter from several threads at once: the first one in switches the mode, the
-        last one out restores it.
+        One thread at a time, over all monitors of a model: function transforms exchange its
+        weights for the time of a call. May be nested.
         """
-        with self._eval_mode.held(), torch.inference_mode(False), torch.enable_grad():
-            yield
-
-
-class _SharedEvalMode:
-    """Counts who needs the model in eval mode, so that threads do not restore under others."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._was_training: list[weakref.ref[nn.Module]] = []
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
         with self._lock:
-            model = self._model()
-            if self._holders == 0 and model is not None:
-                training = [m for m in model.modules() if m.training]
-                self._was_training = [weakref.ref(m) for m in training]
+            training = [module for module in self.model.modules() if module.training]
+            try:
                 for module in training:
                     module.training = False
-            self._holders += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._holders -= 1
-                if self._holders == 0:
-                    for reference in self._was_training:
-                        trained = reference()
-                        if trained is not None:
-                            trained.training = True
-                    self._was_training = []
+                with torch.inference_mode(False), torch.enable_grad():
+                    yield
+            finally:
+                for module in training:
+                    module.training = True
 
 
-# Two monitors of one model must share one count.
-_EVAL_MODES: weakref.WeakKeyDictionary[nn.Module, _SharedEvalMode] = weakref.WeakKeyDictionary()
-_EVAL_MODES_LOCK = threading.Lock()
+# by model, not by monitor: two monitors of one model must not be in it at once
+_LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
 
 
-def _shared_eval_mode(model: nn.Module) -> _SharedEvalMode:
-    with _EVAL_MODES_LOCK:
-        mode = _EVAL_MODES.get(model)
-        if mode is None:
-            mode = _EVAL_MODES[model] = _SharedEvalMode(model)
-        return mode
+def _lock_of(model: nn.Module) -> threading.RLock:
+    with _LOCKS_LOCK:
+        return _LOCKS.setdefault(model, threading.RLock())
 
 
 def _bare(model: nn.Module) -> nn.Module:

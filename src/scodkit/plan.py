@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from scodkit.errors import InsufficientMemoryError
-from scodkit.factors import FactorSource
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,33 @@ class Plan:
     solve_bytes: int
     working_bytes: int
     available_bytes: int | None
+
+    @staticmethod
+    def of(
+        *,
+        num_parameters: int,
+        directions: int,
+        columns: int,
+        rank: int,
+        itemsize: int,
+        working_bytes: int,
+        device: torch.device,
+    ) -> Plan:
+        """Return the plan of a fit whose sums take ``itemsize`` bytes a number."""
+        vector_bytes = num_parameters * itemsize
+        rank = min(rank, columns)
+        return Plan(
+            num_parameters=num_parameters,
+            directions=directions,
+            columns=columns,
+            rank=rank,
+            sketch_bytes=columns * vector_bytes,
+            basis_bytes=rank * vector_bytes,
+            # the basis is found in a copy of the sketch
+            solve_bytes=columns * vector_bytes,
+            working_bytes=working_bytes,
+            available_bytes=available_bytes(device),
+        )
 
     @property
     def fit_bytes(self) -> int:
@@ -87,34 +112,6 @@ class Plan:
             "parameters=LastLayers(fraction=0.15); for many outputs: "
             "Categorical(directions=1) or MonteCarlo(...)"
         )
-
-
-def make_plan(source: FactorSource, columns: int, rank: int, output: Tensor) -> Plan:
-    """Return the plan of a fit.
-
-    Args:
-        source: What turns batches into factors.
-        columns: ``T``, vectors the sketch holds.
-        rank: ``k``.
-        output: The model's output on some batch, ``(B, *shape)``.
-    """
-    length = source.engine.parameters.num_parameters
-    vector_bytes = length * (8 if output.dtype == torch.float64 else 4)
-    rank = min(rank, columns)
-    sample_rows = source.directions * source.row_bytes
-    at_output = source.directions * output[0].numel() * output.itemsize
-    return Plan(
-        num_parameters=length,
-        directions=source.directions,
-        columns=columns,
-        rank=rank,
-        sketch_bytes=columns * vector_bytes,
-        basis_bytes=rank * vector_bytes,
-        solve_bytes=columns * vector_bytes,
-        # rows fill the budget, or are one at a time where a single one is larger
-        working_bytes=max(source.row_bytes, min(source.budget, sample_rows)) + at_output,
-        available_bytes=available_bytes(source.engine.network.device),
-    )
 
 
 def available_bytes(device: torch.device) -> int | None:

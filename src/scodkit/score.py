@@ -31,9 +31,31 @@ class Energies:
     total: Tensor
     along: Tensor
 
+    @staticmethod
+    def none(basis: Eigenbasis) -> Energies:
+        """Return the energies of no samples at all."""
+        nothing = basis.values.new_empty(0, basis.rank, dtype=torch.float64)
+        return Energies(nothing.sum(1), nothing)
+
     def __add__(self, other: Energies) -> Energies:
         """Return the energies of two sets of directions of the same samples."""
         return Energies(self.total + other.total, self.along + other.along)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A batch of predictions, each with how far to trust it.
+
+    Args:
+        output: What the model returned, ``(B, *shape)``.
+        score: ``(B,)``, nats (squared units), >= 0, larger = more atypical; infinite for
+            samples with a NaN or an infinity.
+        p_value: ``(B,)`` in (0, 1], smaller = more atypical; None until calibrated.
+    """
+
+    output: Tensor
+    score: Tensor
+    p_value: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -110,7 +132,7 @@ def score_batch(
     output = torch.cat(list(outputs.values()))
     good = total.isfinite() & along.isfinite().all(1)
     for tensor in (*call.tensors(), output):
-        good &= tensor.flatten(1).isfinite().all(1)
+        good &= tensor.reshape(call.batch_size, -1).isfinite().all(1)
     return output, Energies(
         torch.where(good, total, torch.inf), torch.where(good[:, None], along, 0.0)
     )

@@ -1,10 +1,10 @@
 """Fisher factors: what matters at the output, pulled back to the weights."""
 
-from scodkit.factors.choose import choose_engine, choose_source
+from scodkit.factors.choose import choose_engine
 from scodkit.factors.engine import Engine, Factors, FactorsOf, Linearization, squared_norms
 from scodkit.factors.functional import FunctionalEngine
 from scodkit.factors.loop import LoopEngine
-from scodkit.factors.pieces import FactorSource, Piece
+from scodkit.factors.pieces import FactorSource, Piece, row_bytes
 
 __all__ = [
     "Engine",
@@ -16,6 +16,6 @@ __all__ = [
     "LoopEngine",
     "Piece",
     "choose_engine",
-    "choose_source",
+    "row_bytes",
     "squared_norms",
 ]

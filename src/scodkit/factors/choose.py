@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -11,16 +12,16 @@ from scodkit.errors import EngineFallbackWarning
 from scodkit.factors.engine import Engine, Factors
 from scodkit.factors.functional import FunctionalEngine
 from scodkit.factors.loop import LoopEngine
-from scodkit.factors.pieces import FactorSource
-from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
 # fastest first; the loop needs no trial, it is what the others are tried against
 _FAST_ENGINES: tuple[type[Engine], ...] = (FunctionalEngine,)
 
-_SAMPLES_TRIED = 3
-_ROWS_TRIED = 2
+# samples and rows each in a trial, and the same for models whose rows are large
+_TRIAL = (3, 2)
+_LARGE_TRIAL = (2, 1)
+_LARGE = 5_000_000
 
 # relative Frobenius distance allowed between two ways to round the same gradients
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
@@ -38,10 +39,11 @@ def choose_engine(network: Network, parameters: ParameterSet, example: Inputs) -
     Returns:
         An engine. Warns with `EngineFallbackWarning` when a fast one was turned down.
     """
-    few = example.samples(slice(0, _SAMPLES_TRIED))
+    samples, count = _LARGE_TRIAL if parameters.num_parameters > _LARGE else _TRIAL
+    few = example.samples(slice(0, samples))
     loop = LoopEngine(network, parameters)
     exact = loop.linearize(few)
-    rows = _trial_rows(exact.output)
+    rows = _trial_rows(exact.output, count)
     expected = exact.pull_back(rows)
     for kind in _FAST_ENGINES:
         engine = kind(network, parameters)
@@ -62,46 +64,24 @@ def choose_engine(network: Network, parameters: ParameterSet, example: Inputs) -
     return loop
 
 
-def choose_source(
-    network: Network,
-    parameters: ParameterSet,
-    likelihood: Likelihood,
-    example: Inputs,
-    budget: int,
-) -> FactorSource:
-    """Return what turns batches into factors, with the engine chosen on an example.
-
-    Args:
-        network: The model, already held in eval mode.
-        parameters: The chosen weights.
-        likelihood: What distribution the output parametrises.
-        example: A batch.
-        budget: Bytes that rows in weight space may take at a time.
-    """
-    with torch.no_grad():
-        output = network(example.samples(slice(0, 1)))
-    directions = likelihood.num_directions(output.shape[1:])
-    return FactorSource(
-        choose_engine(network, parameters, example), likelihood, directions, budget
-    )
-
-
-def _trial_rows(output: Tensor) -> Tensor:
+def _trial_rows(output: Tensor, count: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    shape = (output.shape[0], _ROWS_TRIED, output[0].numel())
+    shape = (output.shape[0], count, output[0].numel())
     return torch.randn(shape, generator=generator).to(output.device, output.dtype)
 
 
 def _distance(actual: Factors, expected: Factors) -> float:
     squared_error = squared_norm = 0.0
     for (_, a), (_, b) in zip(actual.blocks(), expected.blocks(), strict=True):
-        squared_error += float((a.double() - b.double()).square().sum())
-        squared_norm += float(b.double().square().sum())
+        # a bad sample is bad in both, though not always the same kind of bad
+        if not torch.equal(a.isfinite(), b.isfinite()):
+            return float("inf")
+        a, b = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (a, b))
+        squared_error += float((a - b).square().sum())
+        squared_norm += float(b.square().sum())
     if squared_norm == 0.0:
         return float(squared_error > 0.0)
-    # NaN on either side must not pass as agreement
-    ratio = squared_error / squared_norm
-    return ratio**0.5 if ratio == ratio else float("inf")
+    return math.sqrt(squared_error / squared_norm)
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from scodkit.factors.engine import Engine, Factors
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs
+from scodkit.network import Inputs, Network
+from scodkit.parameters import ParameterSet
 
 # while one row is formed its block, the block's source and one temporary are alive
 COPIES_PER_ROW = 3
@@ -63,7 +64,8 @@ class FactorSource:
         Yields:
             The pieces, in order.
         """
-        rows_at_once = max(1, self.budget // self.row_bytes)
+        network, parameters = self.engine.network, self.engine.parameters
+        rows_at_once = max(1, self.budget // row_bytes(network, parameters))
         step = max(1, rows_at_once // max(1, self.directions))
         for start in range(0, call.batch_size, step):
             samples = slice(start, min(start + step, call.batch_size))
@@ -74,12 +76,6 @@ class FactorSource:
                 factors = linear.pull_back(rows[:, first : first + rows_at_once])
                 complete = first + rows_at_once >= rows.shape[1]
                 yield Piece(samples, linear.output, finite, factors, complete)
-
-    @property
-    def row_bytes(self) -> int:
-        """Working memory one row in weight space takes while it is formed."""
-        size = self.engine.parameters.itemsize(self.engine.network.model)
-        return COPIES_PER_ROW * self.engine.parameters.num_parameters * size
 
     def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
         keys = sample_keys(call) if self.likelihood.draws else None
@@ -92,6 +88,12 @@ class FactorSource:
             kept = None if keys is None else keys[finite.to(keys.device)]
             rows[finite] = self.likelihood.factor(output[finite], kept)
         return finite, rows
+
+
+def row_bytes(network: Network, parameters: ParameterSet) -> int:
+    """Return the working memory one row in weight space takes while it is formed."""
+    size = parameters.itemsize(network.model)
+    return COPIES_PER_ROW * parameters.num_parameters * size
 
 
 def sample_keys(call: Inputs) -> Tensor:

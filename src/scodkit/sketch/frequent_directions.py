@@ -14,24 +14,37 @@ import torch
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
-from scodkit.sketch.base import FlatFactors, Sketch, SketchState, empty_state, tall_svd
+from scodkit.sketch.base import (
+    FlatFactors,
+    Sketch,
+    SketchState,
+    empty_state,
+    tall_gram,
+    tall_svd,
+    tall_times,
+)
+
+# where rows are short a longer buffer costs nothing and saves shrinkings
+_ROOMY_ROWS = 128
+_ROOMY_NUMBERS = 1 << 22
 
 
 @dataclass(frozen=True)
 class FrequentDirections(Sketch):
-    """A buffer of ``2 size`` rows, shrunk to ``size`` whenever it is full.
+    """A buffer of at least ``2 size`` rows, shrunk to ``size`` whenever it is full.
 
     Each shrinking takes the same amount off every squared singular value; the total taken
     off, ``delta``, bounds the error: ``0 <= F - F_hat <= (delta / M) I``.
 
     Args:
-        size: Rows kept by a shrinking, ``l``; the rank by default. Twice that is held.
+        size: Rows kept by a shrinking, ``l``; the rank by default. Twice that is held, or
+            more where ``N`` is small.
         shrink: False only drops the small directions instead of shrinking all (incremental
             SVD): more accurate on most streams, still never above ``F``, but without the
             bound that holds on every stream.
 
     Example:
-        >>> FrequentDirections(size=40).columns(num_parameters=10_000, rank=20)
+        >>> FrequentDirections(size=40).columns(num_parameters=1_000_000, rank=20)
         80
     """
 
@@ -45,18 +58,21 @@ class FrequentDirections(Sketch):
         """See `Sketch.columns`.
 
         Returns:
-            ``2 l``.
+            The rows of the buffer, ``2 l`` or more.
 
         Raises:
             OptionError: If the size is below the rank.
         """
-        size = rank if self.size is None else self.size
+        size = self._kept(rank)
         if size < rank:
             raise OptionError(
                 f"expected size >= rank, got size={size}, rank={rank}; "
                 f"type FrequentDirections(size={rank})"
             )
-        return 2 * size
+        return max(2 * size, min(_ROOMY_ROWS, _ROOMY_NUMBERS // num_parameters))
+
+    def _kept(self, rank: int) -> int:
+        return rank if self.size is None else self.size
 
     def zero(
         self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str
@@ -64,12 +80,12 @@ class FrequentDirections(Sketch):
         """See `Sketch.zero`.
 
         Returns:
-            A state with an empty buffer ``(2 l, N)``.
+            A state with an empty buffer, ``N`` numbers a row.
         """
         shape = (self.columns(num_parameters, rank), num_parameters)
         buffer = torch.zeros(shape, dtype=dtype, device=device)
         state = empty_state(self, num_parameters, {"buffer": buffer}, device)
-        state.numbers = {"filled": 0, "delta": 0.0}
+        state.numbers = {"filled": 0, "delta": 0.0, "kept": self._kept(rank)}
         return state
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
@@ -92,15 +108,17 @@ class FrequentDirections(Sketch):
 
     def _shrink(self, state: SketchState) -> None:
         buffer = state.tensors["buffer"]
-        size = buffer.shape[0] // 2
-        vectors, singular, _ = tall_svd(buffer.mT.contiguous())
-        squared = singular.square()
-        taken = float(squared[size]) if squared.shape[0] > size else 0.0
-        kept = min(size, squared.shape[0])
-        left = squared[:kept] - taken if self.shrink else squared[:kept]
+        size = int(state.numbers["kept"])
+        # the eigenvectors of the small Gram matrix say how to mix rows into directions
+        squared, mix = torch.linalg.eigh(tall_gram(buffer.mT, buffer.mT))
+        squared, mix = squared.flip(0).clamp_min(0), mix.flip(1)
+        taken = float(squared[size])
+        left = squared[:size] - taken if self.shrink else squared[:size]
+        scale = (left / squared[:size]).nan_to_num(0.0).sqrt()
+        kept = tall_times(buffer.mT, mix[:, :size] * scale)
         buffer.zero_()
-        buffer[:kept] = (vectors[:, :kept] * left.clamp_min(0).sqrt().to(buffer.dtype)).mT
-        state.numbers["filled"] = kept
+        buffer[:size] = kept.mT
+        state.numbers["filled"] = size
         # dropping without shrinking loses at most the largest dropped value each time
         state.numbers["delta"] += taken
 

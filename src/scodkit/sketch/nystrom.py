@@ -94,7 +94,7 @@ class Nystrom(Sketch):
         num_data = max(1, state.num_data)
         y = state.tensors["y"]
         # eps of the sums' dtype: their own rounding is what the shift must drown
-        nu = torch.finfo(y.dtype).eps * float(y.double().norm())
+        nu = torch.finfo(y.dtype).eps * float(torch.linalg.vector_norm(y))
         vectors, values = self._decompose(y, nu)
         kept = values > 0
         basis = Eigenbasis(

@@ -1,0 +1,163 @@
+"""A monitor as a file: what is in it, and what must agree when it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scodkit import artifact
+from scodkit.calibration import Calibration
+from scodkit.eigenbasis import Eigenbasis
+from scodkit.errors import MismatchError
+from scodkit.fitted import Fingerprints, Fitted
+from scodkit.likelihoods import Likelihood
+from scodkit.parameters import ParameterSet, select_names
+from scodkit.sketch import Sketch
+
+_KIND = "monitor"
+_STATE = "sketch."
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Everything a monitor is, but for the model and the user's own functions.
+
+    Args:
+        likelihood: What distribution the output parametrises.
+        rank: ``k``.
+        sketch: How the curvature is summarised.
+        prior_scale: ``eps``.
+        functions: Which of the user's functions it had, by name.
+        fitted: The fit.
+        calibration: Held-out scores, if there are any.
+    """
+
+    likelihood: Likelihood
+    rank: int
+    sketch: Sketch
+    prior_scale: float
+    functions: Mapping[str, bool]
+    fitted: Fitted
+    calibration: Calibration | None
+
+
+def save(path: str | Path, stored: Stored, with_sketch: bool, version: str) -> None:
+    """Write a monitor to one file, atomically.
+
+    Args:
+        path: Where to.
+        stored: What to write.
+        with_sketch: Keep the sketch, for updates and merges.
+        version: Of the library, for the header.
+    """
+    fitted, basis = stored.fitted, stored.fitted.basis
+    numbers = {k: v for k, v in vars(basis).items() if not isinstance(v, Tensor)}
+    if basis.residual_norm == float("inf"):  # JSON has no infinity
+        numbers["residual_norm"] = None
+    header: dict[str, Any] = {
+        "scodkit_version": version,
+        "torch_version": torch.__version__,
+        "likelihood": artifact.describe(stored.likelihood),
+        "sketch": artifact.describe(stored.sketch),
+        "rank": stored.rank,
+        "prior_scale": stored.prior_scale,
+        "functions": dict(stored.functions),
+        "parameters": {b.name: list(b.shape) for b in fitted.parameters.blocks},
+        "fingerprints": vars(fitted.fingerprints),
+        "directions": fitted.directions,
+        "skipped": fitted.skipped,
+        "basis": numbers,
+    }
+    tensors = {"values": basis.values, "vectors": basis.vectors}
+    if with_sketch and fitted.state is not None:
+        header["state"], state_tensors = artifact.pack_state(fitted.state, _STATE)
+        tensors |= state_tensors
+    if stored.calibration is not None:
+        tensors["calibration"] = stored.calibration.scores
+    artifact.write(path, _KIND, header, tensors)
+
+
+def load(
+    path: str | Path,
+    model: nn.Module,
+    likelihood: Likelihood | None,
+    functions: Mapping[str, bool],
+) -> Stored:
+    """Read a monitor and check that it belongs to a model.
+
+    Args:
+        path: Where from.
+        model: The model, without wrappers.
+        likelihood: The likelihood, where a file cannot describe it.
+        functions: Which of the user's functions are given now, by name.
+
+    Returns:
+        The monitor's parts, on the model's device.
+
+    Raises:
+        MismatchError: If weights, functions or likelihood differ from those of the fit.
+    """
+    header, tensors = artifact.read(path, _KIND)
+    if dict(functions) != header["functions"]:
+        raise MismatchError(
+            f"expected functions as at the fit ({header['functions']}), got {dict(functions)}; "
+            "pass the same inputs= and outputs= to Monitor.load"
+        )
+    described = header["likelihood"]
+    chosen = artifact.build(described) if likelihood is None else likelihood
+    if artifact.describe(chosen) != described:
+        raise MismatchError(f"expected the likelihood of the fit, {described}, got {chosen!r}")
+    return Stored(
+        likelihood=chosen,
+        rank=header["rank"],
+        sketch=artifact.build(header["sketch"]),
+        prior_scale=header["prior_scale"],
+        functions=functions,
+        fitted=_fitted(header, tensors, model),
+        calibration=Calibration(tensors["calibration"]) if "calibration" in tensors else None,
+    )
+
+
+def _fitted(
+    header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module
+) -> Fitted:
+    parameters = _parameters_in(model, header["parameters"])
+    fingerprints = Fingerprints(**header["fingerprints"])
+    difference = fingerprints.difference(Fingerprints.of(model, parameters))
+    if difference:
+        raise MismatchError(
+            f"expected the model this monitor was fitted on, but {difference}; load the "
+            "weights of that time, or fit again"
+        )
+    numbers = dict(header["basis"])
+    if numbers["residual_norm"] is None:
+        numbers["residual_norm"] = float("inf")
+    device = next(model.parameters()).device
+    state = None
+    if "state" in header:
+        state = artifact.unpack_state(header["state"], tensors, _STATE).to(device)
+    basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers).to(device)
+    directions, skipped = header["directions"], header["skipped"]
+    return Fitted(parameters, basis, state, fingerprints, directions, skipped)
+
+
+def _parameters_in(model: nn.Module, shapes: Mapping[str, list[int]]) -> ParameterSet:
+    named = dict(model.named_parameters())
+    differing = [
+        f"{name}: {tuple(shape)} in the file, "
+        + (f"{tuple(named[name].shape)} in the model" if name in named else "not in the model")
+        for name, shape in shapes.items()
+        if name not in named or list(named[name].shape) != shape
+    ]
+    if differing:
+        raise MismatchError(
+            "expected the model this monitor was fitted on, but parameters differ ("
+            + "; ".join(differing[:5])
+            + "); build the model as it was then"
+        )
+    return select_names(model, list(shapes))

@@ -1,0 +1,51 @@
+"""Rules of the house that no linter knows: short modules, short functions.
+
+Run by ``make lint``; exits 1 and names what is too long.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+MODULE_LINES = 400
+FUNCTION_LINES = 60
+ROOT = Path(__file__).parent.parent
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its signature and docstring."""
+    first = function.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        if len(function.body) == 1:
+            return 0
+        first = function.body[1]
+    assert function.end_lineno is not None
+    return function.end_lineno - first.lineno + 1
+
+
+def too_long(path: Path) -> Iterator[str]:
+    text = path.read_text()
+    name = path.relative_to(ROOT)
+    lines = text.count("\n")
+    if lines > MODULE_LINES:
+        yield f"{name}: {lines} lines, at most {MODULE_LINES}"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = body_lines(node)
+            if length > FUNCTION_LINES:
+                where = f"{name}:{node.lineno}: {node.name}"
+                yield f"{where} has {length} lines, at most {FUNCTION_LINES}"
+
+
+def main() -> None:
+    folders = ("src", "tests", "benchmarks", "examples")
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    complaints = [complaint for path in files for complaint in too_long(path)]
+    sys.exit("\n".join(complaints) if complaints else 0)
+
+
+if __name__ == "__main__":
+    main()
