@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types imports unit bench docs clean
+.PHONY: demo test lint types imports unit bench picture docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -26,6 +26,9 @@ unit: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/sketch_accuracy.py
+
+picture: $(STAMP)
+	$(BIN)/python examples/digits_picture.py docs/digits.png
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

@@ -45,8 +45,9 @@ class Map(ABC):
 class Fold(Map):
     """One signed entry a row: chunks of length T, each rotated by a random offset.
 
-    A CountSketch whose rows never collide inside a chunk. The cheapest map to make, and as
-    accurate as the others on the Fisher information of real networks.
+    A CountSketch whose rows never collide inside a chunk. The cheapest map to make; less
+    accurate than the others where few weights carry most of the curvature (networks on raw,
+    unscaled features).
     """
 
     def rows(
@@ -91,6 +92,9 @@ class Gaussian(Map):
 @dataclass(frozen=True)
 class SparseSign(Map):
     """A few random signs a row, in distinct columns.
+
+    Nearly as cheap to make as `Fold`, and as accurate as the dense maps on all networks
+    measured; the default.
 
     Args:
         nonzeros: Entries per row (at most ``T``).

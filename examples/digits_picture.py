@@ -1,0 +1,85 @@
+"""Draw the picture at the top of the README: ``make picture``."""
+
+from __future__ import annotations
+
+import sys
+
+import matplotlib as mpl
+import torch
+
+from digits import load, train
+from scodkit import Categorical, Monitor
+
+KNOWN, NOVEL = "#0072B2", "#D55E00"  # told apart by colour-blind readers
+
+
+def spread(scores: torch.Tensor) -> torch.Tensor:
+    """Return six samples, from the least to the most atypical, evenly by rank."""
+    ranks = torch.linspace(0, len(scores) - 1, 6).round().long()
+    return scores.argsort()[ranks]
+
+
+def main() -> None:
+    """Fit on the digits 0-4, score both kinds, draw."""
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    images, labels = load()
+    known = labels < 5
+    x, novel = images[known], images[~known]
+    net = train(x[:500], labels[known][:500])
+    monitor = Monitor(net, Categorical(), rank=50).fit([x[:500]], progress=False)
+    monitor.calibrate([x[500:700]], progress=False)
+    assert monitor.calibration is not None
+    threshold = monitor.calibration.threshold(0.05)
+    test = x[700:]
+    scores, novel_scores = monitor.score(test), monitor.score(novel)
+
+    figure = plt.figure(figsize=(10, 3.2), dpi=130)
+    left, right = figure.subfigures(1, 2, width_ratios=(1.15, 1))
+    axis = left.subplots()
+    bins = torch.logspace(torch.log10(scores.min()), torch.log10(novel_scores.max()), 45)
+    for values, colour, label in (
+        (scores, KNOWN, "digits 0-4, held out"),
+        (novel_scores, NOVEL, "digits 5-9, never seen"),
+    ):
+        share = torch.full((len(values),), 100 / len(values))
+        axis.hist(
+            values, bins=bins.tolist(), weights=share, alpha=0.65, color=colour, label=label
+        )
+    axis.set_ylim(0, axis.get_ylim()[1] * 1.2)
+    axis.axvline(threshold, color="black", lw=1, ls="--")
+    axis.annotate(
+        "alarm at 5 %\nfalse alarms",
+        (threshold, axis.get_ylim()[1]),
+        xytext=(5, -24),
+        textcoords="offset points",
+        fontsize=8,
+    )
+    axis.set(
+        xscale="log",
+        xlabel="score (nats): expected change of the prediction",
+        ylabel="% of images",
+    )
+    axis.legend(fontsize=8, loc="upper left")
+    axis.spines[["top", "right"]].set_visible(False)
+
+    cells = right.subplots(2, 6)
+    rows = (
+        (test, scores, KNOWN, spread(scores)),
+        (novel, novel_scores, NOVEL, spread(novel_scores)),
+    )
+    for cell_row, (pictures, values, colour, chosen) in zip(cells, rows, strict=True):
+        for cell, i in zip(cell_row, chosen.tolist(), strict=True):
+            cell.imshow(pictures[i, 0], cmap="gray_r")
+            flagged = float(values[i]) > threshold
+            cell.set_title(f"{float(values[i]):.2g}" + (" !" if flagged else ""), fontsize=9)
+            cell.set(xticks=[], yticks=[])
+            for spine in cell.spines.values():
+                spine.set(color=colour, lw=2)
+    right.suptitle("from least to most atypical ( ! = alarm )", fontsize=9, y=1.0)
+    figure.savefig(sys.argv[1], bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    main()
