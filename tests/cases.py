@@ -127,7 +127,12 @@ CASES = [
     Case("conv_batchnorm", conv_batchnorm, _tensor(lambda b, _: torch.randn(b, 2, 5, 5))),
     Case("dilated_groupnorm", dilated_groupnorm, _tensor(lambda b, _: torch.randn(b, 2, 6))),
     Case("attention", Attention, _tensor(lambda b, _: torch.randn(b, 4, 4))),
-    Case("lstm", lambda d: Recurrent(nn.LSTM, d), _tensor(lambda b, _: torch.randn(b, 4, 3))),
+    Case(
+        "lstm",
+        lambda d: Recurrent(nn.LSTM, d),
+        _tensor(lambda b, _: torch.randn(b, 4, 3)),
+        False,
+    ),
     Case(
         "gru", lambda d: Recurrent(nn.GRU, d), _tensor(lambda b, _: torch.randn(b, 4, 3)), False
     ),

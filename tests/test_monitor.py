@@ -23,15 +23,17 @@ from scodkit.factors.pieces import sample_keys
 from scodkit.network import Inputs
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
 
-LIKELIHOODS = [
-    Gaussian(0.3),
-    Gaussian((0.5, 1.0, 2.0, 4.0)),
-    HeteroscedasticGaussian(),
-    Bernoulli(),
-    Categorical(),
-    Categorical(directions=2),
-    MonteCarlo(lambda out: torch.distributions.Categorical(logits=out), samples=3),
-]
+LIKELIHOODS = {
+    "gaussian": Gaussian(0.3),
+    "gaussian, per output": Gaussian((0.5, 1.0, 2.0, 4.0)),
+    "heteroscedastic": HeteroscedasticGaussian(),
+    "bernoulli": Bernoulli(),
+    "categorical": Categorical(),
+    "categorical, two directions": Categorical(directions=2),
+    "monte carlo": MonteCarlo(
+        lambda out: torch.distributions.Categorical(logits=out), samples=3
+    ),
+}
 OUTPUTS = 4
 
 
@@ -47,7 +49,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")
-@pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=str)
+@pytest.mark.parametrize("likelihood", LIKELIHOODS.values(), ids=LIKELIHOODS)
 def test_full_rank_score_is_the_dense_posterior(case: Case, likelihood) -> None:
     model = case.model(OUTPUTS)
     train, test = case.inputs(14, OUTPUTS, seed=1), case.inputs(5, OUTPUTS, seed=2)

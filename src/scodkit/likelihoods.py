@@ -293,10 +293,12 @@ class MonteCarlo(Likelihood):
         """
         if keys is None:
             keys = torch.arange(output.shape[0])
-        drawn = self._draw(output.detach(), keys.tolist()).to(output.device)
         with torch.inference_mode(False), torch.enable_grad():
+            # a clone: what was made under inference_mode cannot be differentiated
+            output = output.detach().clone()
+            drawn = self._draw(output, keys.tolist()).to(output.device)
             # one copy of theta per draw: a single backward pass gives every gradient
-            theta = output.detach().expand(self.samples, *output.shape)
+            theta = output.expand(self.samples, *output.shape)
             theta = theta.reshape(-1, *output.shape[1:]).clone().requires_grad_()
             log_probability = self.family(theta).log_prob(drawn.flatten(0, 1))
             (gradient,) = torch.autograd.grad(log_probability.sum(), theta)

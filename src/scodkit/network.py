@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -103,6 +104,7 @@ class Network:
         self._pick_inputs = inputs
         self._pick_outputs = outputs
         self._lock = _lock_of(self.model)
+        self._recurrent = any(isinstance(m, nn.RNNBase) for m in self.model.modules())
 
     @property
     def device(self) -> torch.device:
@@ -118,8 +120,8 @@ class Network:
         picked = self._pick_inputs(batch) if self._pick_inputs else self._default_inputs(batch)
         if isinstance(picked, Mapping):
             call = Inputs((), dict(picked))
-        elif isinstance(picked, tuple):
-            call = Inputs(picked, {})
+        elif isinstance(picked, (tuple, list)):
+            call = Inputs(tuple(picked), {})
         elif isinstance(picked, Tensor):
             call = Inputs((picked,), {})
         else:
@@ -140,7 +142,8 @@ class Network:
                 if (anything or key in accepted) and key not in _LABEL_KEYS
             }
         if isinstance(batch, (tuple, list)) and batch:
-            return batch[0]
+            first = batch[0]
+            return self._default_inputs(first) if isinstance(first, Mapping) else first
         return batch
 
     def __call__(self, call: Inputs) -> Tensor:
@@ -159,8 +162,14 @@ class Network:
         batch_size: int,
     ) -> Tensor:
         """Return what `at` does, from bare arguments (inside function transforms)."""
-        result = functional_call(self.model, dict(weights), args, dict(kwargs))
+        rest = {name: t for name, t in self._made_in_inference_mode() if name not in weights}
+        result = functional_call(self.model, {**rest, **weights}, args, dict(kwargs))
         return self._output(result, batch_size)
+
+    def _made_in_inference_mode(self) -> Iterator[tuple[str, Tensor]]:
+        """Return copies of the weights and buffers that autograd would refuse."""
+        tensors = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
+        return ((name, _ordinary(t.detach())) for name, t in tensors if t.is_inference())
 
     def _output(self, result: Any, batch_size: int) -> Tensor:
         if self._pick_outputs is not None:
@@ -194,11 +203,17 @@ class Network:
             try:
                 for module in training:
                     module.training = False
-                with torch.inference_mode(False), torch.enable_grad():
+                with torch.inference_mode(False), torch.enable_grad(), self._kernels():
                     yield
             finally:
                 for module in training:
                     module.training = True
+
+    def _kernels(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context without cuDNN for recurrent models: its RNNs refuse eval mode."""
+        if self._recurrent and self.device.type == "cuda":
+            return torch.backends.cudnn.flags(enabled=False)
+        return contextlib.nullcontext()
 
 
 # by model, not by monitor: two monitors of one model must not be in it at once

@@ -157,7 +157,9 @@ def select_names(model: nn.Module, names: Sequence[str]) -> ParameterSet:
 
 def state_fingerprint(model: nn.Module) -> str:
     """Return a hash of the whole state of a model: every parameter and buffer."""
-    return digest_of(model.state_dict())
+    # not state_dict: it leaves out buffers that are not saved, and may hold other objects
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return digest_of(parameters | dict(model.named_buffers(remove_duplicate=False)))
 
 
 def _tile(chosen: Mapping[str, Tensor], selection: Selection) -> ParameterSet:
@@ -210,7 +212,9 @@ def _last_layers(
         first = max(0, len(layers) - selection.count)
     else:
         assert selection.fraction is not None
-        first = len(layers) - max(2, math.ceil(selection.fraction * len(layers)))
+        # rounded first: 0.28 * 25 is a little over 7 in binary
+        share = math.ceil(round(selection.fraction * len(layers), 9))
+        first = len(layers) - max(2, share)
         convolutions = [i for i, layer in enumerate(layers) if _is_convolution(layer)]
         first = max(0, min([first, *convolutions[-1:]]))
     kept = {id(p) for layer in layers[first:] for p in layer.parameters(recurse=False)}
@@ -236,19 +240,22 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
         for handle in handles:
             handle.remove()
     ranked: list[tuple[int, int, nn.Module]] = []
-    for position, (module, parent_rank) in enumerate(_with_parent_rank(network.model, order)):
+    for position, (module, rank) in enumerate(_with_rank(network.model, order, -1, set())):
         if any(True for _ in module.parameters(recurse=False)):
-            ranked.append((order.get(module, parent_rank), position, module))
+            ranked.append((rank, position, module))
     return [module for _, _, module in sorted(ranked, key=lambda entry: entry[:2])]
 
 
-def _with_parent_rank(
-    module: nn.Module, order: Mapping[nn.Module, int], inherited: int = -1
+def _with_rank(
+    module: nn.Module, order: Mapping[nn.Module, int], inherited: int, seen: set[nn.Module]
 ) -> Iterable[tuple[nn.Module, int]]:
+    if module in seen:  # shared between parents: one layer
+        return
+    seen.add(module)
     rank = order.get(module, inherited)
     yield module, rank
     for child in module.children():
-        yield from _with_parent_rank(child, order, rank)
+        yield from _with_rank(child, order, rank, seen)
 
 
 def _is_convolution(module: nn.Module) -> bool:

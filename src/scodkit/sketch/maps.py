@@ -83,8 +83,8 @@ class Gaussian(Map):
         first = torch.arange(start, stop, device=like.device)[:, None] * size
         place = first + torch.arange(size, device=like.device)
         # Box-Muller; the half keeps the logarithm finite
-        radius = (-2.0 * ((_hash(seed, 2, place) + 0.5) / 2**32).log()).sqrt()
-        angle = (_hash(seed, 3, place) + 0.5) * (2 * math.pi / 2**32)
+        radius = (-2.0 * ((_hash(seed, 2, place).double() + 0.5) / 2**32).log()).sqrt()
+        angle = (_hash(seed, 3, place).double() + 0.5) * (2 * math.pi / 2**32)
         normal: Tensor = (radius * angle.cos()).to(like.dtype)
         return normal / math.sqrt(num_rows)
 
