@@ -150,8 +150,10 @@ def pack_state(state: SketchState, prefix: str) -> tuple[dict[str, Any], dict[st
     header = {
         "sketch": describe(state.sketch),
         "num_parameters": state.num_parameters,
+        "columns": state.columns,
         "num_data": state.num_data,
         "num_rows": state.num_rows,
+        "num_updates": state.num_updates,
         "numbers": state.numbers,
     }
     tensors = {**state.tensors, "squared_norm": state.squared_norm}
@@ -170,10 +172,12 @@ def unpack_state(
     return SketchState(
         sketch=build(header["sketch"]),
         num_parameters=header["num_parameters"],
+        columns=header["columns"],
         squared_norm=own.pop("squared_norm"),
         tensors=own,
         num_data=header["num_data"],
         num_rows=header["num_rows"],
+        num_updates=header["num_updates"],
         numbers=dict(header["numbers"]),
     )
 

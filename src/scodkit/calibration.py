@@ -77,6 +77,7 @@ class Calibration:
             raise CalibrationError(f"expected 0 < false_alarm < 1, got {false_alarm}")
         # 1e-9: rates such as 3/101 do not survive a round trip through binary fractions
         allowed = math.floor(false_alarm * (self.num_data + 1) + 1e-9) - 1
+        allowed = min(allowed, self.num_data - 1)
         if allowed < 0:
             needed = math.ceil(1 / false_alarm - 1e-9) - 1
             raise CalibrationError(

@@ -182,7 +182,7 @@ def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certi
         )
     c = _regulariser(basis, prior_scale)
     squared = prior_scale**2
-    rho = basis.residual_norm
+    rho = basis.residual_norm + basis.slack
     lower = squared * c / (c + rho) * _unexplained(parts, basis, c + rho)
     upper = squared * parts.total
     if basis.slack < c:

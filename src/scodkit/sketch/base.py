@@ -6,6 +6,7 @@ and two sums, so that saving, moving and (for linear sketches) merging need no s
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -30,20 +31,35 @@ class SketchState:
     Args:
         sketch: The options it was made with.
         num_parameters: ``N``.
+        columns: ``T``, the vectors of ``N`` numbers it holds or may come to hold.
         tensors: The sketch's own numbers.
         squared_norm: Sum of ``|L_i|_F^2``, a float64 scalar on the sketch's device.
         num_data: Samples seen.
         num_rows: Rows seen (samples times directions).
+        num_updates: Additions made to the sums, each of which rounded them.
         numbers: Further plain numbers a sketch keeps.
     """
 
     sketch: Sketch
     num_parameters: int
+    columns: int
     tensors: dict[str, Tensor]
     squared_norm: Tensor
     num_data: int = 0
     num_rows: int = 0
+    num_updates: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rounding(self) -> float:
+        """A bound on what rounding has added to the sum of ``L_i L_i^T``, in spectral norm.
+
+        In the usual model of rounding as independent noise: each update adds an error of at
+        most ``eps`` times the sum so far, and errors add up like a random walk. The constant
+        covers the products within an update and the rounding of the result.
+        """
+        eps = torch.finfo(next(iter(self.tensors.values())).dtype).eps
+        return eps * (4 + math.sqrt(self.num_updates)) * float(self.squared_norm)
 
     def copy(self) -> SketchState:
         """Return the same state in memory of its own."""
@@ -123,11 +139,13 @@ class Sketch(ABC):
             num_data: How many samples these rows complete (a sample's directions may come in
                 several pieces; it counts once).
         """
-        if factors.num_rows:
-            self.absorb(state, factors)
+        if factors.num_rows == 0:
+            return
+        self.absorb(state, factors)
         state.squared_norm += squared_norm.to(state.squared_norm)
         state.num_data += num_data
         state.num_rows += factors.num_rows
+        state.num_updates += 1
 
     def merge(self, state: SketchState, other: SketchState) -> SketchState:
         """Return the state of one pass over both streams, reusing the memory of ``state``.
@@ -139,25 +157,32 @@ class Sketch(ABC):
         Raises:
             MergeError: If they were made with different options, maps, seeds or sizes.
         """
+        mine, theirs = self._identity(state), self._identity(other)
         differences = [
-            f"{what}: {mine} and {theirs}"
-            for what, mine, theirs in (
-                ("sketch", state.sketch, other.sketch),
-                ("number of parameters", state.num_parameters, other.num_parameters),
-            )
-            if mine != theirs
+            f"{what}: {mine[what]} and {theirs.get(what)}"
+            for what in mine
+            if mine[what] != theirs.get(what)
         ]
         if differences:
             raise MergeError(
                 "expected two parts of one sketch, got different ones ("
                 + "; ".join(differences)
-                + "); fit every part with the same sketch=..., parameters=... and model"
+                + "); fit every part with the same sketch, rank, parameters and model"
             )
         self._merge_tensors(state, other)
         state.squared_norm += other.squared_norm.to(state.squared_norm.device)
         state.num_data += other.num_data
         state.num_rows += other.num_rows
+        state.num_updates += other.num_updates + 1
         return state
+
+    def _identity(self, state: SketchState) -> dict[str, object]:
+        """Return what two states must agree on to be merged."""
+        return {
+            "sketch": state.sketch,
+            "number of parameters": state.num_parameters,
+            "size": state.columns,
+        }
 
     def _merge_tensors(self, state: SketchState, other: SketchState) -> None:
         for name, tensor in state.tensors.items():
@@ -182,19 +207,22 @@ class FlatFactors(Factors):
 
 
 def empty_state(
-    sketch: Sketch,
-    num_parameters: int,
-    tensors: dict[str, Tensor],
-    device: torch.device | str,
+    sketch: Sketch, shape: tuple[int, int], tensors: dict[str, Tensor]
 ) -> SketchState:
-    """Return a state around tensors of zeros."""
+    """Return a state of ``shape (N, T)`` around tensors of zeros."""
+    device = next(iter(tensors.values())).device
     squared_norm = torch.zeros((), dtype=torch.float64, device=device)
-    return SketchState(sketch, num_parameters, tensors, squared_norm)
+    return SketchState(sketch, *shape, tensors, squared_norm)
 
 
 def flat_rows(rows: Tensor, like: Tensor) -> Tensor:
     """Return rows ``(b, q, n)`` as ``(b q, n)`` in the dtype and on the device of the sums."""
     return rows.flatten(0, 1).to(like.device, like.dtype)
+
+
+def own_transpose(rows: Tensor) -> Tensor:
+    """Return the transpose in memory of its own (``contiguous`` may hand back the original)."""
+    return rows.mT.clone(memory_format=torch.contiguous_format)
 
 
 def tall_chunks(length: int) -> Iterator[slice]:
@@ -228,15 +256,22 @@ def tall_times(a: Tensor, small: Tensor, overwrite: bool = False) -> Tensor:
 def tall_svd(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``U, s, V`` with ``a = U diag(s) V^T`` for a tall matrix, in its own memory.
 
-    Two rounds of Gram matrices: the first finds the directions, the second repairs what
-    squaring did to the orthogonality of the small ones. Directions below rounding are dropped.
+    For float32, two rounds of Gram matrices in float64: the first finds the directions, the
+    second repairs what squaring did to the orthogonality of the small ones. Directions below
+    rounding are dropped.
 
     Args:
-        a: ``(N, m)``; overwritten.
+        a: ``(N, m)``; may be overwritten.
 
     Returns:
-        ``U (N, r)``, a view into ``a``; ``s (r,)`` descending and ``V (m, r)`` in float64.
+        ``U (N, r)`` in the dtype of ``a``; ``s (r,)`` descending and ``V (m, r)`` in float64.
     """
+    if a.dtype == torch.float64:
+        # squaring would cost half the digits; data in float32 has only half of them
+        q, r = torch.linalg.qr(a)
+        inner, s, turned = torch.linalg.svd(r, full_matrices=False)
+        kept = s > torch.finfo(torch.float64).eps * max(a.shape) * s[:1]
+        return tall_times(q, inner[:, kept]), s[kept], turned.mT[:, kept]
     squared, right = torch.linalg.eigh(tall_gram(a, a))
     floor = torch.finfo(torch.float64).eps * max(a.shape)
     kept = squared > floor * squared[-1:].clamp_min(0)

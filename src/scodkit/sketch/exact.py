@@ -16,6 +16,7 @@ from scodkit.sketch.base import (
     SketchState,
     empty_state,
     flat_rows,
+    own_transpose,
     tall_svd,
 )
 
@@ -52,7 +53,7 @@ class Exact(Sketch):
         """
         capacity = min(_FIRST_CAPACITY, num_parameters)
         rows = torch.zeros(capacity, num_parameters, dtype=dtype, device=device)
-        state = empty_state(self, num_parameters, {"rows": rows}, device)
+        state = empty_state(self, (num_parameters, num_parameters), {"rows": rows})
         state.numbers = {"filled": 0}
         return state
 
@@ -105,7 +106,7 @@ class Exact(Sketch):
         num_data = max(1, state.num_data)
         if "rows" in state.tensors:
             held = state.tensors["rows"][: int(state.numbers["filled"])]
-            vectors, singular, _ = tall_svd(held.mT.contiguous())
+            vectors, singular, _ = tall_svd(own_transpose(held))
             values = singular.square()
         else:
             held = state.tensors["fisher"]
@@ -121,6 +122,6 @@ class Exact(Sketch):
             certified=True,
             residual_norm=0.0,
             residual_rank=0,
-            slack=torch.finfo(held.dtype).eps * float(state.squared_norm) / num_data,
+            slack=state.rounding / num_data,
         )
         return basis.truncate(rank)

@@ -19,6 +19,7 @@ from scodkit.sketch.base import (
     Sketch,
     SketchState,
     empty_state,
+    own_transpose,
     tall_gram,
     tall_svd,
     tall_times,
@@ -84,7 +85,7 @@ class FrequentDirections(Sketch):
         """
         shape = (self.columns(num_parameters, rank), num_parameters)
         buffer = torch.zeros(shape, dtype=dtype, device=device)
-        state = empty_state(self, num_parameters, {"buffer": buffer}, device)
+        state = empty_state(self, (num_parameters, shape[0]), {"buffer": buffer})
         state.numbers = {"filled": 0, "delta": 0.0, "kept": self._kept(rank)}
         return state
 
@@ -122,6 +123,9 @@ class FrequentDirections(Sketch):
         # dropping without shrinking loses at most the largest dropped value each time
         state.numbers["delta"] += taken
 
+    def _identity(self, state: SketchState) -> dict[str, object]:
+        return {**super()._identity(state), "size": state.numbers.get("kept")}
+
     def _merge_tensors(self, state: SketchState, other: SketchState) -> None:
         rows = other.tensors["buffer"][: int(other.numbers["filled"])]
         self.absorb(state, FlatFactors(rows))
@@ -135,8 +139,7 @@ class FrequentDirections(Sketch):
         """
         num_data = max(1, state.num_data)
         buffer = state.tensors["buffer"][: int(state.numbers["filled"])]
-        vectors, singular, _ = tall_svd(buffer.mT.contiguous())
-        rounding = torch.finfo(buffer.dtype).eps * float(state.squared_norm)
+        vectors, singular, _ = tall_svd(own_transpose(buffer))
         basis = Eigenbasis(
             values=(singular.square() / num_data).to(buffer.dtype),
             vectors=vectors,
@@ -145,6 +148,6 @@ class FrequentDirections(Sketch):
             certified=True,
             residual_norm=state.numbers["delta"] / num_data,
             residual_rank=min(state.num_parameters, state.num_rows),
-            slack=rounding / num_data,
+            slack=state.rounding / num_data,
         )
         return basis.bounded_by_trace().truncate(rank)

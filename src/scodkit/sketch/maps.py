@@ -120,8 +120,10 @@ class SparseSign(Map):
         edges = torch.arange(count + 1, device=like.device) * size // count
         position = torch.arange(start, stop, device=like.device)[:, None]
         place = position * count + torch.arange(count, device=like.device)
-        column = edges[:-1] + _hash(seed, 4, place) % (edges[1:] - edges[:-1])
-        entry = _signs(seed, 5, place).to(like.dtype) * (size / (num_rows * count)) ** 0.5
+        width = edges[1:] - edges[:-1]
+        column = edges[:-1] + _hash(seed, 4, place) % width
+        # columns of a narrow bin have more entries, so smaller ones
+        entry = (_signs(seed, 5, place) * (width.double() / num_rows).sqrt()).to(like.dtype)
         return like.new_zeros(stop - start, size).scatter_(1, column, entry)
 
 
@@ -146,7 +148,7 @@ class SRFT(Map):
         # cos(pi (2n + 1) f / 2N), its argument reduced exactly in integers
         phase = (2 * position + 1)[:, None] * frequency % (4 * num_rows)
         wave = (phase.double() * (math.pi / (2 * num_rows))).cos()
-        scale = torch.where(frequency == 0, 1.0, 2**0.5) / num_rows**0.5
+        scale = ((2.0 - (frequency == 0).double()) / num_rows).sqrt()
         signs = _signs(seed, 6, position)[:, None]
         entries: Tensor = wave * scale * signs
         return entries.to(like.dtype)

@@ -6,6 +6,7 @@ matrix from streaming data". Linear, and never above ``F``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +23,6 @@ from scodkit.sketch.base import (
     flat_rows,
     tall_chunks,
     tall_svd,
-    tall_times,
 )
 from scodkit.sketch.maps import Map, SparseSign, project
 
@@ -79,7 +79,7 @@ class Nystrom(Sketch):
         """
         size = self.columns(num_parameters, rank)
         y = torch.zeros(num_parameters, size, dtype=dtype, device=device)
-        return empty_state(self, num_parameters, {"y": y}, device)
+        return empty_state(self, (num_parameters, size), {"y": y})
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)``: two sweeps over the blocks, one product each."""
@@ -93,40 +93,77 @@ class Nystrom(Sketch):
             taken back off the eigenvalues; what that may cost is in ``slack``.
         """
         num_data = max(1, state.num_data)
-        y = state.tensors["y"]
-        # eps of the sums' dtype: their own rounding is what the shift must drown
-        nu = torch.finfo(y.dtype).eps * float(torch.linalg.vector_norm(y))
-        vectors, values = self._decompose(y, nu)
+        vectors, values, slack = self._decompose(state)
         kept = values > 0
         basis = Eigenbasis(
-            values=(values[kept] / num_data).to(y.dtype),
+            values=(values[kept] / num_data).to(vectors.dtype),
             vectors=vectors[:, kept],
             num_data=state.num_data,
             trace=float(state.squared_norm) / num_data,
             certified=True,
             residual_norm=float("inf"),
             residual_rank=min(state.num_parameters, state.num_rows),
-            slack=nu / num_data,
+            slack=slack / num_data,
             clamped=int((~kept).sum()),
         )
         return basis.bounded_by_trace().truncate(rank)
 
-    def _decompose(self, y: Tensor, nu: float) -> tuple[Tensor, Tensor]:
+    def _decompose(self, state: SketchState) -> tuple[Tensor, Tensor, float]:
+        """Return eigenvectors and eigenvalues of ``M F_hat``, and their slack.
+
+        Rounding made ``Y`` into ``F Omega + E``. With orthonormal columns in ``Omega`` that is
+        ``(F + S) Omega`` for a symmetric ``S`` with ``|S| <= 3 |E|``. Shifted by ``nu = |E|``,
+        the approximation lies at most ``nu + |S| + |S|^2 / nu`` above ``F``.
+        """
+        y = state.tensors["y"]
         shape = (y.shape[0], y.shape[1])
-        core = torch.zeros(shape[1], shape[1], dtype=torch.float64, device=y.device)
-        shifted = torch.empty_like(y)
+        gram = torch.zeros(shape[1], shape[1], dtype=torch.float64, device=y.device)
+        core = torch.zeros_like(gram)
         for chunk in tall_chunks(shape[0]):
-            omega = self.map.rows(chunk.start, chunk.stop, shape, self.seed, y).double()
-            block = y[chunk].double() + nu * omega
-            core += omega.mT @ block
-            shifted[chunk] = block.to(y.dtype)
+            omega = self._omega(chunk, y)
+            gram += omega.mT @ omega
+            core += omega.mT @ y[chunk].double()
+        widths, turn = torch.linalg.eigh(gram)
+        wide = widths > 1e-8 * widths[-1]  # fewer where N is hardly above T
+        orthonormal = turn[:, wide] / widths[wide].sqrt()
+        # narrow directions magnify rounding: that of Y once, that of the core twice
+        narrowest = float(widths[wide][0]) if bool(wide.any()) else 1.0
+        nu = _rounding(state) / math.sqrt(narrowest)
+        nu += torch.finfo(torch.float64).eps * float(core.norm()) / narrowest
+        core = orthonormal.mT @ core @ orthonormal
+        core += nu * torch.eye(len(core), dtype=torch.float64, device=y.device)
         # an eigendecomposition where the textbook has Cholesky: directions lost to rounding
         # are dropped, and what remains is again a Nystrom approximation
         weights, directions = torch.linalg.eigh((core + core.mT) / 2)
-        kept = weights > torch.finfo(torch.float64).eps * shape[1] * weights[-1].clamp_min(0)
-        root = directions[:, kept] / weights[kept].sqrt()
-        vectors, singular, _ = tall_svd(tall_times(shifted, root, overwrite=True))
-        return vectors, singular.square() - nu
+        kept = weights > torch.finfo(torch.float64).eps * shape[1] * weights[-1:].clamp_min(0)
+        root = orthonormal @ (directions[:, kept] / weights[kept].sqrt())
+        factor = y.new_empty(shape[0], root.shape[1])
+        for chunk in tall_chunks(shape[0]):
+            shifted = y[chunk].double() + nu * self._omega(chunk, y)
+            factor[chunk] = (shifted @ root).to(y.dtype)
+        vectors, singular, _ = tall_svd(factor)
+        values = singular.square() - nu
+        # and the result itself is rounded to the dtype of the sums
+        stored = 4 * torch.finfo(y.dtype).eps * float(values[:1].sum())
+        return vectors, values, 13 * nu + stored
+
+    def _omega(self, chunk: slice, y: Tensor) -> Tensor:
+        """Return some rows of the test matrix as the updates saw them, in float64."""
+        shape = (y.shape[0], y.shape[1])
+        return self.map.rows(chunk.start, chunk.stop, shape, self.seed, y).double()
+
+
+def _rounding(state: SketchState) -> float:
+    """Return how large the rounding errors in ``Y`` are together, as a norm.
+
+    In the usual model of rounding as independent noise: an error of ``eps`` times the sum so
+    far from each update, which add up like a random walk, and one of ``eps`` times its own
+    size from each row's product.
+    """
+    y = state.tensors["y"]
+    sums = (1 + math.sqrt(state.num_updates) / 4) * float(torch.linalg.vector_norm(y))
+    products = float(state.squared_norm) * math.sqrt(y.shape[1] / y.shape[0])
+    return torch.finfo(y.dtype).eps * (sums + products / math.sqrt(max(1, state.num_rows)))
 
 
 def add_product(y: Tensor, factors: Factors, mapping: Map, seed: int) -> None:

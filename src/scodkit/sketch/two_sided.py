@@ -77,7 +77,7 @@ class TwoSided(Sketch):
             "y": torch.zeros(num_parameters, r, dtype=dtype, device=device),
             "w": torch.zeros(num_parameters, s, dtype=dtype, device=device),
         }
-        return empty_state(self, num_parameters, tensors, device)
+        return empty_state(self, (num_parameters, r + s), tensors)
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)`` to ``Y`` and ``G^T (G Psi^T)`` to ``W^T``."""
@@ -100,11 +100,13 @@ class TwoSided(Sketch):
         # X = (Psi Q)^+ W, so that F ~ Q X
         psi_q = project(self.map, q.mT.contiguous(), 0, (w.shape[0], w.shape[1]), self._co_seed)
         x_transposed = tall_times(w, torch.linalg.pinv(psi_q.mT.double()).mT)
-        basis, singular, right = tall_svd(torch.cat([q, x_transposed], dim=1))
+        # both halves at the same scale, or rounding would swallow the smaller
+        unit = float(torch.linalg.vector_norm(x_transposed)) or 1.0
+        basis, singular, right = tall_svd(torch.cat([q, x_transposed / unit], dim=1))
         # [Q, X^T] = basis [R1, R2]; the symmetric part of R1 R2^T is F_hat in that basis
         joint = singular[:, None] * right.mT
         r1, r2 = joint[:, : q.shape[1]], joint[:, q.shape[1] :]
-        core = r1 @ r2.mT
+        core = unit * r1 @ r2.mT
         values, turn = torch.linalg.eigh((core + core.mT) / 2)
         values, turn = values.flip(0), turn.flip(1)
         positive = values > 0
