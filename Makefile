@@ -36,7 +36,7 @@ docs: $(STAMP)
 # pip alone: the pinned torch is a CPU build that other installers do not find
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,bench,docs,dev]"
 	touch $@
 
 clean:

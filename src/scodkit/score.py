@@ -189,7 +189,7 @@ def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certi
         shifted = c - basis.slack
         upper = upper.minimum(squared * c / shifted * _unexplained(parts, basis, shifted))
     # sum of t/(t + c) over at most m eigenvalues with sum t: largest when they are equal
-    tail, m = basis.residual_trace, max(1, basis.residual_rank)
+    tail, m = max(basis.residual_trace, rho), max(1, basis.residual_rank)
     paper_gap = squared * parts.total * (m * tail / (tail + m * c))
     return Certificate(score(parts, basis, prior_scale), lower, upper, paper_gap)
 
