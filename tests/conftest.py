@@ -2,7 +2,9 @@
 
 import os
 
+import pytest
 import torch
 
+pytest.register_assert_rewrite("contracts")
 os.environ["OMP_NUM_THREADS"] = "1"  # for processes the tests start
 torch.set_num_threads(1)

@@ -9,10 +9,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts import CERTIFIED, MODEST, TALL, dense, fit, power, residual, rows_with, streams
+from contracts import (
+    CERTIFIED,
+    MODEST,
+    TALL,
+    Tight,
+    dense,
+    fit,
+    power,
+    residual,
+    rows_with,
+    streams,
+)
 from oracles import dense_fisher
 from scodkit.eigenbasis import Eigenbasis
-from scodkit.sketch import Exact, FrequentDirections, TwoSided
+from scodkit.sketch import Exact, TwoSided
 
 
 @pytest.fixture
@@ -173,7 +184,7 @@ class TestMoving:
 
 def test_the_bound_of_frequent_directions_is_not_the_trace():
     rows = rows_with(power(0.2), TALL)
-    basis = fit(FrequentDirections(10), rows)
+    basis = fit(Tight(10), rows)
     _, highest, norm = residual(basis, rows)
     assert highest <= basis.residual_norm + 1e-12 * norm
     assert basis.residual_norm < basis.residual_trace / 4

@@ -47,6 +47,11 @@ def budget(rows: Tensor, prior_scale: float) -> Tensor:
     return prior_scale**2 * rows.double().square().sum((1, 2))
 
 
+def regulariser(rows: Tensor, prior_scale: float) -> float:
+    """``c``, what an eigenvalue of ``F`` is weighed against."""
+    return 1 / (2 * len(rows) * prior_scale**2)
+
+
 class TestScore:
     @pytest.mark.parametrize("prior_scale", [0.01, 0.3, 1.0, 20.0])
     @pytest.mark.parametrize("shape", [WIDE, TALL], ids=["wide", "tall"])
@@ -173,7 +178,8 @@ class TestCertificate:
         exact = dense_score(dense_fisher(rows), len(rows), new, prior_scale)
         found = certificate(parts_of(new, basis), basis, prior_scale)
         tiny = 1e-10 * budget(new, prior_scale)
-        assert (exact <= found.score + tiny).all()
+        rounding = 1 + basis.slack / regulariser(rows, prior_scale)  # F_hat <= F + slack
+        assert (exact <= found.score * rounding + tiny).all()
         assert (found.lower <= exact + tiny).all()
         assert (exact <= found.upper + tiny).all()
         assert (exact >= found.score - found.paper_gap - tiny).all()
@@ -186,7 +192,9 @@ class TestCertificate:
         basis = fit(case.make(10, 1), rows).truncate(rank)
         new = inputs(rows.shape[2])
         found = certificate(parts_of(new, basis), basis, prior_scale)
-        tiny = 1e-10 * budget(new, prior_scale)
+        # rounding is granted one slack for each pair kept, and one more in the certificate
+        rounding = (basis.rank + 1) * basis.slack / regulariser(rows, prior_scale)
+        tiny = (1e-10 + rounding) * budget(new, prior_scale)
         assert (found.score - found.lower <= found.paper_gap + tiny).all()
 
     def test_carries_the_score(self, case):
@@ -205,13 +213,30 @@ class TestThePapersBound:
     def test_is_never_looser_than_printed(self, rows, prior_scale):
         whole = fit(Exact(), rows)
         new = inputs(rows.shape[2])
-        c = 1 / (2 * len(rows) * prior_scale**2)
+        c = regulariser(rows, prior_scale)
         for rank in range(1, whole.rank):
             basis = whole.truncate(rank)
             found = certificate(parts_of(new, basis), basis, prior_scale)
             last = float(basis.values[-1])
             printed = budget(new, prior_scale) * (whole.rank - rank) * last / (last + c)
             assert (found.paper_gap <= printed * (1 + 1e-9)).all()
+
+    @given(rows=streams(), rank=st.integers(0, 10), prior_scale=PRIORS)
+    @MODEST
+    def test_allows_for_every_spectrum_of_the_tail(self, rows, rank, prior_scale):
+        whole, new = fit(Exact(), rows), inputs(rows.shape[2])
+        basis = whole.truncate(rank)
+        found = certificate(parts_of(new, basis), basis, prior_scale)
+        tail = whole.values[rank:]
+        true = float((tail / (tail + regulariser(rows, prior_scale))).sum())
+        assert (found.paper_gap >= (true - 1e-9) * budget(new, prior_scale)).all()
+
+    def test_is_attained_by_a_flat_tail(self):
+        rows, new = rows_with(power(0.0), TALL), inputs(TALL[2])
+        basis = fit(Exact(), rows).truncate(10)
+        wanted = 30 / (1 + regulariser(rows, 0.2)) * budget(new, 0.2)
+        found = certificate(parts_of(new, basis), basis, 0.2)
+        assert torch.allclose(found.paper_gap, wanted, rtol=1e-9)
 
     def test_a_whole_basis_leaves_no_gap(self):
         basis, new = fit(Exact(), rows_with(power(1.0), TALL)), inputs(TALL[2])

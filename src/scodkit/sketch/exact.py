@@ -104,6 +104,7 @@ class Exact(Sketch):
             The true top eigenpairs; certified.
         """
         num_data = max(1, state.num_data)
+        clamped = 0
         if "rows" in state.tensors:
             held = state.tensors["rows"][: int(state.numbers["filled"])]
             vectors, singular, _ = tall_svd(own_transpose(held))
@@ -112,6 +113,7 @@ class Exact(Sketch):
             held = state.tensors["fisher"]
             values, vectors = torch.linalg.eigh(held.double())
             values, vectors = values.flip(0), vectors.flip(1)
+            clamped = int((values < 0).sum())
             kept = values > torch.finfo(torch.float64).eps * len(values) * values[:1]
             values, vectors = values[kept], vectors[:, kept]
         basis = Eigenbasis(
@@ -123,5 +125,6 @@ class Exact(Sketch):
             residual_norm=0.0,
             residual_rank=0,
             slack=state.rounding / num_data,
+            clamped=clamped,
         )
         return basis.truncate(rank)

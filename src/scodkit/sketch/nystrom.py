@@ -24,7 +24,7 @@ from scodkit.sketch.base import (
     tall_chunks,
     tall_svd,
 )
-from scodkit.sketch.maps import Map, SparseSign, project
+from scodkit.sketch.maps import Fold, Map, SparseSign, project
 
 # columns held per rank kept when no size is given: the fewest that keep the nuclear error
 # within 1.5 times the best of that rank on real nets (benchmarks/sketch_accuracy.py)
@@ -83,7 +83,8 @@ class Nystrom(Sketch):
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)``: two sweeps over the blocks, one product each."""
-        add_product(state.tensors["y"], factors, self.map, self.seed)
+        y = state.tensors["y"]
+        add_product(y, factors, self._map_for(y), self.seed)
 
     def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
         """See `Sketch.eigenbasis`.
@@ -150,7 +151,11 @@ class Nystrom(Sketch):
     def _omega(self, chunk: slice, y: Tensor) -> Tensor:
         """Return some rows of the test matrix as the updates saw them, in float64."""
         shape = (y.shape[0], y.shape[1])
-        return self.map.rows(chunk.start, chunk.stop, shape, self.seed, y).double()
+        return self._map_for(y).rows(chunk.start, chunk.stop, shape, self.seed, y).double()
+
+    def _map_for(self, y: Tensor) -> Map:
+        """Return the map; for a square test matrix one that is orthogonal for certain."""
+        return Fold() if y.shape[0] == y.shape[1] else self.map
 
 
 def _rounding(state: SketchState) -> float:
