@@ -136,7 +136,7 @@ def test_inputs_picks_what_goes_in(
         (None, r"got NoneType; pass inputs=lambda batch"),
         ([], r"at least one tensor.*got \[\]; pick them"),
         ([["a", "b"], Y], r"at least one tensor.*got \[.str., .str.\]; pick them"),
-        ({"labels": Y}, r"at least one tensor.*got \[\]; pick them with.*inputs=lambda batch"),
+        ({"labels": Y}, r"a dict with inputs.*input_ids, .*got labels; .*inputs=lambda batch"),
         ({"input_ids": [1, 2]}, r"at least one tensor.*got \['list'\]; pick them"),
         (torch.tensor(1.0), r"first axis, got shapes \[\(\)\]; pick or reshape them"),
         (

@@ -22,7 +22,7 @@ from torch import Tensor
 from scodkit import likelihoods, sketch
 from scodkit.errors import CorruptArtifactError, FormatVersionError, OptionError
 from scodkit.parameters import digest_of
-from scodkit.sketch import SketchState
+from scodkit.sketch import Sketch, SketchState
 
 FORMAT_VERSION = 1
 _HEADER = "scodkit"
@@ -59,8 +59,8 @@ def write(
         tensors: By name, on any device.
     """
     path = Path(path)
-    # clones: safetensors refuses views that share memory
-    held = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    check_folder(path)
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     full = {"format": FORMAT_VERSION, "kind": kind, **header}
     full["digest"] = _digest(full, held)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -73,6 +73,19 @@ def write(
             os.unlink(temporary)
         raise
     _flush(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """Make sure a file can be put somewhere, before work is done for it.
+
+    Raises:
+        FileNotFoundError: If its folder does not exist.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"expected an existing folder for {path.name}, got {path.parent}; "
+            f"type: mkdir -p {path.parent}"
+        )
 
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -117,7 +130,9 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
 
 def describe(thing: object) -> dict[str, Any]:
     """Return a likelihood, sketch or map as plain data: its name and its options."""
-    fields = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}  # type: ignore[arg-type]
+    fields: dict[str, object] = {}
+    if dataclasses.is_dataclass(thing):
+        fields = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}
     options = {
         name: describe(value) if dataclasses.is_dataclass(value) else _plain(value)
         for name, value in fields.items()
@@ -135,7 +150,8 @@ def build(description: Mapping[str, Any]) -> Any:
     if kind is None:
         raise OptionError(
             f"expected one of {', '.join(_KNOWN)}, got {description['type']}; it cannot be "
-            "rebuilt from a file: pass the object itself"
+            "rebuilt from a file: pass the object itself, Monitor.load(..., likelihood=..., "
+            "sketch=...)"
         )
     options = {
         name: build(value) if isinstance(value, Mapping) else _hashable(value)
@@ -148,7 +164,6 @@ def build(description: Mapping[str, Any]) -> Any:
 def pack_state(state: SketchState, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return a sketch's state as header data and tensors with prefixed names."""
     header = {
-        "sketch": describe(state.sketch),
         "num_parameters": state.num_parameters,
         "columns": state.columns,
         "num_data": state.num_data,
@@ -161,16 +176,16 @@ def pack_state(state: SketchState, prefix: str) -> tuple[dict[str, Any], dict[st
 
 
 def unpack_state(
-    header: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str
+    header: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str, sketch: Sketch
 ) -> SketchState:
-    """Return the state that `pack_state` took apart."""
+    """Return the state that `pack_state` took apart, of a sketch that is known."""
     own = {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
     return SketchState(
-        sketch=build(header["sketch"]),
+        sketch=sketch,
         num_parameters=header["num_parameters"],
         columns=header["columns"],
         squared_norm=own.pop("squared_norm"),
@@ -208,9 +223,9 @@ def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return plain data; a callable by its name, to be compared but not rebuilt."""
+    """Return plain data; of a function only that it is one, as it cannot be compared."""
     if callable(value):
-        return getattr(value, "__qualname__", repr(value))
+        return "a function"
     return list(value) if isinstance(value, tuple) else value
 
 

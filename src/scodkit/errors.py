@@ -68,7 +68,3 @@ class CalibrationError(ScodError, ValueError):
 
 class EngineFallbackWarning(UserWarning):
     """The fast engine cannot be trusted with this model; a slower one took over."""
-
-
-class MemoryUseWarning(UserWarning):
-    """The working set is larger than the budget, and cannot be made smaller."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MergeError, MismatchError
+from scodkit.likelihoods import Likelihood
 from scodkit.parameters import ParameterSet, state_fingerprint
 from scodkit.sketch import SketchState
 
@@ -43,6 +45,7 @@ class Fitted:
     """The result of a fit.
 
     Args:
+        likelihood: What distribution the output parametrises.
         parameters: The chosen weights.
         basis: The eigenbasis scores are computed with.
         state: The sketch behind it; None when it was not saved.
@@ -51,6 +54,7 @@ class Fitted:
         skipped: Samples left out because they were not finite.
     """
 
+    likelihood: Likelihood
     parameters: ParameterSet
     basis: Eigenbasis
     state: SketchState | None
@@ -75,12 +79,30 @@ class Fitted:
                 "fit again after changing the model"
             )
 
-    def merged(self, other: Fitted, rank: int) -> Fitted:
-        """Return the fit of both fits' data, in memory of its own.
+    def check_sketch(self) -> None:
+        """Make sure the sketch is there, before data is read to be added to it.
+
+        Raises:
+            MergeError: If it is not.
+        """
+        if self.state is None:
+            raise MergeError(
+                "expected a monitor with its sketch, but this one was saved without; save it "
+                "with monitor.save(path, sketch=True), or fit again"
+            )
+
+    def to(self, device: torch.device | str) -> Fitted:
+        """Return the fit on another device."""
+        state = None if self.state is None else self.state.to(device)
+        return replace(self, basis=self.basis.to(device), state=state)
+
+    def merged(self, other: Fitted, rank: int, consume: bool = False) -> Fitted:
+        """Return the fit of both fits' data; this one is left alone.
 
         Args:
             other: A fit of the same model and parameters on other data.
             rank: ``k`` of the new basis.
+            consume: Add into the memory of ``other``, which is then of no more use.
 
         Raises:
             MergeError: If they are fits of other models or parameters, or a sketch is missing.
@@ -88,17 +110,19 @@ class Fitted:
         difference = self.fingerprints.difference(other.fingerprints)
         if self.parameters != other.parameters:
             difference = "other parameters were chosen"
+        if self.likelihood != other.likelihood:
+            difference = f"the likelihoods are {self.likelihood} and {other.likelihood}"
         if difference:
             raise MergeError(
-                f"expected two fits of the same model and parameters, but {difference}; fit "
-                "every part with the same weights and parameters=..."
+                f"expected two fits of the same model and options, but {difference}; fit "
+                "every part with the same weights, likelihood and parameters=..."
             )
-        if self.state is None or other.state is None:
-            raise MergeError(
-                "expected both monitors to have their sketches, but one was saved without; "
-                "save it with monitor.save(path, sketch=True)"
-            )
+        self.check_sketch()
+        other.check_sketch()
+        assert self.state is not None
+        assert other.state is not None
         sketch = self.state.sketch
-        state = sketch.merge(self.state.copy(), other.state)
+        own = other.state if consume else other.state.copy()
+        state = sketch.merge(own.to(self.state.squared_norm.device), self.state)
         skipped = self.skipped + other.skipped
         return replace(self, basis=sketch.eigenbasis(state, rank), state=state, skipped=skipped)

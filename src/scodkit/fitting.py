@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scodkit import artifact
 from scodkit.errors import MismatchError, NonFiniteError, OptionError
@@ -16,7 +16,7 @@ from scodkit.factors import FactorsOf, FactorSource, Piece, choose_engine, row_b
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet, Selection, select
+from scodkit.parameters import ParameterSet, Selection, digest_of, select
 from scodkit.plan import Plan
 from scodkit.sketch import Sketch, SketchState
 from scodkit.stream import (
@@ -58,6 +58,32 @@ class FitOptions:
             raise OptionError(f"expected every >= 1 batches, got {self.every}")
 
 
+def check_options(
+    model: object, likelihood: object, rank: object, sketch: object, prior_scale: float
+) -> None:
+    """Refuse what a monitor cannot be made of, at once rather than after a pass.
+
+    Raises:
+        OptionError: With what to type instead.
+    """
+    problem = None
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        problem = f"an nn.Module that is not scripted, got {type(model).__name__}"
+    elif not isinstance(likelihood, Likelihood):
+        problem = (
+            f"a likelihood object, got {likelihood!r}; type Categorical(), Gaussian(), "
+            "Bernoulli() or another from scodkit"
+        )
+    elif not isinstance(rank, int) or rank < 1:
+        problem = f"an integer rank >= 1, got {rank!r}"
+    elif not isinstance(sketch, Sketch):
+        problem = f"a sketch object, got {sketch!r}; type Nystrom() or another, with brackets"
+    elif not 1e-100 < prior_scale < 1e100:
+        problem = f"a positive, finite prior_scale, got {prior_scale!r}"
+    if problem:
+        raise OptionError(f"expected {problem}")
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What to fit.
@@ -77,16 +103,17 @@ class Recipe:
     budget: int
 
     def plan(
-        self, network: Network, parameters: ParameterSet, output: Tensor, num_data: int | None
+        self, network: Network, parameters: ParameterSet, call: Inputs, num_data: int | None
     ) -> Plan:
-        """Return the memory a fit takes; ``output`` is the model's on some batch."""
+        """Return the memory a fit takes on batches like ``call``."""
+        output = first_output(network, call)
         directions = self.likelihood.num_directions(output.shape[1:])
         num_rows = None if num_data is None else num_data * directions
         columns = self.sketch.columns(parameters.num_parameters, self.rank, num_rows)
-        working = directions * output[0].numel() * output.itemsize
         one_row = row_bytes(network, parameters)
-        # rows fill the budget, or are one at a time where a single one is larger
-        working += max(one_row, min(self.budget, directions * one_row))
+        # a batch's rows fill the budget at most, but one is formed in any case
+        working = max(one_row, min(self.budget, call.batch_size * directions * one_row))
+        working += directions * output[0].numel() * output.itemsize
         return Plan.of(
             num_parameters=parameters.num_parameters,
             directions=directions,
@@ -97,10 +124,9 @@ class Recipe:
             device=network.device,
         )
 
-    def source(
-        self, network: Network, parameters: ParameterSet, call: Inputs, output: Tensor
-    ) -> FactorSource:
+    def source(self, network: Network, parameters: ParameterSet, call: Inputs) -> FactorSource:
         """Return what turns batches into factors; the engine is chosen on ``call``."""
+        output = first_output(network, call)
         directions = self.likelihood.num_directions(output.shape[1:])
         engine = choose_engine(network, parameters, call)
         return FactorSource(engine, self.likelihood, directions, self.budget)
@@ -114,6 +140,7 @@ class Progress:
         state: The sketch so far.
         batches: Batches finished.
         samples: Samples read, good or bad.
+        data_digest: Hash of all batches read, kept only for checkpoints.
         skipped: Samples left out because they were not finite.
     """
 
@@ -121,6 +148,7 @@ class Progress:
     batches: int = 0
     samples: int = 0
     skipped: int = 0
+    data_digest: str = ""
 
 
 def fit(
@@ -137,15 +165,17 @@ def fit(
     Returns:
         The fit, and the engine that was chosen for it.
     """
+    if options.checkpoint:
+        artifact.check_folder(options.checkpoint)
     first, batches = open_stream(loader)
     with network.evaluating():
         call = network.inputs_of(first)
         if options.check_deterministic:
             check_deterministic(network, call, loader)
         parameters = select(recipe.selection, network, call)
-        output = first_output(network, call)
-        recipe.plan(network, parameters, output, num_samples(loader)).check()
-        source = recipe.source(network, parameters, call, output)
+        recipe.plan(network, parameters, call, num_samples(loader)).check()
+        source = recipe.source(network, parameters, call)
+        dtype = sum_dtype(first_output(network, call))
 
     fingerprints = Fingerprints.of(network.model, parameters)
     identity: dict[str, Any] = {}
@@ -157,14 +187,18 @@ def fit(
             "weights": vars(fingerprints),
             "data": data_identity(loader, call),
         }
-    state = recipe.sketch.zero(
-        parameters.num_parameters, recipe.rank, sum_dtype(output), network.device
-    )
+    state = recipe.sketch.zero(parameters.num_parameters, recipe.rank, dtype, network.device)
     batches = batches_of(batches, num_batches(loader), "sketching", options.progress)
     done = _run(source, state, batches, options, identity)
     basis = recipe.sketch.eigenbasis(done.state, recipe.rank)
     fitted = Fitted(
-        parameters, basis, done.state, fingerprints, source.directions, done.skipped
+        recipe.likelihood,
+        parameters,
+        basis,
+        done.state,
+        fingerprints,
+        source.directions,
+        done.skipped,
     )
     return fitted, source
 
@@ -189,26 +223,55 @@ def _run(
 ) -> Progress:
     progress = _resume(options.checkpoint, state, identity)
     done_before = progress.batches
-    for position, batch in enumerate(batches):
-        if position < done_before:
+    digest, read = "", 0
+    for read, batch in enumerate(batches, start=1):
+        if options.checkpoint:
+            digest = _chained(digest, source.engine.network.inputs_of(batch))
+        if read == done_before and digest != progress.data_digest:
+            raise _other_data(options.checkpoint)
+        if read <= done_before:
             continue
         # the model is held batch by batch, so that others can score meanwhile
         with source.engine.network.evaluating():
             _absorb(source, source.engine.network.inputs_of(batch), progress, options)
-        progress.batches += 1
+        progress.batches, progress.data_digest = read, digest
         if options.checkpoint and progress.batches % options.every == 0:
             _save(options.checkpoint, progress, identity)
+    if read < done_before:
+        raise _other_data(options.checkpoint)
+    if progress.state.num_data == 0:
+        raise NonFiniteError(
+            f"expected finite samples, but all {progress.skipped} had a NaN or an infinity; "
+            "look at the data and at the model's outputs"
+        )
     if options.checkpoint:
         _save(options.checkpoint, progress, identity)
     return progress
 
 
+def _chained(digest: str, call: Inputs) -> str:
+    return digest_of({str(i): t for i, t in enumerate(call.tensors())}, salt=digest)
+
+
+def _other_data(path: Path | None) -> MismatchError:
+    return MismatchError(
+        f"expected the data of the checkpoint at {path}, got other batches; go on with the "
+        "same data in the same order, or delete the checkpoint"
+    )
+
+
 def _absorb(
     source: FactorSource, call: Inputs, progress: Progress, options: FitOptions
 ) -> None:
+    whole = None
+    if options.on_bad == "skip" and source.splits_samples:
+        # a sample is skipped whole: look at all its directions before using any
+        whole = _finite_samples(source, call)
     for piece in source.pieces(call):
         norms = piece.factors.squared_norms()
         good = norms.isfinite() & piece.finite
+        if whole is not None:
+            good &= whole[piece.samples]
         factors = piece.factors
         if not bool(good.all()):
             if options.on_bad == "raise":
@@ -223,9 +286,17 @@ def _absorb(
     progress.samples += call.batch_size
 
 
+def _finite_samples(source: FactorSource, call: Inputs) -> Tensor:
+    finite = torch.ones(call.batch_size, dtype=torch.bool, device=source.engine.network.device)
+    for piece in source.pieces(call):
+        finite[piece.samples] &= piece.factors.squared_norms().isfinite() & piece.finite
+    return finite
+
+
 def _non_finite(piece: Piece, good: Tensor, progress: Progress) -> NonFiniteError:
     row = piece.samples.start + int((~good).nonzero()[0])
-    what = "gradients" if bool(piece.finite[row - piece.samples.start]) else "output"
+    finite = bool(piece.finite[row - piece.samples.start])
+    what = "gradients" if finite else "inputs or output"
     return NonFiniteError(
         f"expected finite numbers, got a NaN or an infinity in the {what} of sample "
         f"{progress.samples + row} (batch {progress.batches}, row {row}); mend or remove it, "
@@ -249,13 +320,14 @@ def _resume(path: Path | None, state: SketchState, identity: dict[str, Any]) -> 
             + "); delete it or choose another path"
         )
     held = next(iter(state.tensors.values()))
-    resumed = artifact.unpack_state(header["state"], tensors, _STATE).to(held.device)
-    return Progress(resumed, header["batches"], header["samples"], header["skipped"])
+    resumed = artifact.unpack_state(header["state"], tensors, _STATE, state.sketch)
+    counts = {k: header[k] for k in ("batches", "samples", "skipped", "data_digest")}
+    return Progress(resumed.to(held.device), **counts)
 
 
 def _save(path: Path, progress: Progress, identity: dict[str, Any]) -> None:
     header, tensors = artifact.pack_state(progress.state, _STATE)
-    counts = {k: getattr(progress, k) for k in ("batches", "samples", "skipped")}
+    counts = {k: getattr(progress, k) for k in ("batches", "samples", "skipped", "data_digest")}
     artifact.write(
         path, _CHECKPOINT, {"state": header, "identity": identity, **counts}, tensors
     )

@@ -205,8 +205,7 @@ class Categorical(Likelihood):
         axis = self._axis(output.ndim)
         logits = output.detach().movedim(axis, -1)
         batch, classes = logits.shape[0], logits.shape[-1]
-        probabilities = logits.reshape(batch, -1, classes).softmax(-1)
-        rows = self._per_position(probabilities)
+        rows = self._per_position(logits.reshape(batch, -1, classes))
         positions, kept = rows.shape[1], rows.shape[2]
         if positions == 1:
             return rows[:, 0]
@@ -217,13 +216,16 @@ class Categorical(Likelihood):
         full.scatter_(3, where.expand(batch, positions, kept, classes), rows)
         return full.reshape(batch, positions * kept, -1)
 
-    def _per_position(self, q: Tensor) -> Tensor:
+    def _per_position(self, logits: Tensor) -> Tensor:
+        q = logits.softmax(-1)
         if self.directions is None or self.directions >= q.shape[-1]:
             root = q.sqrt()
             return torch.diag_embed(root) - root[..., :, None] * q[..., None, :]
-        fisher = torch.diag_embed(q) - q[..., :, None] * q[..., None, :]
-        # NaN would make eigh raise; the caller deals with non-finite samples
-        values, vectors = torch.linalg.eigh(torch.nan_to_num(fisher).double())
+        # in float64: for a confident prediction the entries are differences of near-equals;
+        # and NaN would make eigh raise, while the caller deals with non-finite samples
+        wide = logits.double().softmax(-1).nan_to_num()
+        fisher = torch.diag_embed(wide) - wide[..., :, None] * wide[..., None, :]
+        values, vectors = torch.linalg.eigh(fisher)
         values, vectors = values[..., -self.directions :], vectors[..., -self.directions :]
         rows: Tensor = values.clamp_min(0).sqrt()[..., None] * vectors.mT
         return rows.to(q.dtype)
@@ -265,7 +267,9 @@ class MonteCarlo(Likelihood):
 
     Args:
         family: Maps an output ``(B, *shape)`` to a distribution with ``B`` as its first batch
-            axis; log-probabilities are summed over all other axes.
+            axis; log-probabilities are summed over all other axes. It is called on the CPU
+            too (draws must not depend on the device), so tensors of its own must follow
+            ``output.device``.
         samples: Draws per sample; the standard error falls with its root.
         seed: With a sample's key it fixes that sample's draws.
 

@@ -14,7 +14,7 @@ from scodkit import fitting, storage
 from scodkit import score as scoring
 from scodkit.calibration import Calibration
 from scodkit.eigenbasis import Eigenbasis
-from scodkit.errors import NotFittedError, OptionError
+from scodkit.errors import NotFittedError
 from scodkit.factors import FactorSource
 from scodkit.fitted import Fitted
 from scodkit.fitting import FitOptions, Recipe
@@ -23,7 +23,7 @@ from scodkit.network import Inputs, Network
 from scodkit.parameters import Selection, select
 from scodkit.plan import Plan
 from scodkit.sketch import Nystrom, Sketch
-from scodkit.stream import batches_of, num_batches
+from scodkit.stream import batches_of, num_batches, open_stream
 
 
 class Monitor:
@@ -70,18 +70,11 @@ class Monitor:
         inputs: Callable[[Any], Any] | None = None,
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        if rank < 1:
-            raise OptionError(f"expected rank >= 1, got {rank}")
-        if not 0 < prior_scale < float("inf"):
-            raise OptionError(f"expected a positive, finite prior_scale, got {prior_scale}")
-        if not isinstance(likelihood, Likelihood):
-            raise OptionError(
-                f"expected a likelihood object, got {likelihood!r}; type Categorical(), "
-                "Gaussian(), Bernoulli() or another from scodkit"
-            )
+        sketch = Nystrom() if sketch is None else sketch
+        fitting.check_options(model, likelihood, rank, sketch, prior_scale)
         self.likelihood = likelihood
         self.rank = rank
-        self.sketch = Nystrom() if sketch is None else sketch
+        self.sketch = sketch
         self.prior_scale = prior_scale
         self.calibration: Calibration | None = None
         self._selection = parameters
@@ -126,21 +119,33 @@ class Monitor:
         options = FitOptions(progress, on_bad, check_deterministic, kept, every)
         return self._adopt(*fitting.fit(self._network, self._recipe, loader, options))
 
-    def update(self, loader: Iterable[Any], *, progress: bool = True) -> Monitor:
+    def update(
+        self,
+        loader: Iterable[Any],
+        *,
+        progress: bool = True,
+        on_bad: Literal["raise", "skip"] = "raise",
+        check_deterministic: bool = True,
+    ) -> Monitor:
         """Add new data to a fit: one pass over the new data only.
 
         Args:
             loader: Batches of new training data.
-            progress: Show a progress bar.
+            progress: As in `fit`.
+            on_bad: As in `fit`.
+            check_deterministic: As in `fit`.
 
         Returns:
-            The monitor itself. If anything goes wrong it is as it was before.
+            The monitor itself; an earlier calibration is dropped. If anything goes wrong the
+            monitor is as it was before.
         """
         before = self._ready()
-        before.check_weights(self._network.model, "an update")
+        before.check_weights(self.model, "an update")
+        before.check_sketch()
         recipe = replace(self._recipe, selection=before.parameters)
-        fresh, source = fitting.fit(self._network, recipe, loader, FitOptions(progress))
-        return self._adopt(before.merged(fresh, self.rank), source)
+        options = FitOptions(progress, on_bad, check_deterministic)
+        fresh, source = fitting.fit(self._network, recipe, loader, options)
+        return self._adopt(before.merged(fresh, self.rank, consume=True), source)
 
     def merge(self, other: Monitor) -> Monitor:
         """Add the data of a monitor fitted on another part of the training data.
@@ -149,22 +154,22 @@ class Monitor:
             other: A monitor of the same model, parameters and sketch; left alone.
 
         Returns:
-            This monitor, as if fitted on both parts.
+            This monitor, as if fitted on both parts; an earlier calibration is dropped.
         """
+        self._ready().check_weights(self.model, "a merge")
         return self._adopt(self._ready().merged(other._ready(), self.rank), self._source)
 
     def plan(self, batch: object, num_data: int | None = None) -> Plan:
         """Return how much memory a fit and scoring will take, without allocating it.
 
         Args:
-            batch: A batch as the loader yields it; one sample is enough.
+            batch: A batch as the loader yields it, as large as the ones to come.
             num_data: Samples to come, where known (`Exact` needs it).
         """
         with self._network.evaluating():
             call = self._network.inputs_of(batch)
             parameters = select(self._selection, self._network, call)
-            output = fitting.first_output(self._network, call)
-            return self._recipe.plan(self._network, parameters, output, num_data)
+            return self._recipe.plan(self._network, parameters, call, num_data)
 
     def calibrate(self, loader: Iterable[Any], *, progress: bool = True) -> Monitor:
         """Score held-out data, so that scores get p-values and flags a false-alarm rate.
@@ -177,9 +182,9 @@ class Monitor:
             The monitor itself, calibrated.
         """
         self._ready()
-        batches = batches_of(loader, num_batches(loader), "calibrating", progress)
-        scores = [self.score(batch).cpu() for batch in batches]
-        self.calibration = Calibration(torch.cat(scores) if scores else torch.empty(0))
+        _, batches = open_stream(loader)
+        batches = batches_of(batches, num_batches(loader), "calibrating", progress)
+        self.calibration = Calibration(torch.cat([self.score(b).cpu() for b in batches]))
         return self
 
     # -- online ----------------------------------------------------------------------------
@@ -302,11 +307,7 @@ class Monitor:
     def _source_for(self, call: Inputs) -> FactorSource:
         """Return the engine, chosen on the first batch after a load."""
         if self._source is None:
-            parameters, output = (
-                self._ready().parameters,
-                fitting.first_output(self._network, call),
-            )
-            self._source = self._recipe.source(self._network, parameters, call, output)
+            self._source = self._recipe.source(self._network, self._ready().parameters, call)
         return replace(self._source, budget=self.memory_budget)
 
     def _score(self, batch: object) -> tuple[Tensor, Tensor]:
@@ -329,14 +330,8 @@ class Monitor:
         Args:
             device: Where to. A model that was moved by itself is followed without this.
         """
-        self._network.model.to(device)
-        if self._fitted is not None:
-            state = self._fitted.state
-            self._fitted = replace(
-                self._fitted,
-                basis=self._fitted.basis.to(device),
-                state=None if state is None else state.to(device),
-            )
+        self.model.to(device)
+        self._fitted = None if self._fitted is None else self._fitted.to(device)
         return self
 
     def save(self, path: str | Path, *, sketch: bool = True) -> None:
@@ -365,6 +360,7 @@ class Monitor:
         model: nn.Module,
         *,
         likelihood: Likelihood | None = None,
+        sketch: Sketch | None = None,
         inputs: Callable[[Any], Any] | None = None,
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> Monitor:
@@ -373,7 +369,9 @@ class Monitor:
         Args:
             path: Where from.
             model: The model it was fitted on, with the same weights.
-            likelihood: Needed only where a file cannot describe it (`MonteCarlo`).
+            likelihood: Needed only where a file cannot describe it: a `MonteCarlo` (its family
+                cannot be checked) or a class of your own.
+            sketch: Likewise.
             inputs: The same function the monitor was made with, if there was one.
             outputs: Likewise.
 
@@ -385,7 +383,7 @@ class Monitor:
                 file that is cut off or altered, another format.
         """
         functions = {"inputs": inputs is not None, "outputs": outputs is not None}
-        stored = storage.load(path, Network(model).model, likelihood, functions)
+        stored = storage.load(path, Network(model).model, likelihood, sketch, functions)
         monitor = cls(
             model,
             stored.likelihood,

@@ -38,6 +38,13 @@ class Inputs:
     kwargs: Mapping[str, Any]
 
     def __post_init__(self) -> None:
+        nested = [type(v) for v in (*self.args, *self.kwargs.values()) if _holds_tensors(v)]
+        if nested:
+            raise BatchError(
+                f"expected tensors as the model's inputs, got a {nested[0].__name__} of them; "
+                "pass them one by one (inputs=lambda batch: (a, b) or {'name': a}), with a "
+                "small module around the model that puts them together"
+            )
         sizes = {t.shape[0] if t.ndim else None for t in self.tensors()}
         if not sizes:
             raise BatchError(
@@ -81,6 +88,14 @@ class Inputs:
         return self.map(lambda t: t[which])
 
 
+def _holds_tensors(value: object) -> bool:
+    inside = value.values() if isinstance(value, Mapping) else value
+    return isinstance(value, (Mapping, list, tuple)) and any(
+        isinstance(v, Tensor)
+        for v in inside  # type: ignore[attr-defined]
+    )
+
+
 class Network:
     """A trained model together with how batches enter it and outputs leave it.
 
@@ -104,6 +119,7 @@ class Network:
         self._pick_inputs = inputs
         self._pick_outputs = outputs
         self._lock = _lock_of(self.model)
+        self._volatile: set[str] | None = None  # buffers a call changes; unknown before one
         self._recurrent = any(isinstance(m, nn.RNNBase) for m in self.model.modules())
 
     @property
@@ -136,11 +152,17 @@ class Network:
         if isinstance(batch, Mapping):
             accepted = inspect.signature(self.model.forward).parameters
             anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-            return {
+            picked = {
                 str(key): value
                 for key, value in batch.items()
                 if (anything or key in accepted) and key not in _LABEL_KEYS
             }
+            if not picked:
+                raise BatchError(
+                    f"expected a dict with inputs of the model ({', '.join(accepted)}), got "
+                    f"{', '.join(map(str, batch))}; pick them with inputs=lambda batch: ..."
+                )
+            return picked
         if isinstance(batch, (tuple, list)) and batch:
             first = batch[0]
             return self._default_inputs(first) if isinstance(first, Mapping) else first
@@ -179,15 +201,16 @@ class Network:
         ):
             result = result.logits
         if not isinstance(result, Tensor):
+            part = repr(next(iter(result), 0)) if isinstance(result, Mapping) else "0"
             raise BatchError(
-                f"expected the model to return a tensor, got {type(result).__name__}; "
-                "say which part is the prediction: Monitor(..., outputs=lambda out: out[0])"
+                f"expected the model to return a tensor, got {type(result).__name__}; say "
+                f"which part is the prediction: Monitor(..., outputs=lambda out: out[{part}])"
             )
         if result.ndim == 0 or result.shape[0] != batch_size:
             raise BatchError(
                 f"expected an output of shape ({batch_size}, ...), one row per sample, got "
-                f"{tuple(result.shape)}; say which part is the prediction: "
-                "Monitor(..., outputs=lambda out: ...)"
+                f"{tuple(result.shape)}; for a single sample type x[None]; otherwise say which "
+                "part is the prediction: Monitor(..., outputs=lambda out: ...)"
             )
         return result if result.ndim > 1 else result[:, None]
 
@@ -200,6 +223,7 @@ class Network:
         """
         with self._lock:
             training = [module for module in self.model.modules() if module.training]
+            buffers = self._buffers_to_guard()
             try:
                 for module in training:
                     module.training = False
@@ -208,6 +232,30 @@ class Network:
             finally:
                 for module in training:
                     module.training = True
+                self._restore(buffers)
+
+    def _buffers_to_guard(self) -> dict[str, tuple[Tensor, int, Tensor]]:
+        """Return buffers as they are: all at first, then those a call is known to change."""
+        return {
+            name: (buffer, buffer._version, buffer.clone())
+            for name, buffer in self.model.named_buffers()
+            if (self._volatile is None or name in self._volatile) and not buffer.is_inference()
+        }
+
+    def _restore(self, buffers: dict[str, tuple[Tensor, int, Tensor]]) -> None:
+        now = dict(self.model.named_buffers())
+        changed = {
+            name
+            for name, (buffer, version, _) in buffers.items()
+            if now.get(name) is not buffer or buffer._version != version
+        }
+        with torch.inference_mode(False), torch.no_grad():
+            for name in changed:
+                buffer, _, copy = buffers[name]
+                buffer.copy_(copy)
+                owner, _, leaf = name.rpartition(".")
+                self.model.get_submodule(owner)._buffers[leaf] = buffer
+        self._volatile = changed if self._volatile is None else self._volatile
 
     def _kernels(self) -> contextlib.AbstractContextManager[None]:
         """Return a context without cuDNN for recurrent models: its RNNs refuse eval mode."""

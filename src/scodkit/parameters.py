@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from scodkit.errors import ParameterSelectionError
 from scodkit.network import Inputs, Network
@@ -217,7 +218,7 @@ def _last_layers(
         first = len(layers) - max(2, share)
         convolutions = [i for i, layer in enumerate(layers) if _is_convolution(layer)]
         first = max(0, min([first, *convolutions[-1:]]))
-    kept = {id(p) for layer in layers[first:] for p in layer.parameters(recurse=False)}
+    kept = {id(p) for layer in layers[first:] for p in _own_parameters(layer)}
     return {name for name, parameter in named.items() if id(parameter) in kept}
 
 
@@ -241,7 +242,7 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
             handle.remove()
     ranked: list[tuple[int, int, nn.Module]] = []
     for position, (module, rank) in enumerate(_with_rank(network.model, order, -1, set())):
-        if any(True for _ in module.parameters(recurse=False)):
+        if _own_parameters(module):
             ranked.append((rank, position, module))
     return [module for _, _, module in sorted(ranked, key=lambda entry: entry[:2])]
 
@@ -254,8 +255,17 @@ def _with_rank(
     seen.add(module)
     rank = order.get(module, inherited)
     yield module, rank
-    for child in module.children():
-        yield from _with_rank(child, order, rank, seen)
+    for name, child in module.named_children():
+        if not (name == "parametrizations" and parametrize.is_parametrized(module)):
+            yield from _with_rank(child, order, rank, seen)
+
+
+def _own_parameters(layer: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters a layer owns, those behind its parametrizations included."""
+    own = list(layer.parameters(recurse=False))
+    if parametrize.is_parametrized(layer):
+        own += list(layer.parametrizations.parameters())  # type: ignore[union-attr]
+    return own
 
 
 def _is_convolution(module: nn.Module) -> bool:

@@ -117,7 +117,9 @@ class Plan:
 def available_bytes(device: torch.device) -> int | None:
     """Return the free memory of a device; None when it cannot be known."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        # what torch keeps for itself but does not use is free to us
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
     if device.type != "cpu":
         return None
     limits = [free for free in (_free_in_container(), _free_on_machine()) if free is not None]
@@ -157,6 +159,9 @@ def _free_in_container() -> int | None:
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
+        for line in (group / "memory.stat").read_text().splitlines():
+            if line.startswith("inactive_file "):  # cache the kernel gives up when asked
+                used -= int(line.split()[1])
     except (OSError, ValueError):
         return None
     return None if limit == "max" else max(0, int(limit) - used)

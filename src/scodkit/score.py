@@ -122,17 +122,16 @@ def score_batch(
     """
     outputs: dict[int, Tensor] = {}
     parts: dict[int, Energies] = {}
+    finite: dict[int, Tensor] = {}
     for piece in source.pieces(call):
         start = piece.samples.start
         found = energies(piece.factors, basis)
         parts[start] = parts[start] + found if start in parts else found
-        outputs[start] = piece.output
+        outputs[start], finite[start] = piece.output, piece.finite
     total = torch.cat([part.total for part in parts.values()])
     along = torch.cat([part.along for part in parts.values()])
     output = torch.cat(list(outputs.values()))
-    good = total.isfinite() & along.isfinite().all(1)
-    for tensor in (*call.tensors(), output):
-        good &= tensor.reshape(call.batch_size, -1).isfinite().all(1)
+    good = torch.cat(list(finite.values())) & total.isfinite() & along.isfinite().all(1)
     return output, Energies(
         torch.where(good, total, torch.inf), torch.where(good[:, None], along, 0.0)
     )

@@ -86,6 +86,7 @@ def load(
     path: str | Path,
     model: nn.Module,
     likelihood: Likelihood | None,
+    sketch: Sketch | None,
     functions: Mapping[str, bool],
 ) -> Stored:
     """Read a monitor and check that it belongs to a model.
@@ -94,6 +95,7 @@ def load(
         path: Where from.
         model: The model, without wrappers.
         likelihood: The likelihood, where a file cannot describe it.
+        sketch: The sketch, likewise.
         functions: Which of the user's functions are given now, by name.
 
     Returns:
@@ -108,23 +110,38 @@ def load(
             f"expected functions as at the fit ({header['functions']}), got {dict(functions)}; "
             "pass the same inputs= and outputs= to Monitor.load"
         )
-    described = header["likelihood"]
-    chosen = artifact.build(described) if likelihood is None else likelihood
-    if artifact.describe(chosen) != described:
-        raise MismatchError(f"expected the likelihood of the fit, {described}, got {chosen!r}")
+    own_likelihood = _chosen("likelihood", header, likelihood)
+    own_sketch = _chosen("sketch", header, sketch)
     return Stored(
-        likelihood=chosen,
+        likelihood=own_likelihood,
         rank=header["rank"],
-        sketch=artifact.build(header["sketch"]),
+        sketch=own_sketch,
         prior_scale=header["prior_scale"],
         functions=functions,
-        fitted=_fitted(header, tensors, model),
+        fitted=_fitted(header, tensors, model, own_likelihood, own_sketch),
         calibration=Calibration(tensors["calibration"]) if "calibration" in tensors else None,
     )
 
 
+def _chosen(what: str, header: Mapping[str, Any], given: Any) -> Any:
+    """Return the likelihood or sketch of a file, or the one given if it agrees.
+
+    Raises:
+        MismatchError: If it does not.
+    """
+    described = header[what]
+    chosen = artifact.build(described) if given is None else given
+    if artifact.describe(chosen) != described:
+        raise MismatchError(f"expected the {what} of the fit, {described}, got {chosen!r}")
+    return chosen
+
+
 def _fitted(
-    header: Mapping[str, Any], tensors: Mapping[str, Tensor], model: nn.Module
+    header: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    model: nn.Module,
+    likelihood: Likelihood,
+    sketch: Sketch,
 ) -> Fitted:
     parameters = _parameters_in(model, header["parameters"])
     fingerprints = Fingerprints(**header["fingerprints"])
@@ -140,10 +157,10 @@ def _fitted(
     device = next(model.parameters()).device
     state = None
     if "state" in header:
-        state = artifact.unpack_state(header["state"], tensors, _STATE).to(device)
+        state = artifact.unpack_state(header["state"], tensors, _STATE, sketch).to(device)
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers).to(device)
     directions, skipped = header["directions"], header["skipped"]
-    return Fitted(parameters, basis, state, fingerprints, directions, skipped)
+    return Fitted(likelihood, parameters, basis, state, fingerprints, directions, skipped)
 
 
 def _parameters_in(model: nn.Module, shapes: Mapping[str, list[int]]) -> ParameterSet:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from tqdm.auto import tqdm
 
 from scodkit.errors import BatchError, NondeterministicError, OptionError
@@ -67,6 +67,7 @@ def check_deterministic(network: Network, call: Inputs, loader: object) -> None:
         )
     dataset: Any = getattr(loader, "dataset", None)
     readable = hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)
+    readable = readable and not isinstance(dataset, IterableDataset)
     if readable and len(dataset) and not _same(dataset[0], dataset[0]):
         raise NondeterministicError(
             "expected the data set to give the same item twice, but item 0 differs between "

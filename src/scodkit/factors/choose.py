@@ -8,8 +8,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from scodkit.errors import EngineFallbackWarning
-from scodkit.factors.engine import Engine, Factors
+from scodkit.errors import BatchError, EngineFallbackWarning
+from scodkit.factors.engine import Engine, Factors, Linearization
 from scodkit.factors.functional import FunctionalEngine
 from scodkit.factors.loop import LoopEngine
 from scodkit.network import Inputs, Network
@@ -37,12 +37,13 @@ def choose_engine(network: Network, parameters: ParameterSet, example: Inputs) -
         example: A batch; its first samples are tried.
 
     Returns:
-        An engine. Warns with `EngineFallbackWarning` when a fast one was turned down.
+        An engine. Warns with `EngineFallbackWarning` when a fast one was turned down, and
+        refuses models whose samples influence each other.
     """
     samples, count = _LARGE_TRIAL if parameters.num_parameters > _LARGE else _TRIAL
     few = example.samples(slice(0, samples))
     loop = LoopEngine(network, parameters)
-    exact = loop.linearize(few)
+    exact = _one_by_one(loop, few)
     rows = _trial_rows(exact.output, count)
     expected = exact.pull_back(rows)
     for kind in _FAST_ENGINES:
@@ -52,7 +53,7 @@ def choose_engine(network: Network, parameters: ParameterSet, example: Inputs) -
         except Exception as error:  # whatever a third-party module raises under a transform
             reason = f"it raised {type(error).__name__}: {_first_line(error)}"
         else:
-            if distance <= _TOLERANCE.get(rows.dtype, _TOLERANCE_HALF):
+            if distance <= _tolerance(rows):
                 return engine
             reason = f"its gradients differ from plain autograd's by {distance:.1e} relative"
         warnings.warn(
@@ -62,6 +63,39 @@ def choose_engine(network: Network, parameters: ParameterSet, example: Inputs) -
             stacklevel=2,
         )
     return loop
+
+
+def _one_by_one(loop: LoopEngine, few: Inputs) -> Linearization:
+    """Return the samples linearised each alone; that must be what they are in company.
+
+    Raises:
+        BatchError: If a sample's output depends on its neighbours in the batch.
+    """
+    advice = (
+        "the score of a sample must not depend on its batch: set batch_first=True in recurrent "
+        "layers, give BatchNorm its running statistics, pick inputs with the batch first "
+        "(inputs=lambda batch: ...)"
+    )
+    try:
+        alone = loop.linearize(few)
+    except Exception as error:
+        raise BatchError(
+            f"expected a model that takes one sample at a time, but it raised "
+            f"{type(error).__name__}: {_first_line(error)}; {advice}"
+        ) from error
+    with torch.no_grad():
+        together = loop.network(few).double().nan_to_num(0.0, 0.0, 0.0)
+    gap = (together - alone.output.double().nan_to_num(0.0, 0.0, 0.0)).norm()
+    if float(gap) > _tolerance(alone.output) * max(float(together.norm()), 1e-6):
+        raise BatchError(
+            f"expected the same output for a sample alone and in a batch, got outputs "
+            f"{float(gap):.1e} apart; {advice}"
+        )
+    return alone
+
+
+def _tolerance(like: Tensor) -> float:
+    return _TOLERANCE.get(like.dtype, _TOLERANCE_HALF)
 
 
 def _trial_rows(output: Tensor, count: int) -> Tensor:

@@ -56,5 +56,5 @@ class _LoopLinearization(Linearization):
                 )
                 for name, gradient in zip(self._weights, gradients, strict=True):
                     if gradient is not None:
-                        pulled[name][i, j] = gradient
+                        pulled[name][i, j] = gradient.to_dense()
         return HeldFactors(self._parameters, pulled)

@@ -24,8 +24,8 @@ class Piece:
     Args:
         samples: Which samples of the batch.
         output: Their outputs ``(b, *shape)``.
-        finite: ``(b,)``, False where the output has a NaN or an infinity; the rows of those
-            samples mean nothing.
+        finite: ``(b,)``, False where an input or the output has a NaN or an infinity; the
+            rows of those samples mean nothing.
         factors: Their rows in weight space, ``(b, q, n)`` per block.
         complete: True when these are the samples' last directions.
     """
@@ -64,8 +64,7 @@ class FactorSource:
         Yields:
             The pieces, in order.
         """
-        network, parameters = self.engine.network, self.engine.parameters
-        rows_at_once = max(1, self.budget // row_bytes(network, parameters))
+        rows_at_once = self._rows_at_once
         step = max(1, rows_at_once // max(1, self.directions))
         for start in range(0, call.batch_size, step):
             samples = slice(start, min(start + step, call.batch_size))
@@ -77,9 +76,20 @@ class FactorSource:
                 complete = first + rows_at_once >= rows.shape[1]
                 yield Piece(samples, linear.output, finite, factors, complete)
 
+    @property
+    def splits_samples(self) -> bool:
+        """Whether the directions of one sample come in several pieces."""
+        return self.directions > self._rows_at_once
+
+    @property
+    def _rows_at_once(self) -> int:
+        return max(1, self.budget // row_bytes(self.engine.network, self.engine.parameters))
+
     def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
         keys = sample_keys(call) if self.likelihood.draws else None
-        finite = output.flatten(1).isfinite().all(1)
+        finite = torch.stack(
+            [t.reshape(len(output), -1).isfinite().all(1) for t in (*call.tensors(), output)]
+        ).all(0)
         if bool(finite.all()):
             return finite, self.likelihood.factor(output, keys)
         directions = self.likelihood.num_directions(output.shape[1:])

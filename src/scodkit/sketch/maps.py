@@ -175,6 +175,20 @@ class SRFT(Map):
         return torch.tensor(list(drawn))
 
 
+def check_map(mapping: object, seed: object) -> None:
+    """Refuse what is not a map or not a seed.
+
+    Raises:
+        OptionError: With what to type instead.
+    """
+    if not isinstance(mapping, Map):
+        raise OptionError(
+            f"expected a map from scodkit.sketch, got {mapping!r}; type map=SparseSign()"
+        )
+    if not isinstance(seed, int):
+        raise OptionError(f"expected an integer seed, got {seed!r}")
+
+
 def project(
     mapping: Map, rows: Tensor, start: int, shape: tuple[int, int], seed: int
 ) -> Tensor:

@@ -24,7 +24,7 @@ from scodkit.sketch.base import (
     tall_chunks,
     tall_svd,
 )
-from scodkit.sketch.maps import Fold, Map, SparseSign, project
+from scodkit.sketch.maps import Fold, Map, SparseSign, check_map, project
 
 # columns held per rank kept when no size is given: the fewest that keep the nuclear error
 # within 1.5 times the best of that rank on real nets (benchmarks/sketch_accuracy.py)
@@ -51,6 +51,9 @@ class Nystrom(Sketch):
     size: int | None = None
     map: Map = SparseSign()  # noqa: RUF009 (frozen)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_map(self.map, self.seed)
 
     def columns(self, num_parameters: int, rank: int, num_rows: int | None = None) -> int:
         """See `Sketch.columns`; never more than ``N``.
@@ -95,17 +98,17 @@ class Nystrom(Sketch):
         """
         num_data = max(1, state.num_data)
         vectors, values, slack = self._decompose(state)
-        kept = values > 0
+        positive = int((values > 0).sum())  # they come in descending order
         basis = Eigenbasis(
-            values=(values[kept] / num_data).to(vectors.dtype),
-            vectors=vectors[:, kept],
+            values=(values[:positive] / num_data).to(vectors.dtype),
+            vectors=vectors[:, :positive],
             num_data=state.num_data,
             trace=float(state.squared_norm) / num_data,
             certified=True,
             residual_norm=float("inf"),
             residual_rank=min(state.num_parameters, state.num_rows),
             slack=slack / num_data,
-            clamped=int((~kept).sum()),
+            clamped=len(values) - positive,
         )
         return basis.bounded_by_trace().truncate(rank)
 

@@ -15,7 +15,7 @@ from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
 from scodkit.sketch.base import Sketch, SketchState, empty_state, tall_svd, tall_times
-from scodkit.sketch.maps import SRFT, Map, project
+from scodkit.sketch.maps import SRFT, Map, check_map, project
 from scodkit.sketch.nystrom import add_product
 
 
@@ -40,6 +40,9 @@ class TwoSided(Sketch):
     size: int | None = None
     map: Map = SRFT()  # noqa: RUF009 (frozen)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_map(self.map, self.seed)
 
     def columns(self, num_parameters: int, rank: int, num_rows: int | None = None) -> int:
         """See `Sketch.columns`.
