@@ -130,13 +130,9 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
 
 def describe(thing: object) -> dict[str, Any]:
     """Return a likelihood, sketch or map as plain data: its name and its options."""
-    fields: dict[str, object] = {}
+    options: dict[str, Any] = {}
     if dataclasses.is_dataclass(thing):
-        fields = {f.name: getattr(thing, f.name) for f in dataclasses.fields(thing)}
-    options = {
-        name: describe(value) if dataclasses.is_dataclass(value) else _plain(value)
-        for name, value in fields.items()
-    }
+        options = {f.name: _plain(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
     return {"type": _NAMES.get(type(thing), type(thing).__name__), **options}
 
 
@@ -224,9 +220,13 @@ def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 def _plain(value: object) -> object:
     """Return plain data; of a function only that it is one, as it cannot be compared."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, tuple):
+        return list(value)
     if callable(value):
         return "a function"
-    return list(value) if isinstance(value, tuple) else value
+    return describe(value)
 
 
 def _hashable(value: object) -> object:

@@ -204,9 +204,9 @@ def fit(
 
 
 def first_output(network: Network, call: Inputs) -> Tensor:
-    """Return the model's output on the first sample of a batch, ``(1, *shape)``."""
+    """Return the model's output on the first samples of a batch, ``(b, *shape)``."""
     with torch.no_grad():
-        return network(call.samples(slice(0, 1)))
+        return network(call.samples(slice(0, 2)))
 
 
 def sum_dtype(output: Tensor) -> torch.dtype:

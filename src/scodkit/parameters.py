@@ -236,7 +236,7 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
     handles = [m.register_forward_pre_hook(note) for m in network.model.modules()]
     try:
         with torch.no_grad():
-            network(example.samples(slice(0, 1)))
+            network(example.samples(slice(0, 2)))
     finally:
         for handle in handles:
             handle.remove()
