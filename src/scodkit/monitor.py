@@ -227,7 +227,7 @@ class Monitor:
         return self.score(batch) > self.calibration.threshold(false_alarm)
 
     def certify(self, batch: object) -> scoring.Certificate:
-        """Return proven bounds on the score the whole Fisher information would give.
+        """Return bounds on the score the whole Fisher information would give.
 
         Args:
             batch: As the loader yields it.
@@ -305,8 +305,8 @@ class Monitor:
         return basis
 
     def _source_for(self, call: Inputs) -> FactorSource:
-        """Return the engine, chosen on the first batch after a load."""
-        if self._source is None:
+        """Return the engine, chosen on the first batch after a load or a change of device."""
+        if self._source is None or self._source.engine.device != self._network.device:
             self._source = self._recipe.source(self._network, self._ready().parameters, call)
         return replace(self._source, budget=self.memory_budget)
 

@@ -66,8 +66,9 @@ class Certificate:
 
     Args:
         score: What `Monitor.score` returns. It over-estimates the exact score up to rounding.
-        lower: Proven lower bound.
-        upper: Proven upper bound: the score, widened by what rounding may have cost.
+        lower: Lower bound: the score, less what the sketch can have lost.
+        upper: Upper bound: the score, widened by what rounding may have cost (in the usual
+            model of rounding as independent noise).
         paper_gap: The SCOD paper's bound on ``score - exact``, with the eigenvalues it cannot
             know replaced by the worst their known sum allows. Always the looser one.
     """

@@ -96,6 +96,7 @@ class Engine(ABC):
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         self.network = network
         self.parameters = parameters
+        self.device = network.device  # kernels differ by device: trust does not carry over
 
     @abstractmethod
     def linearize(self, call: Inputs) -> Linearization:
