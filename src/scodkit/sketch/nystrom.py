@@ -162,16 +162,18 @@ class Nystrom(Sketch):
 
 
 def _rounding(state: SketchState) -> float:
-    """Return how large the rounding errors in ``Y`` are together, as a norm.
+    """Return how large the rounding errors in ``Y`` are together, in spectral norm.
 
     In the usual model of rounding as independent noise: an error of ``eps`` times the sum so
     far from each update, which add up like a random walk, and one of ``eps`` times its own
-    size from each row's product.
+    size from each row's product. The spectral norm of noise in ``T`` columns is its Frobenius
+    norm over ``sqrt(T)``; twice that, since the columns differ.
     """
     y = state.tensors["y"]
     sums = (1 + math.sqrt(state.num_updates) / 4) * float(torch.linalg.vector_norm(y))
     products = float(state.squared_norm) * math.sqrt(y.shape[1] / y.shape[0])
-    return torch.finfo(y.dtype).eps * (sums + products / math.sqrt(max(1, state.num_rows)))
+    noise = torch.finfo(y.dtype).eps * (sums + products / math.sqrt(max(1, state.num_rows)))
+    return noise * min(1.0, 2 / math.sqrt(y.shape[1]))
 
 
 def add_product(y: Tensor, factors: Factors, mapping: Map, seed: int) -> None:
