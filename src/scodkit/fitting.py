@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scodkit import artifact
-from scodkit.errors import MismatchError, NonFiniteError, OptionError
+from scodkit.errors import BatchError, MismatchError, NonFiniteError, OptionError
 from scodkit.factors import FactorsOf, FactorSource, Piece, choose_engine, row_bytes
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
@@ -164,12 +164,17 @@ def fit(
 
     Returns:
         The fit, and the engine that was chosen for it.
+
+    Raises:
+        BatchError: If the first batch has no samples to choose an engine with.
     """
     if options.checkpoint:
         artifact.check_folder(options.checkpoint)
     first, batches = open_stream(loader)
     with network.evaluating():
         call = network.inputs_of(first)
+        if call.batch_size == 0:
+            raise BatchError("expected samples in the first batch, got none; leave it out")
         if options.check_deterministic:
             check_deterministic(network, call, loader)
         parameters = select(recipe.selection, network, call)
