@@ -234,6 +234,20 @@ def test_bad_options_are_refused(options: dict[str, object], said: str) -> None:
         Monitor(**{"model": mlp(2), "likelihood": Categorical(), **options})
 
 
+def test_the_prior_can_be_changed_without_a_fit_but_not_without_calibrating() -> None:
+    torch.manual_seed(0)
+    model, x = mlp(3), torch.randn(20, 3)
+    monitor = Monitor(model, Categorical(), rank=5).fit([x], progress=False)
+    monitor.calibrate([torch.randn(20, 3)], progress=False)
+    other = Monitor(model, Categorical(), rank=5, prior_scale=0.1).fit([x], progress=False)
+    monitor.prior_scale = 0.1
+    assert monitor.calibration is None
+    assert torch.equal(monitor.score(x), other.score(x))
+    with pytest.raises(OptionError, match="positive, finite prior_scale"):
+        monitor.prior_scale = -1.0
+    assert monitor.prior_scale == 0.1
+
+
 def test_repr_says_what_is_known() -> None:
     monitor = Monitor(mlp(3), Categorical(), rank=5)
     assert "not fitted" in repr(monitor)

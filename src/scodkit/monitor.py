@@ -75,15 +75,13 @@ class Monitor:
         self.likelihood = likelihood
         self.rank = rank
         self.sketch = sketch
-        self.prior_scale = prior_scale
         self.calibration: Calibration | None = None
+        self._prior_scale = prior_scale
         self._selection = parameters
         self._functions = {"inputs": inputs is not None, "outputs": outputs is not None}
         self._network = Network(model, inputs, outputs)
         self._fitted: Fitted | None = None
         self._source: FactorSource | None = None
-
-    # -- offline ---------------------------------------------------------------------------
 
     def fit(
         self,
@@ -187,8 +185,6 @@ class Monitor:
         self.calibration = Calibration(torch.cat([self.score(b).cpu() for b in batches]))
         return self
 
-    # -- online ----------------------------------------------------------------------------
-
     def __call__(self, batch: object) -> scoring.Scored:
         """Predict and score.
 
@@ -252,12 +248,20 @@ class Monitor:
                 return basis.values.new_empty(0, self._ready().directions, basis.rank)
             return scoring.features(self._source_for(call), call, basis)
 
-    # -- what is known -----------------------------------------------------------------------
-
     @property
     def basis(self) -> Eigenbasis:
         """The eigenbasis of the fit: eigenvalues, vectors, captured curvature, certificate."""
         return self._ready().basis
+
+    @property
+    def prior_scale(self) -> float:
+        """``eps``. Setting it needs no new fit, but drops the calibration."""
+        return self._prior_scale
+
+    @prior_scale.setter
+    def prior_scale(self, value: float) -> None:
+        fitting.check_options(self.model, self.likelihood, self.rank, self.sketch, value)
+        self._prior_scale, self.calibration = value, None
 
     @property
     def skipped(self) -> int:
@@ -275,8 +279,6 @@ class Monitor:
             return f"Monitor({what}, not fitted)"
         basis = self.basis
         return f"Monitor({what}, {basis.num_data} samples, captured={basis.captured:.3f})"
-
-    # -- how it is done ----------------------------------------------------------------------
 
     @property
     def _recipe(self) -> Recipe:
@@ -321,8 +323,6 @@ class Monitor:
             if call.batch_size == 0:
                 return self._network(call).detach(), scoring.Energies.none(basis)
             return scoring.score_batch(self._source_for(call), call, basis)
-
-    # -- moving and keeping ------------------------------------------------------------------
 
     def to(self, device: torch.device | str) -> Monitor:
         """Return the monitor itself, with model, basis and sketch moved to a device.
