@@ -18,7 +18,7 @@ class Calibration:
     Args:
         scores: ``(n,)``, finite, in any order; kept sorted.
 
-    Example:
+    Examples:
         >>> calibration = Calibration(torch.arange(99.0))
         >>> calibration.p_value(torch.tensor([1000.0]))
         tensor([0.0100], dtype=torch.float64)

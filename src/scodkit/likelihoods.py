@@ -55,7 +55,7 @@ class Gaussian(Likelihood):
     Args:
         variance: Noise variance in squared output units: one number, or one per output.
 
-    Example:
+    Examples:
         >>> Gaussian(variance=4.0).factor(torch.zeros(1, 2))
         tensor([[[0.5000, 0.0000],
                  [0.0000, 0.5000]]])
@@ -108,7 +108,7 @@ class HeteroscedasticGaussian(Likelihood):
     of variances, as ``chunk(2, dim=1)`` splits it.
     The Fisher information is diagonal: ``exp(-s)`` of a mean, ``1/2`` of a log-variance ``s``.
 
-    Example:
+    Examples:
         >>> rows = HeteroscedasticGaussian().factor(torch.tensor([[0.3, 0.0]]))
         >>> rows.diagonal(dim1=1, dim2=2) ** 2
         tensor([[1.0000, 0.5000]])
@@ -141,7 +141,7 @@ class HeteroscedasticGaussian(Likelihood):
 class Bernoulli(Likelihood):
     """Binary classification, one or many independent logits: ``R = diag(sqrt(q (1 - q)))``.
 
-    Example:
+    Examples:
         >>> Bernoulli().factor(torch.zeros(1, 1))
         tensor([[[0.5000]]])
     """
@@ -180,7 +180,7 @@ class Categorical(Likelihood):
         class_dim: Axis of the classes in the output: 1 for maps ``(B, C, H, W)``, -1 for
             sequences ``(B, S, C)``. May be left out for ``(B, C)``.
 
-    Example:
+    Examples:
         >>> rows = Categorical().factor(torch.tensor([[0.0, 0.0]], dtype=torch.float64))
         >>> rows[0].T @ rows[0]
         tensor([[ 0.2500, -0.2500],
@@ -273,7 +273,7 @@ class MonteCarlo(Likelihood):
         samples: Draws per sample; the standard error falls with its root.
         seed: With a sample's key it fixes that sample's draws.
 
-    Example:
+    Examples:
         >>> poisson = MonteCarlo(lambda out: torch.distributions.Poisson(out.exp()), samples=4)
         >>> poisson.factor(torch.zeros(3, 2)).shape
         torch.Size([3, 4, 2])

@@ -45,7 +45,7 @@ class Monitor:
     Attributes:
         memory_budget: Bytes that per-sample gradients may take at a time.
 
-    Example:
+    Examples:
         >>> from scodkit import Monitor, Gaussian
         >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))

@@ -32,7 +32,7 @@ class LastLayers:
         fraction: Share of the layers to keep, in (0, 1].
         count: Number of layers to keep, exactly.
 
-    Example:
+    Examples:
         >>> LastLayers(count=2)
         LastLayers(fraction=None, count=2)
     """

@@ -129,7 +129,7 @@ def available_bytes(device: torch.device) -> int | None:
 def readable(size: int) -> str:
     """Return a number of bytes as people write it.
 
-    Example:
+    Examples:
         >>> readable(3 * 2**30)
         '3.0 GiB'
     """

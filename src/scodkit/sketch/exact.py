@@ -27,7 +27,7 @@ _FIRST_CAPACITY = 64
 class Exact(Sketch):
     """Every row while there are fewer than ``N``, the dense ``N x N`` matrix after that.
 
-    Example:
+    Examples:
         >>> Exact().columns(num_parameters=500, rank=10, num_rows=60)
         60
     """

@@ -44,7 +44,7 @@ class FrequentDirections(Sketch):
             SVD): more accurate on most streams, still never above ``F``, but without the
             bound that holds on every stream.
 
-    Example:
+    Examples:
         >>> FrequentDirections(size=40).columns(num_parameters=1_000_000, rank=20)
         80
     """

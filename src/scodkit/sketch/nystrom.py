@@ -40,7 +40,7 @@ class Nystrom(Sketch):
         map: Family of the test matrix.
         seed: Which test matrix; sketches merge only if theirs agree.
 
-    Example:
+    Examples:
         >>> Nystrom(size=100).columns(num_parameters=10_000, rank=50)
         100
     """

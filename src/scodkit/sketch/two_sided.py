@@ -29,7 +29,7 @@ class TwoSided(Sketch):
         map: Family of the test matrices.
         seed: Which test matrices; sketches merge only if theirs agree.
 
-    Example:
+    Examples:
         >>> TwoSided().columns(num_parameters=10_000, rank=50)
         304
     """
