@@ -237,7 +237,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel(r"$\|F-\hat F\|_*\,/\,\mathrm{tr}\,F$")
-    axes[0][-1].legend(fontsize=8)
+    axes[0][-1].legend(fontsize=8, loc="lower left")
     figure.tight_layout()
     figure.savefig(RESULTS / "sketch_accuracy.png", dpi=130)
 
