@@ -237,8 +237,9 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel(r"$\|F-\hat F\|_*\,/\,\mathrm{tr}\,F$")
-    axes[0][-1].legend(fontsize=8, loc="lower left")
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.13, 1, 1))
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=3, fontsize=8, frameon=False)
     figure.savefig(RESULTS / "sketch_accuracy.png", dpi=130)
 
 
