@@ -34,7 +34,7 @@ class TrainedNet:
 def data_folder() -> Path:
     """Return the data folder, or stop with what to type."""
     folder = os.environ.get("SCODKIT_DATA")
-    if folder is None or not Path(folder).is_dir():
+    if not folder or not all((Path(folder) / name).is_dir() for name in ("mnist", "wine")):
         sys.exit(
             "expected the variable SCODKIT_DATA to name a folder with mnist/ and wine/, got "
             f"{folder!r}; type: SCODKIT_DATA=path/to/data make bench"

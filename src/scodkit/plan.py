@@ -141,9 +141,9 @@ def readable(size: int) -> str:
     return f"{value:.1f} TiB"
 
 
-def _free_on_machine() -> int | None:
+def _free_on_machine(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except OSError:
@@ -154,8 +154,7 @@ def _free_on_machine() -> int | None:
         return None
 
 
-def _free_in_container() -> int | None:
-    group = Path("/sys/fs/cgroup")
+def _free_in_container(group: Path = Path("/sys/fs/cgroup")) -> int | None:
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
