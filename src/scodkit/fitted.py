@@ -76,7 +76,7 @@ class Fitted:
         if difference:
             raise MismatchError(
                 f"expected the weights of the fit for {doing}, but {difference}; "
-                "fit again after changing the model"
+                "load the weights of that time, or fit again"
             )
 
     def check_sketch(self) -> None:

@@ -16,10 +16,11 @@ from scodkit.factors import FactorsOf, FactorSource, Piece, choose_engine, row_b
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet, Selection, digest_of, select
+from scodkit.parameters import ParameterSet, Selection, select
 from scodkit.plan import Plan
 from scodkit.sketch import Sketch, SketchState
 from scodkit.stream import (
+    batch_digest,
     batches_of,
     check_deterministic,
     data_identity,
@@ -226,19 +227,21 @@ def _run(
     options: FitOptions,
     identity: dict[str, Any],
 ) -> Progress:
+    network = source.engine.network
     progress = _resume(options.checkpoint, state, identity)
     done_before = progress.batches
     digest, read = "", 0
     for read, batch in enumerate(batches, start=1):
+        call = network.inputs_of(batch)
         if options.checkpoint:
-            digest = _chained(digest, source.engine.network.inputs_of(batch))
+            digest = batch_digest(call, digest)
         if read == done_before and digest != progress.data_digest:
             raise _other_data(options.checkpoint)
         if read <= done_before:
             continue
         # the model is held batch by batch, so that others can score meanwhile
-        with source.engine.network.evaluating():
-            _absorb(source, source.engine.network.inputs_of(batch), progress, options)
+        with network.evaluating():
+            _absorb(source, call, progress, options)
         progress.batches, progress.data_digest = read, digest
         if options.checkpoint and progress.batches % options.every == 0:
             _save(options.checkpoint, progress, identity)
@@ -252,10 +255,6 @@ def _run(
     if options.checkpoint:
         _save(options.checkpoint, progress, identity)
     return progress
-
-
-def _chained(digest: str, call: Inputs) -> str:
-    return digest_of({str(i): t for i, t in enumerate(call.tensors())}, salt=digest)
 
 
 def _other_data(path: Path | None) -> MismatchError:

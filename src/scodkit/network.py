@@ -89,11 +89,9 @@ class Inputs:
 
 
 def _holds_tensors(value: object) -> bool:
-    inside = value.values() if isinstance(value, Mapping) else value
-    return isinstance(value, (Mapping, list, tuple)) and any(
-        isinstance(v, Tensor)
-        for v in inside  # type: ignore[attr-defined]
-    )
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
 
 
 class Network:
@@ -146,7 +144,7 @@ class Network:
                 f"{type(picked).__name__}; pass inputs=lambda batch: ... to the Monitor"
             )
         device = self.device
-        return call.map(lambda t: _ordinary(t.to(device, non_blocking=True)))
+        return call.map(lambda t: ordinary(t.to(device, non_blocking=True)))
 
     def _default_inputs(self, batch: object) -> object:
         if isinstance(batch, Mapping):
@@ -191,7 +189,7 @@ class Network:
     def _made_in_inference_mode(self) -> Iterator[tuple[str, Tensor]]:
         """Return copies of the weights and buffers that autograd would refuse."""
         tensors = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
-        return ((name, _ordinary(t.detach())) for name, t in tensors if t.is_inference())
+        return ((name, ordinary(t.detach())) for name, t in tensors if t.is_inference())
 
     def _output(self, result: Any, batch_size: int) -> Tensor:
         if self._pick_outputs is not None:
@@ -236,6 +234,8 @@ class Network:
 
     def _buffers_to_guard(self) -> dict[str, tuple[Tensor, int, Tensor]]:
         """Return buffers as they are: all at first, then those a call is known to change."""
+        if self._volatile is not None and not self._volatile:
+            return {}
         return {
             name: (buffer, buffer._version, buffer.clone())
             for name, buffer in self.model.named_buffers()
@@ -243,6 +243,8 @@ class Network:
         }
 
     def _restore(self, buffers: dict[str, tuple[Tensor, int, Tensor]]) -> None:
+        if not buffers and self._volatile is not None:
+            return
         now = dict(self.model.named_buffers())
         changed = {
             name
@@ -285,7 +287,7 @@ def _bare(model: nn.Module) -> nn.Module:
             return model
 
 
-def _ordinary(tensor: Tensor) -> Tensor:
+def ordinary(tensor: Tensor) -> Tensor:
     """Return a copy of a tensor made under inference_mode: autograd refuses to save those."""
     if not tensor.is_inference():
         return tensor

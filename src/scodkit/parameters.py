@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from scodkit.errors import ParameterSelectionError
-from scodkit.network import Inputs, Network
+from scodkit.network import Inputs, Network, ordinary
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ParameterSet:
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the chosen weights by name, detached, sharing memory with the model."""
         named = dict(model.named_parameters())
-        return {name: _detached(named[name]) for name in self.names}
+        return {name: ordinary(named[name].detach()) for name in self.names}
 
     def itemsize(self, model: nn.Module) -> int:
         """Return the bytes of one chosen weight, the widest where they differ."""
@@ -270,14 +270,6 @@ def _own_parameters(layer: nn.Module) -> list[nn.Parameter]:
 
 def _is_convolution(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.conv._ConvNd)
-
-
-def _detached(parameter: Tensor) -> Tensor:
-    detached = parameter.detach()
-    if not detached.is_inference():
-        return detached
-    with torch.inference_mode(False):
-        return detached.clone()
 
 
 def digest_of(tensors: Mapping[str, Tensor], salt: str = "") -> str:

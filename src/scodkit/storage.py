@@ -145,22 +145,17 @@ def _fitted(
 ) -> Fitted:
     parameters = _parameters_in(model, header["parameters"])
     fingerprints = Fingerprints(**header["fingerprints"])
-    difference = fingerprints.difference(Fingerprints.of(model, parameters))
-    if difference:
-        raise MismatchError(
-            f"expected the model this monitor was fitted on, but {difference}; load the "
-            "weights of that time, or fit again"
-        )
     numbers = dict(header["basis"])
     if numbers["residual_norm"] is None:
         numbers["residual_norm"] = float("inf")
-    device = next(model.parameters()).device
     state = None
     if "state" in header:
-        state = artifact.unpack_state(header["state"], tensors, _STATE, sketch).to(device)
-    basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers).to(device)
+        state = artifact.unpack_state(header["state"], tensors, _STATE, sketch)
+    basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
     directions, skipped = header["directions"], header["skipped"]
-    return Fitted(likelihood, parameters, basis, state, fingerprints, directions, skipped)
+    fitted = Fitted(likelihood, parameters, basis, state, fingerprints, directions, skipped)
+    fitted.check_weights(model, "loading")
+    return fitted.to(next(model.parameters()).device)
 
 
 def _parameters_in(model: nn.Module, shapes: Mapping[str, list[int]]) -> ParameterSet:

@@ -106,12 +106,16 @@ def data_identity(loader: object, first: Inputs) -> dict[str, Any]:
             "expected data in a fixed order for a resumable fit, got a loader that shuffles; "
             "type DataLoader(..., shuffle=False): the order does not matter to the sketch"
         )
-    tensors = {str(i): tensor for i, tensor in enumerate(first.tensors())}
     return {
         "samples": num_samples(loader),
         "batches": num_batches(loader),
-        "first_batch": digest_of(tensors),
+        "first_batch": batch_digest(first),
     }
+
+
+def batch_digest(call: Inputs, before: str = "") -> str:
+    """Return a hash of a batch's inputs, chained to the hash of the batches before it."""
+    return digest_of({str(i): t for i, t in enumerate(call.tensors())}, salt=before)
 
 
 def batches_of(

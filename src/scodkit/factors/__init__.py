@@ -1,10 +1,17 @@
 """Fisher factors: what matters at the output, pulled back to the weights."""
 
 from scodkit.factors.choose import choose_engine
-from scodkit.factors.engine import Engine, Factors, FactorsOf, Linearization, squared_norms
+from scodkit.factors.engine import (
+    Engine,
+    Factors,
+    FactorsOf,
+    Linearization,
+    row_bytes,
+    squared_norms,
+)
 from scodkit.factors.functional import FunctionalEngine
 from scodkit.factors.loop import LoopEngine
-from scodkit.factors.pieces import FactorSource, Piece, row_bytes
+from scodkit.factors.pieces import FactorSource, Piece
 
 __all__ = [
     "Engine",

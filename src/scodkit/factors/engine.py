@@ -16,6 +16,9 @@ from torch import Tensor
 from scodkit.network import Inputs, Network
 from scodkit.parameters import Block, ParameterSet
 
+# while one row is formed its block, the block's source and one temporary are alive
+_COPIES_PER_ROW = 3
+
 
 class Factors(ABC):
     """Rows in weight space for ``b`` samples and ``q`` directions each.
@@ -96,8 +99,15 @@ class Engine(ABC):
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         self.network = network
         self.parameters = parameters
+        self.row_bytes = row_bytes(network, parameters)
         self.device = network.device  # kernels differ by device: trust does not carry over
 
     @abstractmethod
     def linearize(self, call: Inputs) -> Linearization:
         """Run the network forward on a batch and keep what pulling back needs."""
+
+
+def row_bytes(network: Network, parameters: ParameterSet) -> int:
+    """Return the working memory one row in weight space takes while it is formed."""
+    size = parameters.itemsize(network.model)
+    return _COPIES_PER_ROW * parameters.num_parameters * size

@@ -10,11 +10,7 @@ from torch import Tensor
 
 from scodkit.factors.engine import Engine, Factors
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet
-
-# while one row is formed its block, the block's source and one temporary are alive
-COPIES_PER_ROW = 3
+from scodkit.network import Inputs
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ class FactorSource:
 
     @property
     def _rows_at_once(self) -> int:
-        return max(1, self.budget // row_bytes(self.engine.network, self.engine.parameters))
+        return max(1, self.budget // self.engine.row_bytes)
 
     def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
         keys = sample_keys(call) if self.likelihood.draws else None
@@ -98,12 +94,6 @@ class FactorSource:
             kept = None if keys is None else keys[finite.to(keys.device)]
             rows[finite] = self.likelihood.factor(output[finite], kept)
         return finite, rows
-
-
-def row_bytes(network: Network, parameters: ParameterSet) -> int:
-    """Return the working memory one row in weight space takes while it is formed."""
-    size = parameters.itemsize(network.model)
-    return COPIES_PER_ROW * parameters.num_parameters * size
 
 
 def sample_keys(call: Inputs) -> Tensor:

@@ -184,6 +184,31 @@ class Sketch(ABC):
             "size": state.columns,
         }
 
+    def _basis(
+        self,
+        state: SketchState,
+        values: Tensor,
+        vectors: Tensor,
+        *,
+        residual_norm: float,
+        residual_rank: int,
+        slack: float = 0.0,
+        clamped: int = 0,
+    ) -> Eigenbasis:
+        """Return the basis of ``F_hat`` from values, residual norm and slack of the sum."""
+        num_data = max(1, state.num_data)
+        return Eigenbasis(
+            values=(values / num_data).to(vectors.dtype),
+            vectors=vectors,
+            num_data=state.num_data,
+            trace=float(state.squared_norm) / num_data,
+            certified=self.certified,
+            residual_norm=residual_norm / num_data,
+            residual_rank=residual_rank,
+            slack=slack / num_data,
+            clamped=clamped,
+        )
+
     def _merge_tensors(self, state: SketchState, other: SketchState) -> None:
         for name, tensor in state.tensors.items():
             tensor += other.tensors[name].to(tensor.device)

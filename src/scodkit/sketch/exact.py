@@ -103,7 +103,6 @@ class Exact(Sketch):
         Returns:
             The true top eigenpairs; certified.
         """
-        num_data = max(1, state.num_data)
         clamped = 0
         if "rows" in state.tensors:
             held = state.tensors["rows"][: int(state.numbers["filled"])]
@@ -116,15 +115,13 @@ class Exact(Sketch):
             clamped = int((values < 0).sum())
             kept = values > torch.finfo(torch.float64).eps * len(values) * values[:1]
             values, vectors = values[kept], vectors[:, kept]
-        basis = Eigenbasis(
-            values=(values / num_data).to(held.dtype),
-            vectors=vectors.to(held.dtype).contiguous(),
-            num_data=state.num_data,
-            trace=float(state.squared_norm) / num_data,
-            certified=True,
+        basis = self._basis(
+            state,
+            values,
+            vectors.to(held.dtype).contiguous(),
             residual_norm=0.0,
             residual_rank=0,
-            slack=state.rounding / num_data,
+            slack=state.rounding,
             clamped=clamped,
         )
         return basis.truncate(rank)

@@ -137,17 +137,14 @@ class FrequentDirections(Sketch):
         Returns:
             A certified basis whose ``residual_norm`` is the accumulated shrinkage.
         """
-        num_data = max(1, state.num_data)
         buffer = state.tensors["buffer"][: int(state.numbers["filled"])]
         vectors, singular, _ = tall_svd(own_transpose(buffer))
-        basis = Eigenbasis(
-            values=(singular.square() / num_data).to(buffer.dtype),
-            vectors=vectors,
-            num_data=state.num_data,
-            trace=float(state.squared_norm) / num_data,
-            certified=True,
-            residual_norm=state.numbers["delta"] / num_data,
+        basis = self._basis(
+            state,
+            singular.square(),
+            vectors,
+            residual_norm=state.numbers["delta"],
             residual_rank=min(state.num_parameters, state.num_rows),
-            slack=state.rounding / num_data,
+            slack=state.rounding,
         )
         return basis.bounded_by_trace().truncate(rank)

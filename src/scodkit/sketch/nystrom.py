@@ -96,18 +96,15 @@ class Nystrom(Sketch):
             A certified basis. ``Y`` is shifted by ``nu Omega`` for stability and the shift is
             taken back off the eigenvalues; what that may cost is in ``slack``.
         """
-        num_data = max(1, state.num_data)
         vectors, values, slack = self._decompose(state)
         positive = int((values > 0).sum())  # they come in descending order
-        basis = Eigenbasis(
-            values=(values[:positive] / num_data).to(vectors.dtype),
-            vectors=vectors[:, :positive],
-            num_data=state.num_data,
-            trace=float(state.squared_norm) / num_data,
-            certified=True,
+        basis = self._basis(
+            state,
+            values[:positive],
+            vectors[:, :positive],
             residual_norm=float("inf"),
             residual_rank=min(state.num_parameters, state.num_rows),
-            slack=slack / num_data,
+            slack=slack,
             clamped=len(values) - positive,
         )
         return basis.bounded_by_trace().truncate(rank)

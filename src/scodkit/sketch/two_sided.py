@@ -97,7 +97,6 @@ class TwoSided(Sketch):
         Returns:
             An uncertified basis; negative eigenvalues are dropped and counted in ``clamped``.
         """
-        num_data = max(1, state.num_data)
         y, w = state.tensors["y"], state.tensors["w"]
         q, _, _ = tall_svd(y.clone())
         # X = (Psi Q)^+ W, so that F ~ Q X
@@ -114,12 +113,10 @@ class TwoSided(Sketch):
         values, turn = values.flip(0), turn.flip(1)
         positive = values > 0
         kept = positive & (torch.arange(len(values), device=values.device) < rank)
-        return Eigenbasis(
-            values=(values[kept] / num_data).to(y.dtype),
-            vectors=tall_times(basis, turn[:, kept]),
-            num_data=state.num_data,
-            trace=float(state.squared_norm) / num_data,
-            certified=False,
+        return self._basis(
+            state,
+            values[kept],
+            tall_times(basis, turn[:, kept]),
             residual_norm=float("inf"),
             residual_rank=state.num_parameters,
             clamped=int((~positive).sum()),
