@@ -20,7 +20,6 @@ from torch import Tensor
 from oracles import dense_fisher
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.factors import Factors
-from scodkit.parameters import Block
 from scodkit.sketch import (
     SRFT,
     Exact,
@@ -112,10 +111,9 @@ class Blocks(Factors):
         self.rows, self.cuts = rows, [0, *cuts, rows.shape[2]]
         self.num_rows = rows.shape[0] * rows.shape[1]
 
-    def blocks(self) -> Iterator[tuple[Block, Tensor]]:
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         for start, stop in pairwise(self.cuts):
-            columns = slice(start, stop)
-            yield Block(f"{start}", (stop - start,), columns), self.rows[:, :, columns]
+            yield slice(start, stop), self.rows[:, :, start:stop]
 
 
 def feed(state: SketchState, rows: Tensor, batch: int = 7) -> SketchState:

@@ -189,7 +189,7 @@ def test_recurrent_networks_fall_back_once_and_work() -> None:
     case = next(c for c in CASES if c.name == "gru")
     model, train = case.model(2), case.inputs(12, 2, 1)
     monitor = Monitor(model, Gaussian(), rank=5)
-    with pytest.warns(EngineFallbackWarning, match="FunctionalEngine is not used") as caught:
+    with pytest.warns(EngineFallbackWarning, match="Recurrent is left to LoopEngine") as caught:
         monitor.fit(batches(train, 4), progress=False)
     assert len(caught) == 1
     assert monitor.score(batches(train, 4)[0]).isfinite().all()

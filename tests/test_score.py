@@ -25,7 +25,7 @@ from contracts import (
 from oracles import dense_fisher, dense_score
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import UncertifiedError
-from scodkit.score import Energies, certificate, energies, project, score
+from scodkit.score import Energies, certificate, energies, score
 from scodkit.sketch import Exact, Nystrom, TwoSided
 
 PRIORS = st.sampled_from([0.01, 0.3, 1.0, 20.0])
@@ -93,7 +93,7 @@ class TestScore:
 class TestEnergies:
     def test_are_what_they_say(self):
         basis, new = fit(Nystrom(8), rows_with(power(1.0), TALL)), inputs(TALL[2])
-        total, along = project(Blocks(new, []), basis)
+        total, along = Blocks(new, []).project(basis.vectors)
         assert torch.allclose(total, new.square().sum((1, 2)), rtol=1e-12)
         assert torch.allclose(along, new @ basis.vectors, atol=1e-12)
         parts = parts_of(new, basis)

@@ -271,7 +271,7 @@ def _absorb(
     if options.on_bad == "skip" and source.splits_samples:
         # a sample is skipped whole: look at all its directions before using any
         whole = _finite_samples(source, call)
-    for piece in source.pieces(call):
+    for piece in source.pieces(call, hold=True):
         norms = piece.factors.squared_norms()
         good = norms.isfinite() & piece.finite
         if whole is not None:
@@ -292,7 +292,7 @@ def _absorb(
 
 def _finite_samples(source: FactorSource, call: Inputs) -> Tensor:
     finite = torch.ones(call.batch_size, dtype=torch.bool, device=source.engine.network.device)
-    for piece in source.pieces(call):
+    for piece in source.pieces(call, hold=True):
         finite[piece.samples] &= piece.factors.squared_norms().isfinite() & piece.finite
     return finite
 

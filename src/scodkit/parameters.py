@@ -86,6 +86,11 @@ class ParameterSet:
         return int(self.blocks[-1].columns.stop)
 
     @property
+    def widest(self) -> int:
+        """The number of weights in the largest parameter."""
+        return max(int(block.columns.stop - block.columns.start) for block in self.blocks)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Qualified names, in order."""
         return tuple(block.name for block in self.blocks)

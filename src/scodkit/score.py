@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import UncertifiedError
-from scodkit.factors import Factors, FactorSource, squared_norms
+from scodkit.factors import Factors, FactorSource
 from scodkit.network import Inputs
 
 
@@ -79,33 +79,9 @@ class Certificate:
     paper_gap: Tensor
 
 
-def project(factors: Factors, basis: Eigenbasis) -> tuple[Tensor, Tensor]:
-    """Return ``|L|_F^2`` and ``U^T L``, block by block.
-
-    Args:
-        factors: Rows in weight space, ``b`` samples with ``q`` directions.
-        basis: The eigenbasis, on the factors' device.
-
-    Returns:
-        Squared norms ``(b,)`` in float64 and projections ``(b, q, k)``.
-    """
-    total: Tensor | None = None
-    along: Tensor | None = None
-    for block, rows in factors.blocks():
-        rows = rows.to(basis.vectors)
-        part = rows @ basis.vectors[block.columns]
-        norm = squared_norms(rows)
-        # float64 across blocks: the score is a difference of near-equal sums
-        total = norm if total is None else total + norm
-        along = part.double() if along is None else along + part
-    assert total is not None
-    assert along is not None
-    return total, along
-
-
 def energies(factors: Factors, basis: Eigenbasis) -> Energies:
     """Return the squared lengths a score is made of."""
-    total, along = project(factors, basis)
+    total, along = factors.project(basis.vectors)
     return Energies(total, along.square().sum(1))
 
 
@@ -129,20 +105,24 @@ def score_batch(
         found = energies(piece.factors, basis)
         parts[start] = parts[start] + found if start in parts else found
         outputs[start], finite[start] = piece.output, piece.finite
-    total = torch.cat([part.total for part in parts.values()])
-    along = torch.cat([part.along for part in parts.values()])
-    output = torch.cat(list(outputs.values()))
-    good = torch.cat(list(finite.values())) & total.isfinite() & along.isfinite().all(1)
-    return output, Energies(
+    total = _joined([part.total for part in parts.values()])
+    along = _joined([part.along for part in parts.values()])
+    # the sum is infinite or NaN where one of its terms is
+    good = _joined(list(finite.values())) & (total + along.sum(1) < torch.inf)
+    return _joined(list(outputs.values())), Energies(
         torch.where(good, total, torch.inf), torch.where(good[:, None], along, 0.0)
     )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def features(source: FactorSource, call: Inputs, basis: Eigenbasis) -> Tensor:
     """Return ``U^T L`` of a batch that is not empty, ``(B, p, k)``."""
     found: dict[int, list[Tensor]] = {}
     for piece in source.pieces(call):
-        _, along = project(piece.factors, basis)
+        _, along = piece.factors.project(basis.vectors)
         found.setdefault(piece.samples.start, []).append(along.to(basis.values.dtype))
     return torch.cat([torch.cat(some, dim=1) for some in found.values()])
 

@@ -5,11 +5,13 @@ from scodkit.factors.engine import (
     Engine,
     Factors,
     FactorsOf,
+    HeldFactors,
     Linearization,
     row_bytes,
     squared_norms,
 )
 from scodkit.factors.functional import FunctionalEngine
+from scodkit.factors.hooks import HookEngine
 from scodkit.factors.loop import LoopEngine
 from scodkit.factors.pieces import FactorSource, Piece
 
@@ -19,6 +21,8 @@ __all__ = [
     "Factors",
     "FactorsOf",
     "FunctionalEngine",
+    "HeldFactors",
+    "HookEngine",
     "Linearization",
     "LoopEngine",
     "Piece",

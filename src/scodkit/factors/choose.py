@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import torch
@@ -11,12 +10,13 @@ from torch import Tensor
 from scodkit.errors import BatchError, EngineFallbackWarning
 from scodkit.factors.engine import Engine, Factors, Linearization
 from scodkit.factors.functional import FunctionalEngine
+from scodkit.factors.hooks import HookEngine
 from scodkit.factors.loop import LoopEngine
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
 # fastest first; the loop needs no trial, it is what the others are tried against
-_FAST_ENGINES: tuple[type[Engine], ...] = (FunctionalEngine,)
+_FAST_ENGINES: tuple[type[Engine], ...] = (HookEngine, FunctionalEngine)
 
 # samples and rows each in a trial, and the same for models whose rows are large
 _TRIAL = (3, 2)
@@ -46,23 +46,34 @@ def choose_engine(network: Network, parameters: ParameterSet, example: Inputs) -
     exact = _one_by_one(loop, few)
     rows = _trial_rows(exact.output, count)
     expected = exact.pull_back(rows)
+    engine: Engine = loop
+    passed_over = []
     for kind in _FAST_ENGINES:
-        engine = kind(network, parameters)
-        try:
-            distance = _distance(engine.linearize(few).pull_back(rows), expected)
-        except Exception as error:  # whatever a third-party module raises under a transform
-            reason = f"it raised {type(error).__name__}: {_first_line(error)}"
-        else:
-            if distance <= _tolerance(rows):
-                return engine
-            reason = f"its gradients differ from plain autograd's by {distance:.1e} relative"
+        candidate = kind(network, parameters)
+        reason = _objection(candidate, few, rows, expected)
+        if reason is None:
+            engine = candidate
+            break
+        passed_over.append(f"{kind.__name__} ({reason})")
+    if passed_over:
         warnings.warn(
-            f"{kind.__name__} is not used for {type(network.model).__name__}: {reason}. "
-            "The next engine takes over: the same scores, more slowly.",
+            f"{type(network.model).__name__} is left to {type(engine).__name__}, which gives "
+            f"the same scores, more slowly; passed over: {', '.join(passed_over)}",
             EngineFallbackWarning,
             stacklevel=2,
         )
-    return loop
+    return engine
+
+
+def _objection(engine: Engine, few: Inputs, rows: Tensor, expected: Factors) -> str | None:
+    """Return why an engine cannot be trusted with a model, or None."""
+    try:
+        distance = _distance(engine.linearize(few).pull_back(rows), expected)
+    except Exception as error:  # whatever a third-party module raises under a transform
+        return f"it raised {type(error).__name__}: {_first_line(error)}"
+    if distance <= _tolerance(rows):
+        return None
+    return f"its gradients differ from plain autograd's by {distance:.1e} relative"
 
 
 def _one_by_one(loop: LoopEngine, few: Inputs) -> Linearization:
@@ -105,17 +116,19 @@ def _trial_rows(output: Tensor, count: int) -> Tensor:
 
 
 def _distance(actual: Factors, expected: Factors) -> float:
-    squared_error = squared_norm = 0.0
-    for (_, a), (_, b) in zip(actual.blocks(), expected.blocks(), strict=True):
-        # a bad sample is bad in both, though not always the same kind of bad
-        if not torch.equal(a.isfinite(), b.isfinite()):
-            return float("inf")
-        a, b = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (a, b))
-        squared_error += float((a - b).square().sum())
-        squared_norm += float(b.square().sum())
-    if squared_norm == 0.0:
-        return float(squared_error > 0.0)
-    return math.sqrt(squared_error / squared_norm)
+    a, b = _whole(actual), _whole(expected)
+    # a bad sample is bad in both, though not always the same kind of bad
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    a, b = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (a, b))
+    error, size = float((a - b).norm()), float(b.norm())
+    return error / size if size else float(error > 0.0)
+
+
+def _whole(factors: Factors) -> Tensor:
+    """Return the rows ``(b, q, N)``: few, or the memory for them is not there."""
+    blocks = sorted(factors.blocks(), key=lambda block: block[0].start)
+    return torch.cat([rows for _, rows in blocks], dim=2)
 
 
 def _first_line(error: Exception) -> str:

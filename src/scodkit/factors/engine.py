@@ -1,8 +1,8 @@
 """The contract between those who compute Fisher factors and those who use them.
 
 An engine linearises the network at a batch; the linearisation pulls rows at the output back
-to rows in weight space. Rows come block by block, so that no engine has to hold, and no user
-may ask for, one flat tensor over all parameters.
+to rows in weight space. Rows come in blocks of columns, so that no engine has to hold, and no
+user may ask for, one flat tensor over all parameters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from scodkit.network import Inputs, Network
-from scodkit.parameters import Block, ParameterSet
+from scodkit.parameters import ParameterSet
 
 # while one row is formed its block, the block's source and one temporary are alive
 _COPIES_PER_ROW = 3
@@ -33,12 +33,59 @@ class Factors(ABC):
     num_rows: int
 
     @abstractmethod
-    def blocks(self) -> Iterable[tuple[Block, Tensor]]:
-        """Return each block with its rows ``(b, q, n)``; may be asked for more than once."""
+    def blocks(self) -> Iterable[tuple[slice, Tensor]]:
+        """Return ranges of columns with their rows ``(b, q, n)``.
+
+        The ranges tile ``range(N)``, in any order. May be asked for more than once.
+        """
+
+    def hold(self) -> Factors:
+        """Return the same rows in memory, for those who read them more than once."""
+        return self
+
+    def project(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``|L|_F^2`` and the rows times a matrix, block by block.
+
+        Args:
+            matrix: ``(N, k)``, on the rows' device.
+
+        Returns:
+            Squared norms ``(b,)`` in float64, and products ``(b, q, k)`` summed in float64:
+            a score is a difference of near-equal sums.
+        """
+        sums = Sums()
+        for columns, rows in self.blocks():
+            sums.add_rows(rows, matrix[columns])
+        return sums.result
 
     def squared_norms(self) -> Tensor:
         """Return ``|L|_F^2`` over these rows, ``(b,)`` in float64; NaN or inf if one is."""
         return torch.stack([squared_norms(rows) for _, rows in self.blocks()]).sum(0)
+
+
+class Sums:
+    """Squared norms and projections, summed over blocks of columns in float64."""
+
+    def __init__(self) -> None:
+        self._norms: Tensor | None = None
+        self._along: Tensor | None = None
+
+    def add(self, norms: Tensor, along: Tensor) -> None:
+        """Add a block's squared norms ``(b,)`` and projections ``(b, q, k)``."""
+        self._norms = norms if self._norms is None else self._norms + norms
+        self._along = along.double() if self._along is None else self._along + along
+
+    def add_rows(self, rows: Tensor, matrix: Tensor) -> None:
+        """Add a block's rows ``(b, q, n)``, times ``matrix (n, k)``."""
+        flat = rows.flatten(0, 1).to(matrix.dtype)
+        self.add(squared_norms(rows), torch.mm(flat, matrix).view(*rows.shape[:2], -1))
+
+    @property
+    def result(self) -> tuple[Tensor, Tensor]:
+        """The sums over all blocks, of which there was at least one."""
+        assert self._norms is not None
+        assert self._along is not None
+        return self._norms, self._along
 
 
 def squared_norms(rows: Tensor) -> Tensor:
@@ -46,6 +93,27 @@ def squared_norms(rows: Tensor) -> Tensor:
     wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
     norms: Tensor = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=wide)
     return norms.double().square()
+
+
+class HeldFactors(Factors):
+    """Factors that are held in memory.
+
+    Args:
+        blocks: Ranges of columns with their rows ``(b, q, n)``.
+    """
+
+    def __init__(self, blocks: list[tuple[slice, Tensor]]) -> None:
+        self._blocks = blocks
+        self.num_rows = blocks[0][1].shape[0] * blocks[0][1].shape[1]
+
+    @staticmethod
+    def of(parameters: ParameterSet, rows: dict[str, Tensor]) -> HeldFactors:
+        """Return factors from rows by name, ``(b, q, *shape of the parameter)``."""
+        return HeldFactors([(b.columns, rows[b.name].flatten(2)) for b in parameters.blocks])
+
+    def blocks(self) -> Iterable[tuple[slice, Tensor]]:
+        """Return each range of columns with its rows."""
+        return self._blocks
 
 
 class FactorsOf(Factors):
@@ -61,10 +129,10 @@ class FactorsOf(Factors):
         self._kept = kept
         self.num_rows = factors.num_rows // max(1, len(kept)) * int(kept.sum())
 
-    def blocks(self) -> Iterable[tuple[Block, Tensor]]:
-        """Return each block with the rows of the kept samples."""
-        for block, rows in self._factors.blocks():
-            yield block, rows[self._kept.to(rows.device)]
+    def blocks(self) -> Iterable[tuple[slice, Tensor]]:
+        """Return each range of columns with the rows of the kept samples."""
+        for columns, rows in self._factors.blocks():
+            yield columns, rows[self._kept.to(rows.device)]
 
 
 class Linearization(ABC):
@@ -99,12 +167,19 @@ class Engine(ABC):
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         self.network = network
         self.parameters = parameters
-        self.row_bytes = row_bytes(network, parameters)
         self.device = network.device  # kernels differ by device: trust does not carry over
 
     @abstractmethod
     def linearize(self, call: Inputs) -> Linearization:
         """Run the network forward on a batch and keep what pulling back needs."""
+
+    def row_bytes(self, held: bool) -> int:
+        """Return the working memory of one row in weight space.
+
+        Args:
+            held: Whether all of the row is held at once, or block after block.
+        """
+        return row_bytes(self.network, self.parameters)
 
 
 def row_bytes(network: Network, parameters: ParameterSet) -> int:

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from scodkit.factors.engine import Engine, Factors, Linearization
+from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
 from scodkit.network import Inputs, Network
-from scodkit.parameters import Block, ParameterSet
-
-
-class HeldFactors(Factors):
-    """Factors that are held in memory, one tensor per block.
-
-    Args:
-        parameters: The blocks.
-        rows: For each name, rows of shape ``(b, q, *shape of the parameter)``.
-    """
-
-    def __init__(self, parameters: ParameterSet, rows: dict[str, Tensor]) -> None:
-        self._parameters = parameters
-        self._rows = rows
-        first = rows[parameters.blocks[0].name]
-        self.num_rows = first.shape[0] * first.shape[1]
-
-    def blocks(self) -> Iterable[tuple[Block, Tensor]]:
-        """Return each block with its rows ``(b, q, n)``."""
-        for block in self._parameters.blocks:
-            yield block, self._rows[block.name].flatten(2)
+from scodkit.parameters import ParameterSet
 
 
 class FunctionalEngine(Engine):
@@ -63,4 +41,4 @@ class _FunctionalLinearization(Linearization):
             return pulled
 
         pulled = vmap(one_sample)(self._call.tensors(), rows)
-        return HeldFactors(self._parameters, {k: v.detach() for k, v in pulled.items()})
+        return HeldFactors.of(self._parameters, {k: v.detach() for k, v in pulled.items()})

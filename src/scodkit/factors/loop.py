@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scodkit.factors.engine import Engine, Factors, Linearization
-from scodkit.factors.functional import HeldFactors
+from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
@@ -57,4 +56,4 @@ class _LoopLinearization(Linearization):
                 for name, gradient in zip(self._weights, gradients, strict=True):
                     if gradient is not None:
                         pulled[name][i, j] = gradient.to_dense()
-        return HeldFactors(self._parameters, pulled)
+        return HeldFactors.of(self._parameters, pulled)

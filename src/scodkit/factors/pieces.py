@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -49,18 +50,20 @@ class FactorSource:
     directions: int
     budget: int
 
-    def pieces(self, call: Inputs) -> Iterator[Piece]:
+    def pieces(self, call: Inputs, *, hold: bool = False) -> Iterator[Piece]:
         """Cut a batch into pieces and yield their factors.
 
         Every sample comes with all its directions before the next samples start.
 
         Args:
             call: The batch.
+            hold: Whether the factors will be read more than once: then their rows are formed
+                once and held, and the pieces are smaller for it.
 
         Yields:
             The pieces, in order.
         """
-        rows_at_once = self._rows_at_once
+        rows_at_once = self._rows_at_once(hold)
         step = max(1, rows_at_once // max(1, self.directions))
         for start in range(0, call.batch_size, step):
             samples = slice(start, min(start + step, call.batch_size))
@@ -69,31 +72,32 @@ class FactorSource:
             finite, rows = self._rows(linear.output, some)
             for first in range(0, rows.shape[1], rows_at_once):
                 factors = linear.pull_back(rows[:, first : first + rows_at_once])
+                factors = factors.hold() if hold else factors
                 complete = first + rows_at_once >= rows.shape[1]
                 yield Piece(samples, linear.output, finite, factors, complete)
 
     @property
     def splits_samples(self) -> bool:
-        """Whether the directions of one sample come in several pieces."""
-        return self.directions > self._rows_at_once
+        """Whether the directions of one sample come in several pieces, if they are held."""
+        return self.directions > self._rows_at_once(hold=True)
 
-    @property
-    def _rows_at_once(self) -> int:
-        return max(1, self.budget // self.engine.row_bytes)
+    def _rows_at_once(self, hold: bool) -> int:
+        return max(1, self.budget // self.engine.row_bytes(hold))
 
     def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
         keys = sample_keys(call) if self.likelihood.draws else None
-        finite = torch.stack(
-            [t.reshape(len(output), -1).isfinite().all(1) for t in (*call.tensors(), output)]
-        ).all(0)
-        if bool(finite.all()):
-            return finite, self.likelihood.factor(output, keys)
-        directions = self.likelihood.num_directions(output.shape[1:])
-        rows = output.new_zeros(output.shape[0], directions, output[0].numel())
-        if bool(finite.any()):
-            kept = None if keys is None else keys[finite.to(keys.device)]
-            rows[finite] = self.likelihood.factor(output[finite], kept)
-        return finite, rows
+        # the largest magnitudes: infinite or NaN where an entry is
+        largest = [
+            torch.linalg.vector_norm(t.reshape(len(output), -1), torch.inf, dim=1)
+            for t in (*call.tensors(), output)
+            if t.is_floating_point()
+        ]
+        finite = reduce(torch.maximum, largest) < torch.inf
+        # no look at `finite` itself: on a GPU it would have to be waited for
+        bad = ~finite
+        clean = output.masked_fill(bad.view(-1, *(1,) * (output.ndim - 1)), 0.0)
+        rows = self.likelihood.factor(clean, keys)
+        return finite, rows.masked_fill(bad[:, None, None], 0.0)
 
 
 def sample_keys(call: Inputs) -> Tensor:

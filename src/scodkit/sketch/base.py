@@ -18,7 +18,6 @@ from torch import Tensor
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MergeError
 from scodkit.factors import Factors
-from scodkit.parameters import Block
 
 # rows of a tall matrix handled at a time where a copy in float64 is needed
 _TALL_CHUNK = 1 << 16
@@ -225,10 +224,9 @@ class FlatFactors(Factors):
         self._rows = rows
         self.num_rows = rows.shape[0]
 
-    def blocks(self) -> Iterator[tuple[Block, Tensor]]:
-        """Yield the one block with its rows ``(R, 1, N)``."""
-        length = self._rows.shape[1]
-        yield Block("all", (length,), slice(0, length)), self._rows[:, None]
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield all columns with their rows ``(R, 1, N)``."""
+        yield slice(0, self._rows.shape[1]), self._rows[:, None]
 
 
 def empty_state(

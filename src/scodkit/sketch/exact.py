@@ -60,7 +60,9 @@ class Exact(Sketch):
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Append rows, or add their Gram matrix once that is the smaller thing to hold."""
         held = next(iter(state.tensors.values()))
-        fresh = torch.cat([flat_rows(rows, held) for _, rows in factors.blocks()], dim=1)
+        fresh = held.new_empty(factors.num_rows, state.num_parameters)
+        for columns, rows in factors.blocks():
+            fresh[:, columns] = flat_rows(rows, held)
         if "rows" in state.tensors:
             needed = int(state.numbers["filled"]) + fresh.shape[0]
             if needed <= state.num_parameters:

@@ -92,7 +92,7 @@ class FrequentDirections(Sketch):
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Copy rows into the buffer, as many at a time as there is room for."""
         buffer = state.tensors["buffer"]
-        blocks = [(b, rows.flatten(0, 1)) for b, rows in factors.blocks()]
+        blocks = [(columns, rows.flatten(0, 1)) for columns, rows in factors.blocks()]
         total = blocks[0][1].shape[0]
         done = 0
         while done < total:
@@ -100,8 +100,8 @@ class FrequentDirections(Sketch):
                 self._shrink(state)
             filled = int(state.numbers["filled"])
             count = min(buffer.shape[0] - filled, total - done)
-            for block, rows in blocks:
-                buffer[filled : filled + count, block.columns] = rows[done : done + count].to(
+            for columns, rows in blocks:
+                buffer[filled : filled + count, columns] = rows[done : done + count].to(
                     buffer.device, buffer.dtype
                 )
             state.numbers["filled"] = filled + count

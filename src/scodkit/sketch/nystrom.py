@@ -177,10 +177,10 @@ def add_product(y: Tensor, factors: Factors, mapping: Map, seed: int) -> None:
     """Add ``G^T (G Omega)`` to ``y (N, T)`` in place, for the rows ``G`` of some factors."""
     shape = (y.shape[0], y.shape[1])
     total: Tensor | None = None
-    for block, rows in factors.blocks():
-        part = project(mapping, flat_rows(rows, y), block.columns.start, shape, seed)
+    for columns, rows in factors.blocks():
+        part = project(mapping, flat_rows(rows, y), columns.start, shape, seed)
         total = part if total is None else total + part
     if total is None:
         return
-    for block, rows in factors.blocks():
-        y[block.columns].addmm_(flat_rows(rows, y).mT, total)
+    for columns, rows in factors.blocks():
+        y[columns].addmm_(flat_rows(rows, y).mT, total)

@@ -1,0 +1,198 @@
+"""Watches a forward pass, and remembers the calls on chosen parameters.
+
+Every torch function a model calls is looked at, in this thread only: nothing of the model is
+changed, and several threads may watch the same model at once.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from scodkit.factors.rules import RULES, Batch, Layer, UnsupportedCallError
+from scodkit.network import ordinary
+from scodkit.parameters import ParameterSet
+
+# attention as torch writes it, but without handing the whole call to whoever watches
+_attention = types.FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**F.multi_head_attention_forward.__globals__, "has_torch_function": lambda _: False},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)
+
+# what they return is, to autograd, no longer the parameter
+_CONSTANTS = frozenset({Tensor.detach, Tensor.data.__get__})  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter, or a part of one, sits among the chosen columns.
+
+    Args:
+        block: Columns of the whole parameter.
+        columns: Its own columns.
+    """
+
+    block: slice
+    columns: slice
+
+
+class Recorder(TorchFunctionMode):
+    """A context in which a model's calls on chosen parameters are remembered.
+
+    Args:
+        model: The model that will run.
+        parameters: The chosen weights.
+        batch: Where the samples are.
+        copies: Whether the model has weights or buffers made in inference mode, which
+            autograd refuses to save.
+
+    Attributes:
+        layers: The calls, in order.
+        edges: For each, where in the graph its output was made. Kept because an in-place
+            operation may since have moved the output itself further along the graph.
+        places: Where tensors with chosen weights sit, by id: parameters, and cuts of them.
+        output_bytes: Size of all these outputs together.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: ParameterSet, batch: Batch, *, copies: bool
+    ) -> None:
+        super().__init__()
+        self.layers: list[Layer] = []
+        self.edges: list[GradientEdge] = []
+        self.output_bytes = 0
+        named = dict(model.named_parameters())
+        columns = {block.name: block.columns for block in parameters.blocks}
+        self.places = {id(named[n]): Place(own, own) for n, own in columns.items()}
+        self._alive: list[Tensor] = [
+            named[name] for name in columns
+        ]  # ids hold while their tensors live
+        self._batch = batch
+        self._copies = copies
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Return what a torch function returns, having remembered it where that is needed.
+
+        Raises:
+            UnsupportedCallError: If it computes something from a chosen parameter that no
+                rule covers.
+        """
+        kwargs = kwargs or {}
+        if not self._concerned(args) and not (kwargs and self._concerned(kwargs.values())):
+            return self._pass_on(func, args, kwargs)
+        if not torch.is_grad_enabled():
+            return self._pass_on(func, args, kwargs)
+        if func in RULES:
+            return self._remember(func, args, kwargs)
+        if func is F.multi_head_attention_forward:
+            with self._batch_second(), self:
+                return _attention(*args, **kwargs)
+        return self._seen_from(func, args, kwargs)
+
+    def _concerned(self, values: Iterable[object]) -> bool:
+        places = self.places
+        for value in values:
+            if id(value) in places:
+                return True
+            if type(value) in (list, tuple) and self._concerned(value):  # type: ignore[arg-type]
+                return True
+        return False
+
+    def _pass_on(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self._copies:
+            args, kwargs = _mapped(args, kwargs, ordinary)
+        if self.layers or func is torch._C._set_grad_enabled:
+            return func(*args, **kwargs)
+        # nothing before the first chosen layer needs a graph
+        with torch.no_grad():
+            return func(*args, **kwargs)
+
+    def _remember(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        layer = RULES[func](self._batch, *args, **kwargs)
+        # with nothing before it to differentiate, a layer's own weights start the graph
+        first = not any(
+            isinstance(value, Tensor) and value.requires_grad and id(value) not in self.places
+            for value in (*args, *kwargs.values())
+        )
+
+        def constant(tensor: Tensor) -> Tensor:
+            if id(tensor) in self.places:
+                detached = ordinary(tensor.detach())
+                return detached.requires_grad_() if first else detached
+            return ordinary(tensor) if self._copies else tensor
+
+        args, kwargs = _mapped(args, kwargs, constant)
+        output: Tensor = func(*args, **kwargs)
+        self.layers.append(layer)
+        self.edges.append(get_gradient_edge(output))
+        self.output_bytes += output.nbytes
+        return output
+
+    def _seen_from(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return what is asked of a parameter: its shape and the like, or a part of it.
+
+        Raises:
+            UnsupportedCallError: If it is something else.
+        """
+        result = func(*args, **kwargs)
+        if func in _CONSTANTS:
+            return result
+        for part in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(part, Tensor) and not self._is_part(part, args[0]):
+                raise UnsupportedCallError(f"there is no rule for {resolve_name(func) or func}")
+        return result
+
+    def _is_part(self, part: Tensor, whole: object) -> bool:
+        """Return whether this is a part, consecutive and not a copy; note where it sits."""
+        if not isinstance(whole, Tensor) or id(whole) not in self.places:
+            return False
+        shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+        if not (shared and part.is_contiguous() and whole.is_contiguous()):
+            return False
+        place = self.places[id(whole)]
+        start = place.columns.start + part.storage_offset() - whole.storage_offset()
+        self.places[id(part)] = Place(place.block, slice(start, start + part.numel()))
+        self._alive.append(part)
+        return True
+
+    @contextmanager
+    def _batch_second(self) -> Iterator[None]:
+        outside = self._batch
+        self._batch = replace(outside, sample_major=False)
+        try:
+            yield
+        finally:
+            self._batch = outside
+
+
+def _mapped(
+    args: tuple[Any, ...], kwargs: dict[str, Any], function: Callable[[Tensor], Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def on(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return function(value)
+        return type(value)(map(on, value)) if type(value) in (list, tuple) else value
+
+    return tuple(map(on, args)), {name: on(value) for name, value in kwargs.items()}

@@ -1,0 +1,36 @@
+"""Which torch functions the hook engine understands, when parameters go into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from scodkit.factors.rules import broadcast
+from scodkit.factors.rules.convolution import Convolution, TransposedConvolution
+from scodkit.factors.rules.embedding import Embedding
+from scodkit.factors.rules.layer import Batch, Layer, Outer, Rows, UnsupportedCallError
+from scodkit.factors.rules.linear import Linear
+
+# a rule takes the batch and then what the function takes, under the same names
+RULES: dict[Callable[..., Any], Callable[..., Layer]] = {
+    F.linear: Linear,
+    **dict.fromkeys([torch.conv1d, torch.conv2d, torch.conv3d], Convolution),
+    F.conv_transpose1d: TransposedConvolution,
+    F.conv_transpose2d: TransposedConvolution,
+    F.conv_transpose3d: TransposedConvolution,
+    F.embedding: Embedding,
+    F.batch_norm: broadcast.batch_norm,
+    F.layer_norm: broadcast.layer_norm,
+    F.group_norm: broadcast.group_norm,
+    F.instance_norm: broadcast.instance_norm,
+    F.rms_norm: broadcast.rms_norm,
+    **dict.fromkeys([torch.mul, Tensor.mul], broadcast.product),
+    **dict.fromkeys([torch.add, Tensor.add], broadcast.total),
+    **dict.fromkeys([Tensor.expand, Tensor.expand_as], broadcast.expansion),
+}
+
+__all__ = ["RULES", "Batch", "Layer", "Outer", "Rows", "UnsupportedCallError"]

@@ -1,0 +1,204 @@
+"""Parameters that scale or shift: normalisations, element-wise products and sums.
+
+The gradient of such a parameter is a sum, over the axes it is broadcast along, of the
+gradient at the output, times what the parameter scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from scodkit.factors.rules.layer import Batch, Layer, Rows, UnsupportedCallError, Wanted
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A parameter of the layer.
+
+    Args:
+        parameter: None where the layer has none.
+        axes: The axes of the output it spans; None for the last ones, as broadcasting goes.
+        scaled: What it scales; None for ones.
+    """
+
+    parameter: Tensor | None
+    axes: Sequence[int] | None
+    scaled: Callable[[], Tensor] | None = None
+
+
+class Broadcast(Layer):
+    """``y = scaled * weight + bias``, either of them missing."""
+
+    def __init__(self, batch: Batch, remembered: Sequence[Tensor], *terms: _Term) -> None:
+        super().__init__(batch, [term.parameter for term in terms], *remembered)
+        self._terms = terms
+
+    def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
+        """See `Layer.gradients`."""
+        for term in self._terms:
+            if term.parameter is None or not wanted(term.parameter):
+                continue
+            axes = term.axes
+            if axes is None:
+                axes = _right_aligned(term.parameter, delta.ndim - 1)
+            rows = delta if term.scaled is None else delta * term.scaled()
+            # one axis more than the output, the directions, in front
+            summed = [axis + 1 for axis in range(1, delta.ndim - 1) if axis not in axes]
+            rows = rows.sum(summed) if summed else rows
+            rows = self.batch.split(rows, axis=1).sum(2).transpose(0, 1)
+            yield term.parameter, rows.reshape(*rows.shape[:2], -1)
+
+
+def batch_norm(
+    batch: Batch,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Layer:
+    """Return the layer of ``F.batch_norm``.
+
+    Raises:
+        UnsupportedCallError: If it takes the statistics of the batch.
+    """
+    if training or running_mean is None:
+        raise UnsupportedCallError("batch_norm with statistics of the batch")
+
+    def normalised() -> Tensor:
+        return F.batch_norm(input, running_mean, running_var, eps=eps)
+
+    return _norm(batch, input, [1], normalised, weight, bias)
+
+
+def layer_norm(
+    batch: Batch,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Layer:
+    """Return the layer of ``F.layer_norm``."""
+
+    def normalised() -> Tensor:
+        return F.layer_norm(input, list(normalized_shape), eps=eps)
+
+    return _norm(batch, input, _last_axes(input, normalized_shape), normalised, weight, bias)
+
+
+def rms_norm(
+    batch: Batch,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Layer:
+    """Return the layer of ``F.rms_norm``."""
+
+    def normalised() -> Tensor:
+        return F.rms_norm(input, list(normalized_shape), eps=eps)
+
+    return _norm(batch, input, _last_axes(input, normalized_shape), normalised, weight, None)
+
+
+def group_norm(
+    batch: Batch,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Layer:
+    """Return the layer of ``F.group_norm``."""
+
+    def normalised() -> Tensor:
+        return F.group_norm(input, num_groups, eps=eps)
+
+    return _norm(batch, input, [1], normalised, weight, bias)
+
+
+def instance_norm(
+    batch: Batch,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Layer:
+    """Return the layer of ``F.instance_norm``."""
+
+    def normalised() -> Tensor:
+        if not use_input_stats:
+            return F.batch_norm(input, running_mean, running_var, eps=eps)
+        return F.instance_norm(input, eps=eps)
+
+    return _norm(batch, input, [1], normalised, weight, bias)
+
+
+def product(batch: Batch, input: Tensor, other: Tensor) -> Layer:
+    """Return the layer of ``input * other``."""
+    first, second = _Term(input, None, lambda: other), _Term(other, None, lambda: input)
+    return Broadcast(batch, _tensors(input, other), first, second)
+
+
+def total(batch: Batch, input: Tensor, other: Tensor, *, alpha: float = 1) -> Layer:
+    """Return the layer of ``input + other``.
+
+    Raises:
+        UnsupportedCallError: If ``other`` is scaled on the way.
+    """
+    _tensors(input, other)
+    if alpha != 1:
+        raise UnsupportedCallError("an addition with a factor")
+    return Broadcast(batch, [], _Term(input, None), _Term(other, None))
+
+
+def expansion(batch: Batch, input: Tensor, *_: object) -> Layer:
+    """Return the layer of ``input.expand(B, ...)``."""
+    return Broadcast(batch, [], _Term(input, None))
+
+
+def _norm(
+    batch: Batch,
+    input: Tensor,
+    axes: Sequence[int],
+    normalised: Callable[[], Tensor],
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> Layer:
+    return Broadcast(batch, [input], _Term(weight, axes, normalised), _Term(bias, axes))
+
+
+def _last_axes(input: Tensor, shape: Sequence[int]) -> range:
+    return range(input.ndim - len(shape), input.ndim)
+
+
+def _tensors(*operands: object) -> list[Tensor]:
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    if len(tensors) < len(operands):
+        raise UnsupportedCallError("arithmetic on a parameter alone")
+    return tensors
+
+
+def _right_aligned(parameter: Tensor, ndim: int) -> list[int]:
+    """Return the axes of an output of ``ndim`` axes that a broadcast parameter spans.
+
+    Raises:
+        UnsupportedCallError: If it spans the samples.
+    """
+    lead = ndim - parameter.ndim
+    axes = [lead + i for i, size in enumerate(parameter.shape) if size != 1]
+    if lead < 0 or 0 in axes:
+        raise UnsupportedCallError("a parameter with an entry per sample")
+    return axes

@@ -1,0 +1,44 @@
+"""``F.embedding``: each gradient goes to the row that was looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from scodkit.factors.rules.layer import Batch, Layer, Rows, UnsupportedCallError, Wanted
+
+
+class Embedding(Layer):
+    """Looks up ``input (...)`` in ``weight (V, e)``; the arguments are ``F.embedding``'s."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        input: Tensor,
+        weight: Tensor,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> None:
+        super().__init__(batch, [weight], input)
+        if max_norm is not None or scale_grad_by_freq:
+            raise UnsupportedCallError("an embedding with max_norm or scale_grad_by_freq")
+        self._input, self._weight = input, weight
+        self._padding = padding_idx
+
+    def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
+        """See `Layer.gradients`."""
+        if not wanted(self._weight):
+            return
+        entries, width = self._weight.shape
+        places = self.batch.split(self._input.flatten())
+        delta = delta.reshape(delta.shape[0], -1, width)
+        delta = self.batch.split(delta, axis=1).transpose(0, 1)  # (b, q, m, e)
+        if self._padding is not None:
+            delta = delta.masked_fill((places == self._padding % entries)[:, None, :, None], 0)
+        rows = delta.new_zeros(*delta.shape[:2], entries, width)
+        rows.scatter_add_(2, places[:, None, :, None].expand_as(delta), delta)
+        yield self._weight, rows.flatten(2)

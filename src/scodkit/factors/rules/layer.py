@@ -1,0 +1,133 @@
+"""What a forward pass remembers of one call on chosen parameters.
+
+A rule turns the call of a torch function into a `Layer`; the layer turns gradients at the
+call's output into per-sample gradients of its parameters, for all directions at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class UnsupportedCallError(Exception):
+    """No rule covers a call on a chosen parameter: another engine has to take the model."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Where the samples are on the axes that lead a layer's tensors.
+
+    Leading axes hold ``m`` places of each of the ``B`` samples (tokens, windows, frames).
+
+    Args:
+        size: ``B``.
+        sample_major: Whether all places of a sample come before the next sample; otherwise
+            all samples of a place before the next place, as inside ``nn.MultiheadAttention``.
+    """
+
+    size: int
+    sample_major: bool = True
+
+    def split(self, rows: Tensor, axis: int = 0) -> Tensor:
+        """Return ``rows`` with its axis of ``B m`` rows replaced by two: ``B``, then ``m``.
+
+        Raises:
+            UnsupportedCallError: If that axis cannot hold the samples.
+        """
+        length = rows.shape[axis]
+        if length % self.size:
+            raise UnsupportedCallError(
+                f"expected {self.size} samples along the leading axes, got {length} rows"
+            )
+        places = length // self.size
+        if self.sample_major:
+            return unflatten(rows, axis, (self.size, places))
+        return unflatten(rows, axis, (places, self.size)).transpose(axis, axis + 1)
+
+
+def unflatten(tensor: Tensor, axis: int, sizes: tuple[int, int]) -> Tensor:
+    """Return a view with one axis replaced by two (``Tensor.unflatten``, but cheap to call)."""
+    return tensor.view(*tensor.shape[:axis], *sizes, *tensor.shape[axis + 1 :])
+
+
+class Outer:
+    """Rows that are outer products ``delta_j a^T``, never formed unless asked for.
+
+    Args:
+        delta: ``(b, q, o)``.
+        a: ``(b, i)``.
+    """
+
+    def __init__(self, delta: Tensor, a: Tensor) -> None:
+        self._delta = delta
+        self._a = a
+
+    def dense(self) -> Tensor:
+        """Return the rows ``(b, q, o i)``."""
+        return (self._delta[..., None] * self._a[:, None, None, :]).flatten(2)
+
+    def squared_norms(self) -> Tensor:
+        """Return the sums of squares ``(b,)`` in float64: a product of two."""
+        wide = torch.float64 if self._a.dtype == torch.float64 else torch.float32
+        norm = torch.linalg.vector_norm(self._delta, dim=(1, 2), dtype=wide).double()
+        squares: Tensor = (norm * torch.linalg.vector_norm(self._a, dim=1, dtype=wide)).square()
+        return squares
+
+    def project(self, matrix: Tensor) -> Tensor:
+        """Return rows times ``matrix (o i, k)``, ``(b, q, k)``.
+
+        The activations are shared by the directions, so they go first: ``q`` times fewer
+        products than with the rows themselves.
+        """
+        delta, a = self._delta.to(matrix.dtype), self._a.to(matrix.dtype)
+        per_output = matrix.view(delta.shape[2], a.shape[1], -1)
+        # (o, b, k), the samples in the middle
+        along = torch.bmm(a.expand(delta.shape[2], *a.shape), per_output)
+        return torch.bmm(delta, along.transpose(0, 1))
+
+
+Rows = Tensor | Outer
+Wanted = Callable[[Tensor], bool]
+
+
+class Layer(ABC):
+    """One call of a torch function on chosen parameters.
+
+    Args:
+        batch: Where the samples are.
+        parameters: What the call takes gradients of, chosen or not.
+        remembered: Inputs of the call that gradients need; they must not change afterwards.
+    """
+
+    def __init__(
+        self, batch: Batch, parameters: Sequence[Tensor | None], *remembered: Tensor
+    ) -> None:
+        self.batch = batch
+        self.parameters = [parameter for parameter in parameters if parameter is not None]
+        # what was made in inference mode has no version, and no one can change it here
+        self._versions = [(t, t._version) for t in remembered if not t.is_inference()]
+
+    @abstractmethod
+    def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
+        """Yield parameters with their per-sample gradients, ``(b, q, n)``.
+
+        Args:
+            delta: Gradients at the call's output, ``(q, *shape of the output)``.
+            wanted: Says whether a parameter is one of the chosen.
+        """
+
+    def check_unchanged(self) -> None:
+        """Refuse what was remembered if an in-place operation has changed it since.
+
+        Raises:
+            UnsupportedCallError: If one has.
+        """
+        if any(tensor._version != version for tensor, version in self._versions):
+            raise UnsupportedCallError(
+                "an input of a layer was modified in place after the layer had used it"
+            )
