@@ -5,6 +5,6 @@ import os
 import pytest
 import torch
 
-pytest.register_assert_rewrite("contracts")
+pytest.register_assert_rewrite("contracts", "engines")
 os.environ["OMP_NUM_THREADS"] = "1"  # for processes the tests start
 torch.set_num_threads(1)

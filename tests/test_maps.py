@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scodkit.sketch import SRFT, Fold, Gaussian, Map, SparseSign
-from scodkit.sketch.maps import _hash, project
+from scodkit.sketch.maps import SeededMatrix, _hash
 
 LIKE = torch.zeros((), dtype=torch.float64)
 MAPS = [Fold(), Gaussian(), SRFT(), SparseSign(), SparseSign(nonzeros=3)]
@@ -93,7 +93,7 @@ class TestEveryMap:
     def test_project_is_the_product(self, mapping, shape):
         rows = torch.randn(3, shape[0], dtype=torch.float64, generator=torch.Generator())
         wanted = rows @ whole(mapping, shape, 7)
-        found = project(mapping, rows, 0, shape, 7)
+        found = SeededMatrix(mapping, shape, 7, rows.device).project(rows, 0)
         assert (found - wanted).abs().max() < 1e-12 * rows.norm()
 
     @given(cuts=st.lists(st.integers(0, 60), max_size=4))
@@ -101,8 +101,9 @@ class TestEveryMap:
     def test_project_adds_over_blocks(self, mapping, cuts):
         rows = torch.randn(3, 60, dtype=torch.float64, generator=torch.Generator())
         edges = [0, *sorted(cuts), 60]
-        parts = [project(mapping, rows[:, a:b], a, (60, 12), 7) for a, b in pairwise(edges)]
-        wanted = project(mapping, rows, 0, (60, 12), 7)
+        matrix = SeededMatrix(mapping, (60, 12), 7, rows.device)
+        parts = [matrix.project(rows[:, a:b], a) for a, b in pairwise(edges)]
+        wanted = matrix.project(rows, 0)
         assert (sum(parts) - wanted).abs().max() < 1e-13 * rows.norm()
 
     # 16 columns split evenly into the entries of a sparse row; 13 do not
@@ -128,14 +129,15 @@ class Recording(Map):
 
     asked: list[tuple[int, int]] = field(default_factory=list)
 
-    def rows(self, start, stop, shape, seed, like):
+    def pattern(self, start, stop, shape, seed, like):
         self.asked.append((start, stop))
         return like.new_zeros(stop - start, shape[1])
 
 
 def test_project_never_asks_for_more_than_a_chunk():
     mapping = Recording()
-    project(mapping, torch.zeros(3, 200_000), 17, (200_017, 200), 0)
+    matrix = SeededMatrix(mapping, (200_017, 200), 0, torch.device("cpu"))
+    matrix.project(torch.zeros(3, 200_000), 17)
     assert max(stop - start for start, stop in mapping.asked) <= 4096
     assert mapping.asked[0][0] == 17
     assert mapping.asked[-1][1] == 200_017

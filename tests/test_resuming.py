@@ -164,7 +164,7 @@ def test_updates_take_the_options_their_errors_recommend() -> None:
 class OwnMap(Map):
     """A map of the user's own, which no file can describe."""
 
-    def rows(self, start, stop, shape, seed, like):
+    def pattern(self, start, stop, shape, seed, like):
         return Fold().rows(start, stop, shape, seed, like)
 
     def __eq__(self, other: object) -> bool:

@@ -68,3 +68,11 @@ class CalibrationError(ScodError, ValueError):
 
 class EngineFallbackWarning(UserWarning):
     """The fast engine cannot be trusted with this model; a slower one took over."""
+
+
+class CaptureError(ScodError):
+    """The scored forward pass cannot be recorded."""
+
+
+class CaptureWarning(UserWarning):
+    """Recording the scored forward pass does not pay."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +44,7 @@ class FitOptions:
             the first item of the data set.
         checkpoint: Where to keep the state of an unfinished pass.
         every: Batches between two checkpoints.
+        precision: Run the model, and form gradients, in this dtype; None for the model's own.
     """
 
     progress: bool = True
@@ -51,12 +52,17 @@ class FitOptions:
     check_deterministic: bool = True
     checkpoint: Path | None = None
     every: int = 100
+    precision: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if self.on_bad not in ("raise", "skip"):
             raise OptionError(f"expected on_bad='raise' or 'skip', got {self.on_bad!r}")
         if self.every < 1:
             raise OptionError(f"expected every >= 1 batches, got {self.every}")
+        if self.precision not in (None, torch.bfloat16, torch.float16):
+            raise OptionError(
+                f"expected precision=torch.bfloat16 (or None), got {self.precision}"
+            )
 
 
 def check_options(
@@ -190,12 +196,15 @@ def fit(
             "likelihood": artifact.describe(recipe.likelihood),
             "sketch": artifact.describe(recipe.sketch),
             "rank": recipe.rank,
+            "precision": str(options.precision),
             "weights": vars(fingerprints),
             "data": data_identity(loader, call),
         }
     state = recipe.sketch.zero(parameters.num_parameters, recipe.rank, dtype, network.device)
     batches = batches_of(batches, num_batches(loader), "sketching", options.progress)
-    done = _run(source, state, batches, options, identity)
+    engine = source.engine.of(network.at_precision(options.precision))
+    done = _run(replace(source, engine=engine), state, batches, options, identity)
+    done.state.matrices.clear()
     basis = recipe.sketch.eigenbasis(done.state, recipe.rank)
     fitted = Fitted(
         recipe.likelihood,
@@ -276,14 +285,13 @@ def _absorb(
         good = norms.isfinite() & piece.finite
         if whole is not None:
             good &= whole[piece.samples]
-        factors = piece.factors
+        factors, kept = piece.factors, len(good)
         if not bool(good.all()):
             if options.on_bad == "raise":
                 raise _non_finite(piece, good, progress)
-            factors = FactorsOf(factors, good)
-        kept = int(good.sum())
+            factors, norms, kept = FactorsOf(factors, good), norms[good], int(good.sum())
         progress.state.sketch.update(
-            progress.state, factors, norms[good].sum(), kept if piece.complete else 0
+            progress.state, factors, norms.sum(), kept if piece.complete else 0
         )
         if piece.complete:
             progress.skipped += len(good) - kept

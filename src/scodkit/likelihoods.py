@@ -7,6 +7,7 @@ output. ``p`` is the number of directions, ``d`` unless the likelihood truncates
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -19,6 +20,9 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from scodkit.errors import BatchError, OptionError
+
+# squarings of a matrix: eigenvalues that differ by a thousandth are told apart
+_SQUARINGS = 13
 
 
 class Likelihood(ABC):
@@ -87,7 +91,7 @@ class Gaussian(Likelihood):
             BatchError: If there are as many variances as do not fit the outputs.
         """
         theta = _flat(output)
-        root = torch.tensor(self._values(), dtype=theta.dtype, device=theta.device).rsqrt()
+        root = _constants(self._values(), theta.dtype, theta.device).rsqrt()
         if root.numel() not in (1, theta.shape[1]):
             raise BatchError(
                 f"expected {root.numel()} outputs, one per variance given to Gaussian, got "
@@ -225,6 +229,8 @@ class Categorical(Likelihood):
         # and NaN would make eigh raise, while the caller deals with non-finite samples
         wide = logits.double().softmax(-1).nan_to_num()
         fisher = torch.diag_embed(wide) - wide[..., :, None] * wide[..., None, :]
+        if self.directions == 1 and fisher.is_cuda:
+            return _leading_row(fisher).to(q.dtype)
         values, vectors = torch.linalg.eigh(fisher)
         values, vectors = values[..., -self.directions :], vectors[..., -self.directions :]
         rows: Tensor = values.clamp_min(0).sqrt()[..., None] * vectors.mT
@@ -252,6 +258,26 @@ class Categorical(Likelihood):
         classes = shape[self._axis(len(shape) + 1) - 1]
         kept = classes if self.directions is None else min(self.directions, classes)
         return math.prod(shape) // classes * kept
+
+
+def _leading_row(fisher: Tensor) -> Tensor:
+    """Return ``sqrt(value) vector^T`` of the largest eigenpair, ``(..., 1, C)``.
+
+    By squaring the matrix over and over: no eigensolver, for which a GPU would have to wait.
+    ``F v / sqrt(v^T F v)`` never exceeds ``F``, however well ``v`` has converged.
+    """
+    tiny = torch.finfo(fisher.dtype).tiny
+    power = fisher
+    for _ in range(_SQUARINGS):
+        power = power / power.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(
+            tiny
+        )
+        power = power @ power
+    largest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
+    index = largest[..., None, None].expand(*power.shape[:-1], 1)
+    image = fisher @ power.gather(-1, index)
+    size = (power.gather(-1, index) * image).sum(-2, keepdim=True)
+    return (image / size.clamp_min(tiny).sqrt()).mT
 
 
 # torch.distributions draws from the global generator only: one draw at a time, then restored
@@ -328,6 +354,13 @@ class MonteCarlo(Likelihood):
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return ``samples``."""
         return self.samples
+
+
+@functools.lru_cache(maxsize=64)
+def _constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor; kept, because a GPU would wait for each copy of them."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _flat(output: Tensor) -> Tensor:

@@ -19,9 +19,10 @@ from scodkit.factors import FactorSource
 from scodkit.fitted import Fitted
 from scodkit.fitting import FitOptions, Recipe
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs, Network
+from scodkit.network import Network
 from scodkit.parameters import Selection, select
 from scodkit.plan import Plan
+from scodkit.scorer import Scorer, Scores
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.stream import batches_of, num_batches, open_stream
 
@@ -80,8 +81,7 @@ class Monitor:
         self._selection = parameters
         self._functions = {"inputs": inputs is not None, "outputs": outputs is not None}
         self._network = Network(model, inputs, outputs)
-        self._fitted: Fitted | None = None
-        self._source: FactorSource | None = None
+        self._scorer: Scorer | None = None
 
     def fit(
         self,
@@ -92,6 +92,7 @@ class Monitor:
         check_deterministic: bool = True,
         checkpoint: str | Path | None = None,
         every: int = 100,
+        precision: torch.dtype | None = None,
     ) -> Monitor:
         """Summarise the training data in one pass. Labels are not needed.
 
@@ -105,6 +106,8 @@ class Monitor:
             checkpoint: A file for the unfinished fit: killed and started again with it, a fit
                 goes on where it was and ends with the same result.
             every: Batches between two checkpoints.
+            precision: ``torch.bfloat16`` to run the model and form gradients in it during the
+                fit, for speed on GPUs; sums stay in float32. None for the model's own.
 
         Returns:
             The monitor itself, fitted. An earlier calibration is dropped.
@@ -114,7 +117,7 @@ class Monitor:
                 wrong; the monitor is then as it was before.
         """
         kept = None if checkpoint is None else Path(checkpoint)
-        options = FitOptions(progress, on_bad, check_deterministic, kept, every)
+        options = FitOptions(progress, on_bad, check_deterministic, kept, every, precision)
         return self._adopt(*fitting.fit(self._network, self._recipe, loader, options))
 
     def update(
@@ -124,6 +127,7 @@ class Monitor:
         progress: bool = True,
         on_bad: Literal["raise", "skip"] = "raise",
         check_deterministic: bool = True,
+        precision: torch.dtype | None = None,
     ) -> Monitor:
         """Add new data to a fit: one pass over the new data only.
 
@@ -132,16 +136,17 @@ class Monitor:
             progress: As in `fit`.
             on_bad: As in `fit`.
             check_deterministic: As in `fit`.
+            precision: As in `fit`.
 
         Returns:
             The monitor itself; an earlier calibration is dropped. If anything goes wrong the
             monitor is as it was before.
         """
-        before = self._ready()
+        before = self._ready().fitted
         before.check_weights(self.model, "an update")
         before.check_sketch()
         recipe = replace(self._recipe, selection=before.parameters)
-        options = FitOptions(progress, on_bad, check_deterministic)
+        options = FitOptions(progress, on_bad, check_deterministic, precision=precision)
         fresh, source = fitting.fit(self._network, recipe, loader, options)
         return self._adopt(before.merged(fresh, self.rank, consume=True), source)
 
@@ -154,8 +159,9 @@ class Monitor:
         Returns:
             This monitor, as if fitted on both parts; an earlier calibration is dropped.
         """
-        self._ready().check_weights(self.model, "a merge")
-        return self._adopt(self._ready().merged(other._ready(), self.rank), self._source)
+        mine, theirs = self._ready(), other._ready().fitted
+        mine.fitted.check_weights(self.model, "a merge")
+        return self._adopt(mine.fitted.merged(theirs, self.rank), mine.source)
 
     def plan(self, batch: object, num_data: int | None = None) -> Plan:
         """Return how much memory a fit and scoring will take, without allocating it.
@@ -194,9 +200,9 @@ class Monitor:
         Returns:
             Output, score and, once calibrated, p-value.
         """
-        output, scores = self._score(batch)
-        p_value = None if self.calibration is None else self.calibration.p_value(scores)
-        return scoring.Scored(output, scores, p_value)
+        found = self._scores(batch)
+        p_value = None if self.calibration is None else self.calibration.p_value(found.score)
+        return scoring.Scored(found.output, found.score, p_value)
 
     def score(self, batch: object) -> Tensor:
         """Return the score ``(B,)``: nats (squared units), >= 0, larger = more atypical.
@@ -204,7 +210,7 @@ class Monitor:
         Args:
             batch: As the loader yields it. A sample with a NaN or an infinity scores infinity.
         """
-        return self._score(batch)[1]
+        return self._scores(batch).score
 
     def flag(self, batch: object, false_alarm: float = 0.05) -> Tensor:
         """Return ``(B,)`` booleans: True where the score is too high for a known input.
@@ -231,9 +237,8 @@ class Monitor:
         Returns:
             The score with its lower and upper bounds and the paper's bound, each ``(B,)``.
         """
-        basis = self._basis_here()
-        _, parts = self._energies(batch, basis)
-        return scoring.certificate(parts, basis, self.prior_scale)
+        found, basis = self._scores(batch), self._ready().basis()
+        return scoring.certificate(found.parts, basis, self.prior_scale)
 
     def features(self, batch: object) -> Tensor:
         """Return ``U^T L`` as ``(B, p, k)``, for detectors built on top of this one.
@@ -241,17 +246,28 @@ class Monitor:
         Args:
             batch: As the loader yields it.
         """
-        basis = self._basis_here()
-        with self._network.evaluating():
-            call = self._network.inputs_of(batch)
-            if call.batch_size == 0:
-                return basis.values.new_empty(0, self._ready().directions, basis.rank)
-            return scoring.features(self._source_for(call), call, basis)
+        return self._ready().features(batch, self.memory_budget)
+
+    def compile(self, example: object) -> Monitor:
+        """Record the scored forward pass, so that batches of one shape cost far less.
+
+        On CUDA it becomes one CUDA graph; on a CPU it goes through ``torch.compile``, which
+        takes a while and needs a C++ compiler, and is kept if it is faster. Batches of other
+        shapes are scored as before. Setting ``prior_scale`` or fitting again drops it.
+
+        Args:
+            example: A batch of the shape to come.
+
+        Returns:
+            The monitor itself.
+        """
+        self._ready().compile(example, self.memory_budget)
+        return self
 
     @property
     def basis(self) -> Eigenbasis:
         """The eigenbasis of the fit: eigenvalues, vectors, captured curvature, certificate."""
-        return self._ready().basis
+        return self._ready().fitted.basis
 
     @property
     def prior_scale(self) -> float:
@@ -262,11 +278,13 @@ class Monitor:
     def prior_scale(self, value: float) -> None:
         fitting.check_options(self.model, self.likelihood, self.rank, self.sketch, value)
         self._prior_scale, self.calibration = value, None
+        if self._scorer is not None:
+            self._adopt(self._scorer.fitted, self._scorer.source)
 
     @property
     def skipped(self) -> int:
         """Training samples left out of the fit because they were not finite."""
-        return self._ready().skipped
+        return self._ready().fitted.skipped
 
     @property
     def model(self) -> nn.Module:
@@ -275,7 +293,7 @@ class Monitor:
 
     def __repr__(self) -> str:
         what = f"{type(self.model).__name__}, {self.likelihood}, rank={self.rank}"
-        if self._fitted is None:
+        if self._scorer is None:
             return f"Monitor({what}, not fitted)"
         basis = self.basis
         return f"Monitor({what}, {basis.num_data} samples, captured={basis.captured:.3f})"
@@ -286,43 +304,21 @@ class Monitor:
             self.likelihood, self.rank, self.sketch, self._selection, self.memory_budget
         )
 
-    def _ready(self) -> Fitted:
-        if self._fitted is None:
+    def _ready(self) -> Scorer:
+        if self._scorer is None:
             raise NotFittedError(
                 "expected a fitted monitor; type monitor.fit(train_loader) first"
             )
-        return self._fitted
+        return self._scorer
 
     def _adopt(self, fitted: Fitted, source: FactorSource | None) -> Monitor:
-        # held-out scores belong to the basis they were computed with
-        self._fitted, self._source, self.calibration = fitted, source, None
+        recipe, network = self._recipe, self._network
+        self._scorer = Scorer(network, recipe, fitted, source, self.prior_scale)
+        self.calibration = None  # held-out scores belong to the basis they were computed with
         return self
 
-    def _basis_here(self) -> Eigenbasis:
-        """Return the basis on the model's device, following it if it was moved."""
-        fitted = self._ready()
-        basis = fitted.basis.to(self._network.device)
-        if basis is not fitted.basis:
-            self._fitted = replace(fitted, basis=basis)
-        return basis
-
-    def _source_for(self, call: Inputs) -> FactorSource:
-        """Return the engine, chosen on the first batch after a load or a change of device."""
-        if self._source is None or self._source.engine.device != self._network.device:
-            self._source = self._recipe.source(self._network, self._ready().parameters, call)
-        return replace(self._source, budget=self.memory_budget)
-
-    def _score(self, batch: object) -> tuple[Tensor, Tensor]:
-        basis = self._basis_here()
-        output, parts = self._energies(batch, basis)
-        return output, scoring.score(parts, basis, self.prior_scale).to(basis.values.dtype)
-
-    def _energies(self, batch: object, basis: Eigenbasis) -> tuple[Tensor, scoring.Energies]:
-        with self._network.evaluating():
-            call = self._network.inputs_of(batch)
-            if call.batch_size == 0:
-                return self._network(call).detach(), scoring.Energies.none(basis)
-            return scoring.score_batch(self._source_for(call), call, basis)
+    def _scores(self, batch: object) -> Scores:
+        return self._ready()(batch, self.memory_budget)
 
     def to(self, device: torch.device | str) -> Monitor:
         """Return the monitor itself, with model, basis and sketch moved to a device.
@@ -331,7 +327,8 @@ class Monitor:
             device: Where to. A model that was moved by itself is followed without this.
         """
         self.model.to(device)
-        self._fitted = None if self._fitted is None else self._fitted.to(device)
+        if self._scorer is not None:
+            self._scorer.fitted = self._scorer.fitted.to(device)
         return self
 
     def save(self, path: str | Path, *, sketch: bool = True) -> None:
@@ -347,7 +344,7 @@ class Monitor:
         """
         from scodkit import __version__
 
-        fitted = self._ready()
+        fitted = self._ready().fitted
         fitted.check_weights(self.model, "saving")
         about = (self.likelihood, self.rank, self.sketch, self.prior_scale, self._functions)
         stored = storage.Stored(*about, fitted, self.calibration)
@@ -394,5 +391,5 @@ class Monitor:
             inputs=inputs,
             outputs=outputs,
         )
-        monitor._fitted, monitor.calibration = stored.fitted, stored.calibration
+        monitor._adopt(stored.fitted, None).calibration = stored.calibration
         return monitor

@@ -8,6 +8,7 @@ The model is left exactly as it was found.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import itertools
 import threading
@@ -116,6 +117,7 @@ class Network:
         self.model = _bare(model)
         self._pick_inputs = inputs
         self._pick_outputs = outputs
+        self._precision: torch.dtype | None = None
         self._lock = _lock_of(self.model)
         self._volatile: set[str] | None = None  # buffers a call changes; unknown before one
         self._recurrent = any(isinstance(m, nn.RNNBase) for m in self.model.modules())
@@ -168,7 +170,9 @@ class Network:
 
     def __call__(self, call: Inputs) -> Tensor:
         """Return the output ``(B, *shape)`` of the model as it stands."""
-        return self._output(self.model(*call.args, **call.kwargs), call.batch_size)
+        with self._autocast():
+            result = self.model(*call.args, **call.kwargs)
+        return self._output(result, call.batch_size)
 
     def at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
         """Return the output ``(B, *shape)`` with some weights replaced."""
@@ -183,8 +187,31 @@ class Network:
     ) -> Tensor:
         """Return what `at` does, from bare arguments (inside function transforms)."""
         rest = {name: t for name, t in self._made_in_inference_mode() if name not in weights}
-        result = functional_call(self.model, {**rest, **weights}, args, dict(kwargs))
+        with self._autocast():
+            result = functional_call(self.model, {**rest, **weights}, args, dict(kwargs))
         return self._output(result, batch_size)
+
+    def at_precision(self, precision: torch.dtype | None) -> Network:
+        """Return the same model, run under ``torch.autocast`` to a dtype; None for as it is."""
+        other = copy.copy(self)
+        other._precision = precision
+        return other
+
+    @contextlib.contextmanager
+    def in_full_precision(self) -> Iterator[None]:
+        """Run the model as it is for a while, in TF32 neither."""
+        precision, matmul = self._precision, torch.backends.cuda.matmul.allow_tf32
+        self._precision, torch.backends.cuda.matmul.allow_tf32 = None, False
+        try:
+            with torch.backends.cudnn.flags(torch.backends.cudnn.enabled, allow_tf32=False):
+                yield
+        finally:
+            self._precision, torch.backends.cuda.matmul.allow_tf32 = precision, matmul
+
+    def _autocast(self) -> contextlib.AbstractContextManager[None]:
+        if self._precision is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self._precision)
 
     def _made_in_inference_mode(self) -> Iterator[tuple[str, Tensor]]:
         """Return copies of the weights and buffers that autograd would refuse."""
@@ -210,7 +237,8 @@ class Network:
                 f"{tuple(result.shape)}; for a single sample type x[None]; otherwise say which "
                 "part is the prediction: Monitor(..., outputs=lambda out: ...)"
             )
-        return result if result.ndim > 1 else result[:, None]
+        output: Tensor = result if self._precision is None else result.float()
+        return output if output.ndim > 1 else output[:, None]
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

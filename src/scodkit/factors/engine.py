@@ -7,12 +7,14 @@ user may ask for, one flat tensor over all parameters.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from scodkit.mixed import matmul
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
@@ -77,8 +79,8 @@ class Sums:
 
     def add_rows(self, rows: Tensor, matrix: Tensor) -> None:
         """Add a block's rows ``(b, q, n)``, times ``matrix (n, k)``."""
-        flat = rows.flatten(0, 1).to(matrix.dtype)
-        self.add(squared_norms(rows), torch.mm(flat, matrix).view(*rows.shape[:2], -1))
+        along = matmul(rows.flatten(0, 1), matrix)
+        self.add(squared_norms(rows), along.view(*rows.shape[:2], -1))
 
     @property
     def result(self) -> tuple[Tensor, Tensor]:
@@ -172,6 +174,12 @@ class Engine(ABC):
     @abstractmethod
     def linearize(self, call: Inputs) -> Linearization:
         """Run the network forward on a batch and keep what pulling back needs."""
+
+    def of(self, network: Network) -> Engine:
+        """Return the engine for the same model, run in another precision."""
+        other = copy.copy(self)
+        other.network = network
+        return other
 
     def row_bytes(self, held: bool) -> int:
         """Return the working memory of one row in weight space.

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.func import vmap
 
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums
 from scodkit.factors.recorder import Place, Recorder
@@ -22,8 +23,12 @@ from scodkit.parameters import ParameterSet
 
 # bytes of rows: below the first, blocks are always put together for one product; above the
 # second they never are, because the copy costs more than the call it saves
-_TINY = 1 << 18
+_TINY = 1 << 20
 _LARGE = {"cpu": 1 << 20, "cuda": 1 << 25}
+
+# bytes of an average layer's output up to which directions are folded into the batch on a
+# GPU; larger ones keep it busy, and folding copies them
+_FOLDED = 1 << 25
 
 
 class HookEngine(Engine):
@@ -68,7 +73,7 @@ class _HookLinearization(Linearization):
         layers = self._recorder.layers
         deltas: Iterable[Tensor | None] = [None] * len(layers)
         if layers and self._graph.requires_grad:
-            deltas = _backward(self._graph, self._recorder.edges, rows)
+            deltas = _backward(self._graph, self._recorder, rows)
         used = []
         for layer, delta in zip(layers, deltas, strict=True):
             layer.check_unchanged()
@@ -77,19 +82,51 @@ class _HookLinearization(Linearization):
         return HookFactors(self._parameters, self._recorder.places, used, rows)
 
 
-def _backward(output: Tensor, edges: list[GradientEdge], rows: Tensor) -> list[Tensor | None]:
-    """Return the gradients at each edge, ``(q, *shape)``; None where nothing arrives."""
+def _backward(output: Tensor, recorder: Recorder, rows: Tensor) -> list[Tensor | None]:
+    """Return the gradients at each layer, ``(q, *shape)``; None where nothing arrives."""
     by_direction = rows.transpose(0, 1).reshape(rows.shape[1], *output.shape)
-    batched = rows.shape[1] > 1
-    found = torch.autograd.grad(
+    edges = recorder.edges
+    if rows.shape[1] == 1:
+        found = _gradients(output, edges, by_direction[0])
+        return [None if delta is None else delta[None] for delta in found]
+    if not output.is_cuda:
+        return list(_gradients(output, edges, by_direction, is_grads_batched=True))
+    if recorder.output_bytes <= _FOLDED * len(edges):
+        return _folded(output, edges, by_direction)
+    separate = [_gradients(output, edges, direction) for direction in by_direction]
+    return [
+        None if deltas[0] is None else torch.stack(deltas)
+        for deltas in zip(*separate, strict=True)
+    ]
+
+
+def _gradients(
+    output: Tensor, edges: list[GradientEdge], rows: Tensor, *, is_grads_batched: bool = False
+) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(
         output,
         edges,
-        by_direction if batched else by_direction[0],
+        rows,
         retain_graph=True,
         allow_unused=True,
-        is_grads_batched=batched,
+        is_grads_batched=is_grads_batched,
     )
-    return [delta if delta is None or batched else delta[None] for delta in found]
+
+
+def _folded(output: Tensor, edges: list[GradientEdge], rows: Tensor) -> list[Tensor | None]:
+    """Return the gradients with the directions folded into the batch: few, larger kernels."""
+    reached: list[int] = []
+
+    def back(direction: Tensor) -> tuple[Tensor, ...]:
+        found = _gradients(output, edges, direction)
+        reached[:] = [i for i, delta in enumerate(found) if delta is not None]
+        return tuple(found[i] for i in reached)
+
+    deltas = vmap(back)(rows)
+    by_layer: list[Tensor | None] = [None] * len(edges)
+    for i, delta in zip(reached, deltas, strict=True):
+        by_layer[i] = delta
+    return by_layer
 
 
 class HookFactors(Factors):
@@ -137,7 +174,7 @@ class HookFactors(Factors):
         sums = Sums()
         small = _Neighbours(self._limit)
         for columns, rows in self._pieces():
-            if isinstance(rows, Outer) and self._rows.shape[1] > 1:
+            if isinstance(rows, Outer) and rows.nbytes > _TINY and self._rows.shape[1] > 1:
                 sums.add(rows.squared_norms(), rows.project(matrix[columns]))
                 continue
             for some, together in small.add(columns, _dense(rows)):

@@ -18,6 +18,7 @@ from torch import Tensor
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MergeError
 from scodkit.factors import Factors
+from scodkit.sketch.maps import SeededMatrix
 
 # rows of a tall matrix handled at a time where a copy in float64 is needed
 _TALL_CHUNK = 1 << 16
@@ -37,6 +38,7 @@ class SketchState:
         num_rows: Rows seen (samples times directions).
         num_updates: Additions made to the sums, each of which rounded them.
         numbers: Further plain numbers a sketch keeps.
+        matrices: Test matrices in use while data streams past, by seed; no part of the state.
     """
 
     sketch: Sketch
@@ -48,6 +50,7 @@ class SketchState:
     num_rows: int = 0
     num_updates: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
+    matrices: dict[int, SeededMatrix] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def rounding(self) -> float:
@@ -67,12 +70,14 @@ class SketchState:
             tensors={name: tensor.clone() for name, tensor in self.tensors.items()},
             squared_norm=self.squared_norm.clone(),
             numbers=dict(self.numbers),
+            matrices={},
         )
 
     def to(self, device: torch.device | str) -> SketchState:
         """Return the state itself, its tensors moved."""
         self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         self.squared_norm = self.squared_norm.to(device)
+        self.matrices = {}
         return self
 
 

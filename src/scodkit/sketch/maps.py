@@ -9,27 +9,39 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from scodkit.errors import OptionError
+from scodkit.mixed import add_matmul
 
 # numbers of Omega made at a time: few enough to stay in a CPU's cache beside the block they
 # multiply, and on a GPU enough to keep it busy
 _CHUNK = 1 << 19
 _CHUNK_ON_GPU = 1 << 26
 
+# entries of a pattern of signs that are kept rather than made again for every batch
+_KEPT = 1 << 32
+
 
 class Map(ABC):
-    """A family of seeded test matrices."""
+    """A family of seeded test matrices, each a pattern with scaled columns.
+
+    Attributes:
+        signs: Whether the pattern has no entries but -1, 0 and 1: exact in any precision.
+    """
+
+    signs: ClassVar[bool] = False
 
     @abstractmethod
-    def rows(
+    def pattern(
         self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
     ) -> Tensor:
-        """Return rows ``start`` to ``stop`` of the test matrix.
+        """Return rows ``start`` to ``stop`` of the test matrix, but for its columns' scale.
 
         Args:
             start: First row.
@@ -42,6 +54,21 @@ class Map(ABC):
             ``(stop - start, T)``.
         """
 
+    def scale(self, shape: tuple[int, int]) -> Tensor:
+        """Return the scale of each column of a test matrix of that shape, ``(T,)``."""
+        return torch.ones(shape[1], dtype=torch.float64)
+
+    def rows(
+        self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
+    ) -> Tensor:
+        """Return rows ``start`` to ``stop`` of the test matrix; the arguments are `pattern`'s.
+
+        Returns:
+            ``(stop - start, T)``.
+        """
+        scale = self.scale(shape).to(like.device, like.dtype)
+        return self.pattern(start, stop, shape, seed, like) * scale
+
 
 @dataclass(frozen=True)
 class Fold(Map):
@@ -52,31 +79,38 @@ class Fold(Map):
     unscaled features).
     """
 
-    def rows(
+    signs: ClassVar[bool] = True
+
+    def pattern(
         self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
     ) -> Tensor:
-        """See `Map.rows`.
+        """See `Map.pattern`.
 
         Returns:
             ``(stop - start, T)`` with one non-zero per row.
         """
-        num_rows, size = shape
+        size = shape[1]
         position = torch.arange(start, stop, device=like.device)
         offset = _hash(seed, 1, position // size) % size
         column = (position + offset) % size
-        entry = _signs(seed, 0, position).to(like.dtype) * (size / num_rows) ** 0.5
+        entry = _signs(seed, 0, position).to(like.dtype)
         result = like.new_zeros(stop - start, size)
         return result.scatter_(1, column[:, None], entry[:, None])
+
+    def scale(self, shape: tuple[int, int]) -> Tensor:
+        """Return ``sqrt(T / N)`` for every column: each has about ``N / T`` entries."""
+        scale: Tensor = super().scale(shape) * (shape[1] / shape[0]) ** 0.5
+        return scale
 
 
 @dataclass(frozen=True)
 class Gaussian(Map):
     """Independent normal entries: the reference in theory, the dearest to make."""
 
-    def rows(
+    def pattern(
         self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
     ) -> Tensor:
-        """See `Map.rows`.
+        """See `Map.pattern`.
 
         Returns:
             ``(stop - start, T)`` with variance ``1/N``.
@@ -102,33 +136,41 @@ class SparseSign(Map):
         nonzeros: Entries per row (at most ``T``).
     """
 
+    signs: ClassVar[bool] = True
+
     nonzeros: int = 8
 
     def __post_init__(self) -> None:
         if self.nonzeros < 1:
             raise OptionError(f"expected nonzeros >= 1, got {self.nonzeros}")
 
-    def rows(
+    def pattern(
         self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
     ) -> Tensor:
-        """See `Map.rows`.
+        """See `Map.pattern`.
 
         Returns:
             ``(stop - start, T)`` with ``nonzeros`` entries per row.
         """
-        num_rows, size = shape
-        count = min(self.nonzeros, size)
-        # the columns fall into `count` bins of nearly equal width; one entry in each
-        edges = torch.arange(count + 1, device=like.device) * size // count
-        width = edges[1:] - edges[:-1]
+        edges = self._edges(shape).to(like.device)
+        count, width = len(edges) - 1, edges.diff()
         own = _hash(seed, 4, torch.arange(start, stop, device=like.device))[:, None]
         # one more round of mixing per bin: its lowest bit is the sign, the rest the column
         bits = _mix(own ^ _hash(seed, 5, torch.arange(count, device=like.device)))
         column = edges[:-1] + (bits >> 1) % width
-        # columns of a narrow bin have more entries, so smaller ones
-        size_of_entry = (width.double() / num_rows).sqrt().to(like.dtype)
-        entry = ((bits & 1) * 2 - 1).to(like.dtype) * size_of_entry
-        return like.new_zeros(stop - start, size).scatter_(1, column, entry)
+        entry = ((bits & 1) * 2 - 1).to(like.dtype)
+        return like.new_zeros(stop - start, shape[1]).scatter_(1, column, entry)
+
+    def scale(self, shape: tuple[int, int]) -> Tensor:
+        """Return the scale of each column: those of a narrow bin have more entries."""
+        width = self._edges(shape).diff()
+        per_column: Tensor = width.repeat_interleave(width).double()
+        return (per_column / shape[0]).sqrt()
+
+    def _edges(self, shape: tuple[int, int]) -> Tensor:
+        """Return where bins of columns begin and end: as many as entries a row, one in each."""
+        count = min(self.nonzeros, shape[1])
+        return torch.arange(count + 1) * shape[1] // count
 
 
 @dataclass(frozen=True)
@@ -138,10 +180,10 @@ class SRFT(Map):
     The frequencies are drawn without replacement, so the columns are exactly orthonormal.
     """
 
-    def rows(
+    def pattern(
         self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
     ) -> Tensor:
-        """See `Map.rows`.
+        """See `Map.pattern`.
 
         Returns:
             ``(stop - start, T)``, dense.
@@ -189,28 +231,59 @@ def check_map(mapping: object, seed: object) -> None:
         raise OptionError(f"expected an integer seed, got {seed!r}")
 
 
-def project(
-    mapping: Map, rows: Tensor, start: int, shape: tuple[int, int], seed: int
-) -> Tensor:
-    """Return ``rows @ Omega[start : start + n]`` without forming more than a slice of Omega.
+class SeededMatrix:
+    """One test matrix ``Omega`` that rows are multiplied with.
+
+    A pattern of signs is made once and kept, a byte an entry, unless it would be too large;
+    other matrices are made anew, a slice at a time.
 
     Args:
         mapping: The family.
-        rows: ``(R, n)``, some columns of longer rows.
-        start: Where these columns sit among the ``N``.
         shape: ``(N, T)``.
         seed: Which matrix of the family.
-
-    Returns:
-        ``(R, T)``.
+        device: Where it is needed.
     """
-    result = rows.new_zeros(rows.shape[0], shape[1])
-    step = max(1, (_CHUNK_ON_GPU if rows.is_cuda else _CHUNK) // shape[1])
-    for first in range(0, rows.shape[1], step):
-        last = min(first + step, rows.shape[1])
-        omega = mapping.rows(start + first, start + last, shape, seed, rows)
-        result.addmm_(rows[:, first:last], omega)
-    return result
+
+    def __init__(
+        self, mapping: Map, shape: tuple[int, int], seed: int, device: torch.device
+    ) -> None:
+        self._mapping, self._shape, self._seed = mapping, shape, seed
+        self._scale = mapping.scale(shape).to(device)
+        self._step = max(1, (_CHUNK_ON_GPU if device.type == "cuda" else _CHUNK) // shape[1])
+        self._signs: Tensor | None = None
+        if mapping.signs and shape[0] * shape[1] <= _KEPT:
+            kept = torch.empty(shape, dtype=torch.int8, device=device)
+            for start, stop in self._slices(0, shape[0]):
+                kept[start:stop] = mapping.pattern(start, stop, shape, seed, kept)
+            self._signs = kept
+
+    def project(self, rows: Tensor, first: int) -> Tensor:
+        """Return ``rows @ Omega[first : first + n]``.
+
+        Args:
+            rows: ``(R, n)``, some columns of longer rows.
+            first: Where these columns sit among the ``N``.
+
+        Returns:
+            ``(R, T)``, in float32 for rows in half precision.
+        """
+        sums = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        result = rows.new_zeros(rows.shape[0], self._shape[1], dtype=sums)
+        # signs are exact in half precision; other entries are not
+        like = rows if self._mapping.signs else result
+        for start, stop in self._slices(first, first + rows.shape[1]):
+            pattern = self._pattern(start, stop, like)
+            add_matmul(result, rows[:, start - first : stop - first], pattern)
+        return result.mul_(self._scale)
+
+    def _slices(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        for first in range(start, stop, self._step):
+            yield first, min(first + self._step, stop)
+
+    def _pattern(self, start: int, stop: int, like: Tensor) -> Tensor:
+        if self._signs is None:
+            return self._mapping.pattern(start, stop, self._shape, self._seed, like)
+        return self._signs[start:stop].to(like.dtype)
 
 
 def _signs(seed: int, stream: int, counter: Tensor) -> Tensor:

@@ -16,15 +16,15 @@ from torch import Tensor
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
+from scodkit.mixed import add_matmul
 from scodkit.sketch.base import (
     Sketch,
     SketchState,
     empty_state,
-    flat_rows,
     tall_chunks,
     tall_svd,
 )
-from scodkit.sketch.maps import Fold, Map, SparseSign, check_map, project
+from scodkit.sketch.maps import Fold, Map, SeededMatrix, SparseSign, check_map
 
 # columns held per rank kept when no size is given: the fewest that keep the nuclear error
 # within 1.5 times the best of rank 38 and 77 on real nets (benchmarks/sketch_accuracy.py)
@@ -87,7 +87,7 @@ class Nystrom(Sketch):
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)``: two sweeps over the blocks, one product each."""
         y = state.tensors["y"]
-        add_product(y, factors, self._map_for(y), self.seed)
+        add_product(state, "y", factors, self._map_for(y), self.seed)
 
     def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
         """See `Sketch.eigenbasis`.
@@ -173,14 +173,22 @@ def _rounding(state: SketchState) -> float:
     return noise * min(1.0, 2 / math.sqrt(y.shape[1]))
 
 
-def add_product(y: Tensor, factors: Factors, mapping: Map, seed: int) -> None:
-    """Add ``G^T (G Omega)`` to ``y (N, T)`` in place, for the rows ``G`` of some factors."""
-    shape = (y.shape[0], y.shape[1])
-    total: Tensor | None = None
+def add_product(
+    state: SketchState, name: str, factors: Factors, mapping: Map, seed: int
+) -> None:
+    """Add ``G^T (G Omega)`` to a tensor ``(N, T)`` of a state, ``G`` the rows of factors."""
+    y = state.tensors[name]
+    if seed not in state.matrices:
+        shape = (y.shape[0], y.shape[1])
+        state.matrices[seed] = SeededMatrix(mapping, shape, seed, y.device)
+    omega = state.matrices[seed]
+    total = torch.zeros(factors.num_rows, y.shape[1], dtype=y.dtype, device=y.device)
     for columns, rows in factors.blocks():
-        part = project(mapping, flat_rows(rows, y), columns.start, shape, seed)
-        total = part if total is None else total + part
-    if total is None:
-        return
+        total += omega.project(_movable(rows, y), columns.start)
     for columns, rows in factors.blocks():
-        y[columns].addmm_(flat_rows(rows, y).mT, total)
+        add_matmul(y[columns], _movable(rows, y).mT, total)
+
+
+def _movable(rows: Tensor, y: Tensor) -> Tensor:
+    """Return rows ``(b, q, n)`` as ``(b q, n)`` on the sums' device, in their own dtype."""
+    return rows.flatten(0, 1).to(y.device)

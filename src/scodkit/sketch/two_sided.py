@@ -15,7 +15,7 @@ from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
 from scodkit.sketch.base import Sketch, SketchState, empty_state, tall_svd, tall_times
-from scodkit.sketch.maps import SRFT, Map, check_map, project
+from scodkit.sketch.maps import SRFT, Map, SeededMatrix, check_map
 from scodkit.sketch.nystrom import add_product
 
 
@@ -84,8 +84,8 @@ class TwoSided(Sketch):
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)`` to ``Y`` and ``G^T (G Psi^T)`` to ``W^T``."""
-        add_product(state.tensors["y"], factors, self.map, self.seed)
-        add_product(state.tensors["w"], factors, self.map, self._co_seed)
+        add_product(state, "y", factors, self.map, self.seed)
+        add_product(state, "w", factors, self.map, self._co_seed)
 
     @property
     def _co_seed(self) -> int:
@@ -100,7 +100,8 @@ class TwoSided(Sketch):
         y, w = state.tensors["y"], state.tensors["w"]
         q, _, _ = tall_svd(y.clone())
         # X = (Psi Q)^+ W, so that F ~ Q X
-        psi_q = project(self.map, q.mT.contiguous(), 0, (w.shape[0], w.shape[1]), self._co_seed)
+        psi = SeededMatrix(self.map, (w.shape[0], w.shape[1]), self._co_seed, w.device)
+        psi_q = psi.project(q.mT.contiguous(), 0)
         x_transposed = tall_times(w, torch.linalg.pinv(psi_q.mT.double()).mT)
         # both halves at the same scale, or rounding would swallow the smaller
         unit = float(torch.linalg.vector_norm(x_transposed)) or 1.0

@@ -6,13 +6,18 @@ gradient at the output, times what the parameter scales.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from scodkit.factors.rules.layer import Batch, Layer, Rows, UnsupportedCallError, Wanted
+
+# positions from which a product of matrices beats an element-wise one and a sum, on a GPU
+_MANY = 64
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,10 @@ class Broadcast(Layer):
             axes = term.axes
             if axes is None:
                 axes = _right_aligned(term.parameter, delta.ndim - 1)
-            rows = delta if term.scaled is None else delta * term.scaled()
             # one axis more than the output, the directions, in front
             summed = [axis + 1 for axis in range(1, delta.ndim - 1) if axis not in axes]
-            rows = rows.sum(summed) if summed else rows
-            rows = self.batch.split(rows, axis=1).sum(2).transpose(0, 1)
+            rows = _summed(delta, None if term.scaled is None else term.scaled(), summed)
+            rows = self.batch.sum_places(rows, axis=1).transpose(0, 1)
             yield term.parameter, rows.reshape(*rows.shape[:2], -1)
 
 
@@ -182,6 +186,19 @@ def _norm(
 
 def _last_axes(input: Tensor, shape: Sequence[int]) -> range:
     return range(input.ndim - len(shape), input.ndim)
+
+
+def _summed(delta: Tensor, scaled: Tensor | None, axes: list[int]) -> Tensor:
+    """Return ``delta (q, ...)``, times ``scaled (...)`` where given, summed over some axes."""
+    positions = math.prod(delta.shape[axis] for axis in axes)
+    trailing = axes == list(range(3, delta.ndim))
+    if scaled is not None and delta.is_cuda and trailing and positions >= _MANY:
+        # as a product of matrices the scaled gradients are never written to memory
+        left = delta.reshape(len(delta), -1, positions).transpose(0, 1)
+        sums = torch.bmm(left, scaled.to(left.dtype).reshape(-1, positions, 1))
+        return sums[..., 0].T.reshape(delta.shape[:3])
+    product = delta if scaled is None else delta * scaled
+    return product.sum(axes) if axes else product
 
 
 def _tensors(*operands: object) -> list[Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from scodkit.factors.rules.layer import (
 )
 
 Size = int | Sequence[int]
+
+# entries in a row that GPUs' matrix units can load at once
+_ALIGNED = 8
 
 
 class Convolution(Layer):
@@ -48,16 +52,20 @@ class Convolution(Layer):
     def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
         """See `Layer.gradients`."""
         if wanted(self._weight):
-            patches = self._window.patches(_padded(self._input, self._margins))
-            patches = _by_group(patches[None], self.batch, self._groups)
-            rows = _product(_by_group(delta.flatten(3), self.batch, self._groups), patches)
-            rows = rows.view(self.batch.size, self._groups, delta.shape[0], -1)
+            places = self._window.places(_padded(self._input.to(delta.dtype), self._margins))
+            rows = _sum_over_positions(
+                self._apart(delta, 1), self._apart(places, 0)[None], delta.ndim - 3
+            )
             yield self._weight, rows.transpose(1, 2).flatten(2)
         if self._bias is not None and wanted(self._bias):
             yield self._bias, _sums(delta, self.batch)
 
+    def _apart(self, tensor: Tensor, axis: int) -> Tensor:
+        """Return a tensor with its axis of ``B m``, channels as ``B, m, groups, channels``."""
+        return unflatten(self.batch.split(tensor, axis), axis + 2, (self._groups, -1))
 
-class TransposedConvolution(Layer):
+
+class TransposedConvolution(Convolution):
     """Input and output change roles; the arguments are ``F.conv_transpose1d``'s to ``3d``'s."""
 
     def __init__(
@@ -72,25 +80,22 @@ class TransposedConvolution(Layer):
         groups: int = 1,
         dilation: Size = 1,
     ) -> None:
-        super().__init__(batch, [weight, bias], input)
-        self._input, self._weight, self._bias = input, weight, bias
-        self._groups = groups
-        self._window = _Window(input, weight, stride, dilation)
-        self._margins = self._window.margins(padding)
+        super().__init__(batch, input, weight, bias, stride, padding, dilation, groups)
 
     def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
         """See `Layer.gradients`."""
         if wanted(self._weight):
-            directions = delta.shape[0]
             padded = _padded(delta.flatten(0, 1), self._margins)
             # output_padding may add positions that no input reaches
-            patches = self._window.patches(padded, positions=self._input.shape[2:])
-            patches = unflatten(patches, 0, (directions, -1))
-            patches = _by_group(patches, self.batch, self._groups)
-            inputs = _by_group(self._input.flatten(2)[None], self.batch, self._groups)
-            # (b g, q K, m l) (b g, m l, c); the weight has the input's channels first
-            rows = unflatten(torch.bmm(patches, inputs.mT), 1, (directions, -1))
-            rows = unflatten(rows, 0, (self.batch.size, self._groups)).mT
+            places = self._window.places(padded, positions=self._input.shape[2:])
+            places = unflatten(places, 0, (delta.shape[0], -1))
+            rows = _sum_over_positions(
+                self._apart(places, 1),
+                self._apart(self._input.to(delta.dtype), 0)[None],
+                delta.ndim - 3,
+            )
+            # the weight has the input's channels first
+            rows = unflatten(rows, 3, (-1, self._input.shape[1] // self._groups)).mT
             yield self._weight, rows.transpose(1, 2).flatten(2)
         if self._bias is not None and wanted(self._bias):
             yield self._bias, _sums(delta, self.batch)
@@ -116,8 +121,8 @@ class _Window:
             sides = [(size, size) for size in sizes]
         return [margin for side in reversed(sides) for margin in side]
 
-    def patches(self, padded: Tensor, positions: Sequence[int] | None = None) -> Tensor:
-        """Return ``(n, channels places, positions)`` of ``padded (n, channels, *size)``.
+    def places(self, padded: Tensor, positions: Sequence[int] | None = None) -> Tensor:
+        """Return a view ``(n, channels, *kernel, *positions)`` of ``(n, channels, *size)``.
 
         Args:
             padded: The input with its margins.
@@ -130,33 +135,66 @@ class _Window:
             if positions is not None:
                 seen = seen.narrow(axis, 0, positions[axis - 2])
         axes = len(self._kernel)
-        order = [0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes)]
-        places = padded.shape[1] * math.prod(self._kernel)
-        return seen.permute(order).reshape(padded.shape[0], places, -1)
+        return seen.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
 
     def _each(self, size: Size) -> tuple[int, ...]:
         sizes = (size,) if isinstance(size, int) else tuple(size)
         return sizes * len(self._kernel) if len(sizes) == 1 else sizes
 
 
-def _by_group(tensor: Tensor, batch: Batch, groups: int) -> Tensor:
-    """Return ``(q, B m, channels, l)`` as ``(B g, q channels/g, m l)``."""
-    tensor = unflatten(batch.split(tensor, axis=1), 3, (groups, -1))
-    q, b, m, g, c, length = tensor.shape
-    return tensor.permute(1, 3, 0, 4, 2, 5).reshape(b * g, q * c, m * length)
-
-
 def _padded(tensor: Tensor, margins: list[int]) -> Tensor:
     return F.pad(tensor, margins) if any(margins) else tensor  # pad copies in any case
 
 
-def _product(deltas: Tensor, patches: Tensor) -> Tensor:
-    """Return ``(n, r, l) (n, K, l)^T``, the narrow one in front where one is much narrower."""
-    if 4 * patches.shape[1] <= deltas.shape[1]:
-        return torch.bmm(patches, deltas.mT).mT.contiguous()
-    return torch.bmm(deltas, patches.mT)
+def _sum_over_positions(left: Tensor, right: Tensor, axes: int) -> Tensor:
+    """Return the products of two views, summed over places and positions.
+
+    Args:
+        left: ``(q, B, m, groups, ..., *positions)``.
+        right: ``(1, B, m, groups, ..., *positions)``.
+        axes: How many axes the positions take.
+
+    Returns:
+        ``(B, groups, q, l r)``, ``l`` and ``r`` the numbers of entries in between.
+    """
+    a, b = (_matrices(t, axes) for t in (left, right))
+    with _precision_of_convolutions(a):
+        if 4 * b.shape[1] <= a.shape[1]:  # the narrow one in front, and a small result to turn
+            rows = torch.bmm(b, a.mT).mT.contiguous()
+        else:
+            rows = torch.bmm(a, b.mT)
+    return rows.view(left.shape[1], left.shape[3], left.shape[0], -1)
+
+
+def _matrices(tensor: Tensor, axes: int) -> Tensor:
+    """Return ``(q, B, m, groups, ..., *positions)`` as ``(B groups, q ..., m positions)``."""
+    inner = range(4, tensor.ndim - axes)
+    positions = range(tensor.ndim - axes, tensor.ndim)
+    shape = tensor.shape
+    rows = shape[0] * math.prod(shape[4 : tensor.ndim - axes])
+    columns = shape[2] * math.prod(shape[tensor.ndim - axes :])
+    if tensor.is_cuda and columns % _ALIGNED:
+        # matrix units want aligned rows: the other axis is contiguous then
+        turned = tensor.permute(1, 3, 2, *positions, 0, *inner)
+        return turned.reshape(shape[1] * shape[3], columns, rows).mT
+    straight = tensor.permute(1, 3, 0, *inner, 2, *positions)
+    return straight.reshape(shape[1] * shape[3], rows, columns)
+
+
+@contextmanager
+def _precision_of_convolutions(like: Tensor) -> Iterator[None]:
+    """Let products on a GPU use TF32 where torch's own convolutions do."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    if not like.is_cuda or before or not torch.backends.cudnn.allow_tf32:
+        yield
+        return
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _sums(delta: Tensor, batch: Batch) -> Tensor:
     """Return ``(q, B m, channels, *positions)`` summed over places and positions."""
-    return batch.split(delta.flatten(3).sum(-1), axis=1).sum(2).transpose(0, 1)
+    return batch.sum_places(delta.flatten(3).sum(-1), axis=1).transpose(0, 1)

@@ -49,6 +49,12 @@ class Batch:
             return unflatten(rows, axis, (self.size, places))
         return unflatten(rows, axis, (places, self.size)).transpose(axis, axis + 1)
 
+    def sum_places(self, rows: Tensor, axis: int) -> Tensor:
+        """Return ``rows`` with its axis of ``B m`` rows summed over the ``m``."""
+        if rows.shape[axis] == self.size:
+            return rows
+        return self.split(rows, axis).sum(axis + 1)
+
 
 def unflatten(tensor: Tensor, axis: int, sizes: tuple[int, int]) -> Tensor:
     """Return a view with one axis replaced by two (``Tensor.unflatten``, but cheap to call)."""
@@ -67,6 +73,11 @@ class Outer:
         self._delta = delta
         self._a = a
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the rows would take."""
+        return self._delta.nbytes * self._a.shape[1]
+
     def dense(self) -> Tensor:
         """Return the rows ``(b, q, o i)``."""
         return (self._delta[..., None] * self._a[:, None, None, :]).flatten(2)
@@ -84,8 +95,9 @@ class Outer:
         The activations are shared by the directions, so they go first: ``q`` times fewer
         products than with the rows themselves.
         """
-        delta, a = self._delta.to(matrix.dtype), self._a.to(matrix.dtype)
-        per_output = matrix.view(delta.shape[2], a.shape[1], -1)
+        wide = torch.float64 if matrix.dtype == torch.float64 else torch.float32
+        delta, a = self._delta.to(wide), self._a.to(wide)
+        per_output = matrix.to(wide).view(delta.shape[2], a.shape[1], -1)
         # (o, b, k), the samples in the middle
         along = torch.bmm(a.expand(delta.shape[2], *a.shape), per_output)
         return torch.bmm(delta, along.transpose(0, 1))

@@ -24,11 +24,11 @@ class Linear(Layer):
         # (b, q, m, o)
         delta = self.batch.split(delta.flatten(1, -2), axis=1).transpose(0, 1)
         if wanted(self._weight):
-            a = self.batch.split(self._input.flatten(0, -2))
+            a = self.batch.split(self._input.to(delta.dtype).flatten(0, -2))
             if a.shape[1] == 1:
                 yield self._weight, Outer(delta[:, :, 0], a[:, 0])
             else:
                 rows = torch.bmm(delta.mT.flatten(1, 2), a)
                 yield self._weight, rows.view(*delta.shape[:2], -1)
         if self._bias is not None and wanted(self._bias):
-            yield self._bias, delta.sum(2)
+            yield self._bias, delta[:, :, 0] if delta.shape[2] == 1 else delta.sum(2)

@@ -1,0 +1,142 @@
+"""One function of fixed shapes, recorded once and replayed: a CUDA graph, or compiled code."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from scodkit.errors import CaptureError, CaptureWarning
+
+Function = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
+
+# relative distance allowed between two ways to round the same numbers
+_TOLERANCE = {torch.float64: 1e-8}
+_TOLERANCE_SINGLE = 1e-3
+
+_WARM_UP = 3
+_TIMED_RUNS = 10
+
+
+class Captured:
+    """A function that was recorded for tensors of fixed shapes.
+
+    Args:
+        replay: Computes the same from other tensors of the same shapes.
+        example: Tensors it was recorded with.
+    """
+
+    def __init__(self, replay: Function, example: Sequence[Tensor]) -> None:
+        self._replay = replay
+        self._signature = _signature(example)
+        self._lock = threading.Lock()
+
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether these tensors have the shapes, dtypes and device of the example."""
+        return _signature(tensors) == self._signature
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return what the function returns for these tensors."""
+        with self._lock, torch.no_grad():
+            return self._replay(tensors)
+
+
+def capture(function: Function, example: Sequence[Tensor]) -> Captured | None:
+    """Record a function of tensors, and check that the recording computes the same.
+
+    What depends on the values of tensors through Python (branches, loops) is recorded as it
+    went for the example.
+
+    Args:
+        function: Computes tensors from tensors, without waiting for a GPU.
+        example: Tensors with the shapes to come.
+
+    Returns:
+        The recording; None (with a `CaptureWarning`) where it would not pay.
+
+    Raises:
+        CaptureError: If the function cannot be recorded, or the recording differs from it.
+    """
+    on_gpu = example[0].is_cuda
+    try:
+        replay = _cuda_graph(function, example) if on_gpu else _compiled(function, example)
+        captured = Captured(replay, example)
+        found = captured(example)
+    except Exception as error:
+        raise CaptureError(
+            f"expected a model whose scored forward pass can be recorded, but it raised "
+            f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}; go on "
+            "without monitor.compile"
+        ) from error
+    _check_same(found, function(example))
+    if not on_gpu and _seconds(captured, example) >= _seconds(function, example):
+        warnings.warn(
+            "the compiled scored forward pass is not faster here: the eager one stays",
+            CaptureWarning,
+            stacklevel=3,
+        )
+        return None
+    return captured
+
+
+def _cuda_graph(function: Function, example: Sequence[Tensor]) -> Function:
+    held = [tensor.clone() for tensor in example]
+    aside = torch.cuda.Stream(example[0].device)  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(_WARM_UP):  # libraries choose kernels and allocate on first use
+            function(held)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function(held)
+
+    def replay(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        for own, given in zip(held, tensors, strict=True):
+            own.copy_(given)
+        graph.replay()
+        # the next replay writes over the graph's own
+        return tuple(result.clone() for result in results)
+
+    return replay
+
+
+def _compiled(function: Function, example: Sequence[Tensor]) -> Function:
+    # traced with its backward pass, so that the compiler sees plain operations only
+    traced = make_fx(lambda *tensors: function(tensors))(*example)
+    compiled = torch.compile(traced, dynamic=False)
+
+    def replay(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = tuple(compiled(*tensors))
+        return results
+
+    return replay
+
+
+def _check_same(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        distance = float((a.double() - b.double()).norm())
+        tolerance = _TOLERANCE.get(expected[0].dtype, _TOLERANCE_SINGLE)
+        if not distance <= tolerance * max(float(b.double().norm()), 1e-30):
+            raise CaptureError(
+                f"expected the same numbers from the recording as from the model, got a "
+                f"difference of {distance:.1e}; go on without monitor.compile"
+            )
+
+
+def _seconds(function: Function, example: Sequence[Tensor]) -> float:
+    times = []
+    for _ in range(_TIMED_RUNS):
+        start = perf_counter()
+        function(example)
+        times.append(perf_counter() - start)
+    return sorted(times)[_TIMED_RUNS // 2]
+
+
+def _signature(tensors: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype, torch.device]]:
+    return [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]

@@ -1,0 +1,88 @@
+"""Products of half-precision matrices, summed in float32.
+
+Matrix units multiply bfloat16 exactly and add in float32; only rounding the result back to
+bfloat16 would lose digits, and rounding a float32 factor to it. Neither happens here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# a float32 number is the sum of this many bfloat16 numbers
+_PARTS = 3
+
+# rows and columns up to which a product over a long axis leaves most of a GPU idle, unless
+# that axis is cut into slices
+_NARROW = 128
+_SLICE = 2048
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a @ b`` for matrices of any floating dtypes, summed in the wider one.
+
+    Args:
+        a: ``(m, n)``.
+        b: ``(n, r)``.
+
+    Returns:
+        ``(m, r)`` in float32, or in float64 if one of them is.
+    """
+    wide = _sums(a, b)
+    if a.is_cuda and _is_long(a, b):
+        return _in_slices(a.to(wide), b.to(wide))
+    if a.dtype == b.dtype == wide:
+        return a @ b
+    if _on_matrix_units(a, b):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.to(wide) @ b.to(wide)
+
+
+def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add ``a @ b`` to ``total (m, r)`` in place, without rounding ``b`` to the dtype of ``a``.
+
+    Args:
+        total: In float32 or float64.
+        a: ``(m, n)``, in any floating dtype.
+        b: ``(n, r)``, in the dtype of ``a`` or of ``total``.
+    """
+    if a.dtype == total.dtype:
+        total.addmm_(a, b.to(a.dtype))
+    elif b.dtype == a.dtype:
+        total += matmul(a, b)
+    elif _on_matrix_units(a, a):
+        found = matmul(a, _in_parts(b, a.dtype))
+        for part in torch.chunk(found, _PARTS, dim=1):
+            total += part
+    else:
+        total.addmm_(a.to(total.dtype), b)
+
+
+def _is_long(a: Tensor, b: Tensor) -> bool:
+    return a.shape[0] <= _NARROW and b.shape[1] <= _NARROW and a.shape[1] >= 2 * _SLICE
+
+
+def _in_slices(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a @ b`` for a few long rows, a slice of them to each processor of a GPU."""
+    count = a.shape[1] // _SLICE
+    whole = count * _SLICE
+    slices = a[:, :whole].view(len(a), count, _SLICE).transpose(0, 1)
+    result = torch.bmm(slices, b[:whole].view(count, _SLICE, -1)).sum(0)
+    return result.addmm_(a[:, whole:], b[whole:]) if whole < a.shape[1] else result
+
+
+def _in_parts(b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a float32 ``(n, r)`` as half-precision parts side by side, which sum to it."""
+    parts = []
+    for _ in range(_PARTS):
+        parts.append(b.to(dtype))
+        b = b - parts[-1].to(b.dtype)
+    return torch.cat(parts, dim=1)
+
+
+def _sums(a: Tensor, b: Tensor) -> torch.dtype:
+    return torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
+
+
+def _on_matrix_units(a: Tensor, b: Tensor) -> bool:
+    return a.is_cuda and a.dtype == b.dtype == torch.bfloat16
