@@ -27,6 +27,7 @@ from engines import (
     same_as_the_loop,
 )
 from scodkit.factors import FunctionalEngine, HookEngine, LoopEngine, hooks
+from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.network import Inputs, Network
 
@@ -221,13 +222,20 @@ def test_a_model_without_gradients_has_zero_rows() -> None:
 # --- Directions ----------------------------------------------------------------------------
 
 
-def test_directions_may_go_back_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(hooks._BATCHED, "cpu", 0)
+def test_directions_folded_into_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the layers are small."""
+
+    def folded(output: Tensor, recorder: Recorder, rows: Tensor) -> list[Tensor | None]:
+        by_direction = rows.transpose(0, 1).reshape(rows.shape[1], *output.shape)
+        return hooks._folded(output, recorder.edges, by_direction)
+
+    monkeypatch.setattr(hooks, "_backward", folded)
     model = Uses(
-        lambda m, x: m.b(torch.tanh(m.a(x))),
+        lambda m, x: m.without(x).detach() + m.c(m.b(torch.tanh(m.a(x)).mT).mT),
         a=nn.Conv1d(2, 4, 2),
         b=nn.TransformerEncoderLayer(4, 2, 3, batch_first=True),
-        unused=(3,),
+        without=nn.Conv1d(2, 3, 2),
+        c=nn.Conv1d(4, 3, 1),
     )
     same_as_the_loop(model, noise(3, 2, 5))
 
@@ -345,7 +353,7 @@ DEEP = {
 def test_no_tensor_spans_all_parameters(kind: str, directions: int) -> None:
     layers, shape = DEEP[kind]
     model = randomised(nn.Sequential(*layers))
-    factors = pulled(HookEngine, model, Inputs((noise(16, *shape),), {}), directions)
+    factors = pulled(HookEngine, model, Inputs((noise(64, *shape),), {}), directions)
     widest = max(p.numel() for p in model.parameters())
     matrix = noise(sum(p.numel() for p in model.parameters()), 2)
     for ask in (lambda: factors.project(matrix), factors.squared_norms):
@@ -357,8 +365,8 @@ def test_no_tensor_spans_all_parameters(kind: str, directions: int) -> None:
 def test_outer_products_of_several_directions_are_never_formed() -> None:
     layers, shape = DEEP["linear"]
     model = randomised(nn.Sequential(*layers))
-    factors = pulled(HookEngine, model, Inputs((noise(16, *shape),), {}), 4)
+    factors = pulled(HookEngine, model, Inputs((noise(64, *shape),), {}), 4)
     matrix = noise(sum(p.numel() for p in model.parameters()), 2)
     with Largest() as largest:
         factors.project(matrix)
-    assert largest.bytes <= 64 * 64 * factors.num_rows * 8 // 8
+    assert largest.bytes <= 64 * 64 * factors.num_rows * 8 // 4

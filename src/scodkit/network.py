@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import itertools
 import threading
@@ -62,6 +63,10 @@ class Inputs:
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors, positional ones first, keywords in their order."""
+        return self._tensors
+
+    @functools.cached_property
+    def _tensors(self) -> list[Tensor]:
         values = (*self.args, *self.kwargs.values())
         return [v for v in values if isinstance(v, Tensor)]
 

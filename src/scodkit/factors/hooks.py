@@ -253,6 +253,10 @@ class _Neighbours:
                 runs.append([(columns, rows)])
         self._waiting, self._bytes = [], 0
         return [
-            (slice(run[0][0].start, run[-1][0].stop), torch.cat([rows for _, rows in run], 2))
+            (slice(run[0][0].start, run[-1][0].stop), _side_by_side([rows for _, rows in run]))
             for run in runs
         ]
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0].contiguous()

@@ -1,0 +1,149 @@
+"""The table of the speed benchmark: rows in, Markdown and a verdict on each target out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+Key = tuple[str, str, int, str]  # net, task, batch, method
+
+CONVOLUTIONAL = ("rotated mnist", "binary mnist", "mnist 0-4")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio or a time that must not be exceeded."""
+
+    what: str
+    value: Callable[[dict[Key, float]], float]
+    limit: float
+
+
+def ratio(net: str, batch: int, over: str, under: str, task: str = "score") -> Callable:
+    """Return the ratio of two methods' times on a net."""
+    return lambda times: times[net, task, batch, over] / times[net, task, batch, under]
+
+
+def fastest(net: str, batch: int) -> Callable[[dict[Key, float]], float]:
+    """Return the ratio of our faster way, eager or compiled, to the floor."""
+    ours = ("scodkit", "scodkit, compiled")
+    return lambda t: (
+        min(t[net, "score", batch, m] for m in ours) / t[net, "score", batch, "floor"]
+    )
+
+
+def forwards(net: str) -> Callable[[dict[Key, float]], float]:
+    """Return how many forward passes a scored prediction costs at batch 1."""
+    ours = ("scodkit", "scodkit, compiled")
+    return lambda t: min(t[net, "score", 1, m] for m in ours) / t[net, "score", 1, "forward"]
+
+
+def milliseconds(net: str, task: str, batch: int, *methods: str) -> Callable:
+    """Return a time, the shortest of several methods'."""
+    return lambda times: min(times[net, task, batch, method] for method in methods)
+
+
+def _targets() -> list[Target]:
+    found = []
+    for batch in (64, 1):
+        for net in (*CONVOLUTIONAL, "wine"):
+            limit = 1.5 if net == "wine" else 1.2
+            found.append(Target(f"{net}, batch {batch}: x floor", fastest(net, batch), limit))
+    for net in CONVOLUTIONAL:
+        most = 7.0 if net == "mnist 0-4" else 4.0
+        found.append(Target(f"{net}, batch 1: forward passes", forwards(net), most))
+        found.append(
+            Target(f"{net}, batch 64: / loop", ratio(net, 64, "scodkit", "loop"), 1 / 20)
+        )
+        found.append(
+            Target(f"{net}: fit / loop", ratio(net, 64, "scodkit", "loop", "fit"), 1 / 10)
+        )
+    for net in (*CONVOLUTIONAL, "wine"):
+        for batch in (1, 64):
+            pair = ("scodkit, last layer", "laplace-torch KFAC, last layer")
+            found.append(
+                Target(f"{net}, batch {batch}: last layer / peer", ratio(net, batch, *pair), 1)
+            )
+    one = ratio("mnist 0-4", 64, "scodkit, directions=1", "scodkit")
+    found.append(Target("mnist 0-4, batch 64: directions=1 / exact", one, 1 / 2.5))
+    resnet, dense = "taxinet resnet-18", "cifar densenet-121"
+    both = ("scodkit", "scodkit, bfloat16")
+    captured = ratio(resnet, 1, "scodkit, captured", "forward, captured")
+    found += [
+        Target("30,000 frames, ms", milliseconds(resnet, "fit of 30000", 256, *both), 15e3),
+        Target("5,000 images, ms", milliseconds(dense, "fit of 5000", 250, *both), 5e3),
+        Target(f"{resnet}, batch 1: captured / forward", captured, 3.5),
+        Target(
+            "mnist, captured, ms",
+            milliseconds("mnist 0-4", "score", 1, "scodkit, captured"),
+            0.12,
+        ),
+        Target(
+            "mnist at 1024, ms",
+            milliseconds("mnist 0-4", "score", 1024, "scodkit, captured"),
+            8,
+        ),
+        Target(
+            "mnist at 1024, directions=1, ms",
+            milliseconds("mnist 0-4", "score", 1024, "scodkit, directions=1, captured"),
+            3,
+        ),
+    ]
+    return found
+
+
+def print_table(folder: Path) -> None:
+    """Print all rows and all targets, and write the same to ``speed.md``."""
+    lines: list[str] = []
+    times: dict[str, dict[Key, float]] = {}
+    for device in ("cpu", "cuda"):
+        path = folder / f"speed_{device}.jsonl"
+        if not path.exists():
+            continue
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        about = rows[0]
+        lines += [
+            f"{about['machine']}, {about['threads']} thread(s), {about['cores']} core(s), "
+            f"torch {about['torch']}, Python {about['python']}",
+            "",
+            "| net | task | batch | method | ms | x forward |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        table = {
+            (r["net"], r["task"], r["batch"], r["method"]): r["ms"] for r in rows if "ms" in r
+        }
+        times |= {device: table}
+        for (net, task, batch, method), ms in table.items():
+            forward = table.get((net, "score", batch, "forward"))
+            times_forward = f"{ms / forward:.2f}" if forward and task == "score" else ""
+            lines.append(
+                f"| {net} | {task} | {batch} | {method} | {ms:.3g} | {times_forward} |"
+            )
+        for row in rows:
+            if "bytes" in row:
+                lines.append(
+                    f"| {row['net']} | extra memory | {row['batch']} | {row['method']} | "
+                    f"{row['bytes'] / row['block']:.2f} x largest layer block | |"
+                )
+        lines.append("")
+    merged = {key: ms for table in times.values() for key, ms in table.items()}
+    cpu_only = times.get("cpu", {})
+    lines += ["| target | found | at most | |", "| --- | --- | --- | --- |"]
+    for target in _targets():
+        for table in (cpu_only, times.get("cuda", {}), merged):
+            try:
+                value = target.value(table)
+            except KeyError:
+                continue
+            verdict = "met" if value <= target.limit else "missed"
+            lines.append(f"| {target.what} | {value:.3g} | {target.limit:.3g} | {verdict} |")
+            break
+    text = "\n".join(lines) + "\n"
+    (folder / "speed.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    print_table(Path(__file__).parent / "results")

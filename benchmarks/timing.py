@@ -1,0 +1,81 @@
+"""Timing that survives a noisy machine: contenders take turns, and medians are compared."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+Run = Callable[[], object]
+
+
+def interleaved(
+    contenders: Mapping[str, Run], device: str, seconds: float = 2.0, rounds: int = 9
+) -> dict[str, float]:
+    """Return the median milliseconds of each contender.
+
+    Each is warmed up, then they take turns for several rounds, so that a slow minute of the
+    machine falls on all of them. A round's time is the median of as many runs as fit its share
+    of the seconds.
+    """
+    counts = {}
+    for name, run in contenders.items():
+        run()
+        run()
+        once = max(1e-5, _milliseconds(run, device) / 1e3)
+        counts[name] = max(1, min(200, int(seconds / rounds / once)))
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, run in contenders.items():
+            run()  # the others have filled the caches
+            times = [_milliseconds(run, device) for _ in range(counts[name])]
+            found[name].append(statistics.median(times))
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _milliseconds(run: Run, device: str) -> float:
+    if device == "cuda":
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        stop.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(stop))
+    began = time.perf_counter()
+    run()
+    return (time.perf_counter() - began) * 1e3
+
+
+def settle(device: str) -> None:
+    """Pin the process to one core and torch to one thread, for times of the CPU."""
+    if device == "cpu":
+        torch.set_num_threads(1)
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    else:
+        torch.backends.cudnn.benchmark = True
+
+
+def machine(device: str) -> dict[str, object]:
+    """Return what a time depends on: processor, threads, versions."""
+    processor = torch.cuda.get_device_name() if device == "cuda" else _processor()
+    pinned = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return {
+        "machine": processor,
+        "threads": torch.get_num_threads(),
+        "cores": len(pinned) if pinned else os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+            return next(line.split(":")[1].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor()
