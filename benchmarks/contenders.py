@@ -91,6 +91,33 @@ def loop(
     return run
 
 
+def batch_loop(
+    model: nn.Module, x: Tensor, likelihood: Likelihood, basis: Eigenbasis
+) -> Callable[[], Tensor]:
+    """Return scores by plain autograd through the graph of the whole batch.
+
+    Every sample's gradient goes back through all of the batch, as in the authors' code.
+    """
+    weights = list(model.parameters())
+
+    def run() -> Tensor:
+        output = model(x)
+        rows = likelihood.factor(output)
+        scores = []
+        for i in range(len(x)):
+            flat = []
+            for row in rows[i]:
+                found = torch.autograd.grad(output[i], weights, row, retain_graph=True)
+                flat.append(torch.cat([gradient.reshape(-1) for gradient in found]))
+            own = torch.stack(flat)
+            along = (own @ basis.vectors).square().sum(0)
+            kept = along * basis.values / (basis.values + 1.0 / (2 * basis.num_data))
+            scores.append(own.square().sum() - kept.sum())
+        return torch.stack(scores)
+
+    return run
+
+
 def loop_fit(
     model: nn.Module, x: Tensor, likelihood: Likelihood, size: int
 ) -> Callable[[], Tensor]:

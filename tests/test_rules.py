@@ -48,6 +48,12 @@ def test_linear(
     same_as_the_loop(model, noise(batch, *lead, sizes[0]))
 
 
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_linear_layers_with_large_rows(lead: tuple[int, ...]) -> None:
+    model = nn.Sequential(nn.Linear(65, 64), nn.Tanh(), nn.Linear(64, 66))
+    same_as_the_loop(model, noise(24, *lead, 65))
+
+
 # --- Convolutions --------------------------------------------------------------------------
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

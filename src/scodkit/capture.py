@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -14,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from scodkit.errors import CaptureError, CaptureWarning
 
 Function = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
+Replay = Callable[[Sequence[Tensor], int], tuple[Tensor, ...]]
 
 # relative distance allowed between two ways to round the same numbers
 _TOLERANCE = {torch.float64: 1e-8}
@@ -27,11 +29,12 @@ class Captured:
     """A function that was recorded for tensors of fixed shapes.
 
     Args:
-        replay: Computes the same from other tensors of the same shapes.
+        replay: Computes the same from other tensors of the same shapes; told how many of its
+            results are wanted.
         example: Tensors it was recorded with.
     """
 
-    def __init__(self, replay: Function, example: Sequence[Tensor]) -> None:
+    def __init__(self, replay: Replay, example: Sequence[Tensor]) -> None:
         self._replay = replay
         self._signature = _signature(example)
         self._lock = threading.Lock()
@@ -40,10 +43,10 @@ class Captured:
         """Return whether these tensors have the shapes, dtypes and device of the example."""
         return _signature(tensors) == self._signature
 
-    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return what the function returns for these tensors."""
+    def __call__(self, tensors: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+        """Return the first ``count`` results of the function for these tensors."""
         with self._lock, torch.no_grad():
-            return self._replay(tensors)
+            return self._replay(tensors, count)
 
 
 def capture(function: Function, example: Sequence[Tensor]) -> Captured | None:
@@ -66,15 +69,17 @@ def capture(function: Function, example: Sequence[Tensor]) -> Captured | None:
     try:
         replay = _cuda_graph(function, example) if on_gpu else _compiled(function, example)
         captured = Captured(replay, example)
-        found = captured(example)
+        expected = function(example)
+        found = captured(example, len(expected))
     except Exception as error:
         raise CaptureError(
             f"expected a model whose scored forward pass can be recorded, but it raised "
             f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}; go on "
             "without monitor.compile"
         ) from error
-    _check_same(found, function(example))
-    if not on_gpu and _seconds(captured, example) >= _seconds(function, example):
+    _check_same(found, expected)
+    replays = partial(captured, example, len(found))
+    if not on_gpu and _seconds(replays) >= _seconds(partial(function, example)):
         warnings.warn(
             "the compiled scored forward pass is not faster here: the eager one stays",
             CaptureWarning,
@@ -84,7 +89,7 @@ def capture(function: Function, example: Sequence[Tensor]) -> Captured | None:
     return captured
 
 
-def _cuda_graph(function: Function, example: Sequence[Tensor]) -> Function:
+def _cuda_graph(function: Function, example: Sequence[Tensor]) -> Replay:
     held = [tensor.clone() for tensor in example]
     aside = torch.cuda.Stream(example[0].device)  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
@@ -96,24 +101,23 @@ def _cuda_graph(function: Function, example: Sequence[Tensor]) -> Function:
     with torch.cuda.graph(graph):
         results = function(held)
 
-    def replay(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def replay(tensors: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
         for own, given in zip(held, tensors, strict=True):
             own.copy_(given)
         graph.replay()
         # the next replay writes over the graph's own
-        return tuple(result.clone() for result in results)
+        return tuple(result.clone() for result in results[:count])
 
     return replay
 
 
-def _compiled(function: Function, example: Sequence[Tensor]) -> Function:
+def _compiled(function: Function, example: Sequence[Tensor]) -> Replay:
     # traced with its backward pass, so that the compiler sees plain operations only
     traced = make_fx(lambda *tensors: function(tensors))(*example)
     compiled = torch.compile(traced, dynamic=False)
 
-    def replay(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        results: tuple[Tensor, ...] = tuple(compiled(*tensors))
-        return results
+    def replay(tensors: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+        return tuple(compiled(*tensors)[:count])
 
     return replay
 
@@ -129,11 +133,11 @@ def _check_same(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None
             )
 
 
-def _seconds(function: Function, example: Sequence[Tensor]) -> float:
+def _seconds(run: Callable[[], object]) -> float:
     times = []
     for _ in range(_TIMED_RUNS):
         start = perf_counter()
-        function(example)
+        run()
         times.append(perf_counter() - start)
     return sorted(times)[_TIMED_RUNS // 2]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scodkit import artifact
 from scodkit.errors import BatchError, MismatchError, NonFiniteError, OptionError
-from scodkit.factors import FactorsOf, FactorSource, Piece, choose_engine, row_bytes
+from scodkit.factors import FactorsOf, FactorSource, choose_engine, row_bytes
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs, Network
@@ -28,6 +28,9 @@ from scodkit.stream import (
     num_samples,
     open_stream,
 )
+
+# pieces a GPU may be behind before it is waited for
+_LATE = 2
 
 _CHECKPOINT = "checkpoint"
 _STATE = "state."
@@ -139,6 +142,31 @@ class Recipe:
         return FactorSource(engine, self.likelihood, directions, self.budget)
 
 
+class _Check:
+    """Whether the samples of a piece were finite, to be asked once a GPU has found out."""
+
+    def __init__(self, good: Tensor, finite: Tensor, first: int, progress: Progress) -> None:
+        self._good, self._finite, self._first = good, finite, first
+        self._batch, self._before = progress.batches, progress.samples
+
+    def ask(self) -> None:
+        """Refuse samples with a NaN or an infinity.
+
+        Raises:
+            NonFiniteError: With the first of them.
+        """
+        if bool(self._good.all()):
+            return
+        place = int((~self._good).nonzero()[0])
+        what = "gradients" if bool(self._finite[place]) else "inputs or output"
+        row = self._first + place
+        raise NonFiniteError(
+            f"expected finite numbers, got a NaN or an infinity in the {what} of sample "
+            f"{self._before + row} (batch {self._batch}, row {row}); mend or remove it, "
+            "or type fit(..., on_bad='skip') to leave such samples out and count them"
+        )
+
+
 @dataclass
 class Progress:
     """How far a pass has come.
@@ -149,6 +177,7 @@ class Progress:
         samples: Samples read, good or bad.
         data_digest: Hash of all batches read, kept only for checkpoints.
         skipped: Samples left out because they were not finite.
+        unchecked: Pieces not yet known to be finite: asking at once would idle a GPU.
     """
 
     state: SketchState
@@ -156,6 +185,12 @@ class Progress:
     samples: int = 0
     skipped: int = 0
     data_digest: str = ""
+    unchecked: list[_Check] = field(default_factory=list)
+
+    def check(self, but: int = 0) -> None:
+        """Refuse pieces that were not finite, the last few left for later."""
+        while len(self.unchecked) > but:
+            self.unchecked.pop(0).ask()
 
 
 def fit(
@@ -251,11 +286,14 @@ def _run(
         # the model is held batch by batch, so that others can score meanwhile
         with network.evaluating():
             _absorb(source, call, progress, options)
+        progress.check(but=_LATE if network.device.type == "cuda" else 0)
         progress.batches, progress.data_digest = read, digest
         if options.checkpoint and progress.batches % options.every == 0:
+            progress.check()
             _save(options.checkpoint, progress, identity)
     if read < done_before:
         raise _other_data(options.checkpoint)
+    progress.check()
     if progress.state.num_data == 0:
         raise NonFiniteError(
             f"expected finite samples, but all {progress.skipped} had a NaN or an infinity; "
@@ -286,9 +324,9 @@ def _absorb(
         if whole is not None:
             good &= whole[piece.samples]
         factors, kept = piece.factors, len(good)
-        if not bool(good.all()):
-            if options.on_bad == "raise":
-                raise _non_finite(piece, good, progress)
+        if options.on_bad == "raise":
+            progress.unchecked.append(_Check(good, piece.finite, piece.samples.start, progress))
+        elif not bool(good.all()):
             factors, norms, kept = FactorsOf(factors, good), norms[good], int(good.sum())
         progress.state.sketch.update(
             progress.state, factors, norms.sum(), kept if piece.complete else 0
@@ -303,17 +341,6 @@ def _finite_samples(source: FactorSource, call: Inputs) -> Tensor:
     for piece in source.pieces(call, hold=True):
         finite[piece.samples] &= piece.factors.squared_norms().isfinite() & piece.finite
     return finite
-
-
-def _non_finite(piece: Piece, good: Tensor, progress: Progress) -> NonFiniteError:
-    row = piece.samples.start + int((~good).nonzero()[0])
-    finite = bool(piece.finite[row - piece.samples.start])
-    what = "gradients" if finite else "inputs or output"
-    return NonFiniteError(
-        f"expected finite numbers, got a NaN or an infinity in the {what} of sample "
-        f"{progress.samples + row} (batch {progress.batches}, row {row}); mend or remove it, "
-        "or type fit(..., on_bad='skip') to leave such samples out and count them"
-    )
 
 
 def _resume(path: Path | None, state: SketchState, identity: dict[str, Any]) -> Progress:

@@ -6,6 +6,10 @@ bfloat16 would lose digits, and rounding a float32 factor to it. Neither happens
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -16,6 +20,22 @@ _PARTS = 3
 # that axis is cut into slices
 _NARROW = 128
 _SLICE = 2048
+
+
+# torch's switch is one for the whole process: whoever turns it must turn it back first
+_SWITCH = threading.RLock()
+
+
+@contextmanager
+def tf32_products(allowed: bool) -> Iterator[None]:
+    """Let products of float32 matrices on a GPU round their factors to TF32, or not."""
+    with _SWITCH:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -237,8 +237,10 @@ class Monitor:
         Returns:
             The score with its lower and upper bounds and the paper's bound, each ``(B,)``.
         """
-        found, basis = self._scores(batch), self._ready().basis()
-        return scoring.certificate(found.parts, basis, self.prior_scale)
+        scorer = self._ready()
+        parts = scorer(batch, self.memory_budget, parts=True).parts
+        assert parts is not None
+        return scoring.certificate(parts, scorer.basis(), self.prior_scale)
 
     def features(self, batch: object) -> Tensor:
         """Return ``U^T L`` as ``(B, p, k)``, for detectors built on top of this one.

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from scodkit.errors import BatchError
+from scodkit.mixed import tf32_products
 
 _LABEL_KEYS = frozenset({"label", "labels", "target", "targets"})
 
@@ -205,13 +206,13 @@ class Network:
     @contextlib.contextmanager
     def in_full_precision(self) -> Iterator[None]:
         """Run the model as it is for a while, in TF32 neither."""
-        precision, matmul = self._precision, torch.backends.cuda.matmul.allow_tf32
-        self._precision, torch.backends.cuda.matmul.allow_tf32 = None, False
+        precision, cudnn = self._precision, torch.backends.cudnn
+        self._precision = None
         try:
-            with torch.backends.cudnn.flags(torch.backends.cudnn.enabled, allow_tf32=False):
+            with tf32_products(False), cudnn.flags(cudnn.enabled, allow_tf32=False):
                 yield
         finally:
-            self._precision, torch.backends.cuda.matmul.allow_tf32 = precision, matmul
+            self._precision = precision
 
     def _autocast(self) -> contextlib.AbstractContextManager[None]:
         if self._precision is None:

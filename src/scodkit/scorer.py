@@ -20,11 +20,11 @@ from scodkit.score import Energies
 
 @dataclass(frozen=True)
 class Scores:
-    """A batch's output ``(B, *shape)``, scores ``(B,)`` and what these are made of."""
+    """A batch's output ``(B, *shape)``, scores ``(B,)`` and, if asked for, their parts."""
 
     output: Tensor
     score: Tensor
-    parts: Energies
+    parts: Energies | None = None
 
 
 class Scorer:
@@ -61,22 +61,23 @@ class Scorer:
             self.fitted = replace(self.fitted, basis=basis)
         return basis
 
-    def __call__(self, batch: object, budget: int) -> Scores:
+    def __call__(self, batch: object, budget: int, *, parts: bool = False) -> Scores:
         """Return outputs and scores of a batch, from the recording where it fits.
 
         Args:
             batch: As the loader yields it.
             budget: Bytes that rows in weight space may take at a time.
+            parts: Whether to say what the scores are made of.
         """
         call = self._network.inputs_of(batch)
         if self._captured and self._captured.fits(call.tensors()) and self._same_rest(call):
-            output, score, total, along = self._captured(call.tensors())
-            return Scores(output, score, Energies(total, along))
+            output, score, *rest = self._captured(call.tensors(), 4 if parts else 2)
+            return Scores(output, score, Energies(*rest) if rest else None)
         basis = self.basis()
         with self._network.evaluating():
             if call.batch_size == 0:
-                parts = Energies.none(basis)
-                return Scores(self._network(call).detach(), parts.total, parts)
+                none = Energies.none(basis)
+                return Scores(self._network(call).detach(), none.total, none)
             return self._eager(call, basis, budget)
 
     def compile(self, batch: object, budget: int) -> None:
@@ -104,6 +105,7 @@ class Scorer:
 
             def score(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
                 found = self._eager(Inputs(*call.with_tensors(list(tensors))), basis, budget)
+                assert found.parts is not None
                 return found.output, found.score, found.parts.total, found.parts.along
 
             self._captured = capture(score, call.tensors())

@@ -111,7 +111,12 @@ class HeldFactors(Factors):
     @staticmethod
     def of(parameters: ParameterSet, rows: dict[str, Tensor]) -> HeldFactors:
         """Return factors from rows by name, ``(b, q, *shape of the parameter)``."""
-        return HeldFactors([(b.columns, rows[b.name].flatten(2)) for b in parameters.blocks])
+        return HeldFactors(
+            [
+                (b.columns, rows[b.name].reshape(*rows[b.name].shape[:2], -1))
+                for b in parameters.blocks
+            ]
+        )
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Return each range of columns with its rows."""

@@ -15,16 +15,18 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.func import vmap
 
+from scodkit.errors import BatchError
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums
 from scodkit.factors.recorder import Place, Recorder
 from scodkit.factors.rules import Batch, Layer, Outer, Rows
+from scodkit.factors.trial import Trial
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
 # bytes of rows: below the first, blocks are always put together for one product; above the
 # second they never are, because the copy costs more than the call it saves
 _TINY = 1 << 20
-_LARGE = {"cpu": 1 << 20, "cuda": 1 << 25}
+_LARGE, _LARGE_ON_GPU = 1 << 20, 1 << 25
 
 # bytes of an average layer's output up to which directions are folded into the batch on a
 # GPU; larger ones keep it busy, and folding copies them
@@ -36,6 +38,7 @@ class HookEngine(Engine):
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         super().__init__(network, parameters)
+        self._folds: set[int] = set()  # of places into first axes, in batches seen
         self._delta_bytes = 0  # of one row at all layers' outputs; known after one batch
         self._itemsize = parameters.itemsize(network.model)
         tensors = (*network.model.parameters(), *network.model.buffers())
@@ -48,7 +51,28 @@ class HookEngine(Engine):
         with recorder:
             output = self.network(call)
         self._delta_bytes = recorder.output_bytes // max(1, call.batch_size)
+        if not batch.folds <= self._folds:
+            self._try_again(call, batch.folds)
         return _HookLinearization(recorder, output, self.parameters)
+
+    def _try_again(self, call: Inputs, folds: set[int]) -> None:
+        """Try the engine on a batch whose layers are laid out as none before it.
+
+        Raises:
+            BatchError: If it gets that batch wrong.
+        """
+        first = not self._folds
+        self._folds |= folds
+        if first:  # this is the trial itself
+            return
+        with self.network.in_full_precision():
+            reason = Trial(self.network, self.parameters, call).objection(self)
+        if reason is not None:
+            raise BatchError(
+                "expected batches in which every sample takes part in every layer alike, got "
+                f"one that is laid out otherwise ({reason}); pad the samples instead of "
+                "packing them"
+            )
 
     def row_bytes(self, held: bool) -> int:
         """Return the working memory of one row in weight space, and at the layers' outputs.
@@ -186,7 +210,7 @@ class HookFactors(Factors):
     @property
     def _limit(self) -> int:
         widest = self._parameters.widest * self.num_rows * self._rows.itemsize
-        return min(_LARGE[self._rows.device.type], max(_TINY, widest))
+        return min(_LARGE_ON_GPU if self._rows.is_cuda else _LARGE, max(_TINY, widest))
 
     @torch.no_grad()
     def _pieces(self) -> Iterator[tuple[slice, Rows]]:

@@ -32,6 +32,18 @@ _attention = types.FunctionType(
 # what they return is, to autograd, no longer the parameter
 _CONSTANTS = frozenset({Tensor.detach, Tensor.data.__get__})  # type: ignore[attr-defined]
 
+# with a tensor as index they pick samples by their values, in any order
+_PICKING = frozenset(
+    {
+        Tensor.__getitem__,
+        Tensor.index_select,
+        torch.index_select,
+        Tensor.masked_select,
+        torch.masked_select,
+    }
+)
+_OPERANDS = 2
+
 
 @dataclass(frozen=True)
 class Place:
@@ -79,6 +91,7 @@ class Recorder(TorchFunctionMode):
         ]  # ids hold while their tensors live
         self._batch = batch
         self._copies = copies
+        self._picked = ""
 
     def __torch_function__(
         self,
@@ -94,6 +107,8 @@ class Recorder(TorchFunctionMode):
                 rule covers.
         """
         kwargs = kwargs or {}
+        if func in _PICKING and self._picks_samples(func, args, kwargs):
+            self._picked = resolve_name(func) or str(func)
         if not self._concerned(args) and not (kwargs and self._concerned(kwargs.values())):
             return self._pass_on(func, args, kwargs)
         if not torch.is_grad_enabled():
@@ -104,6 +119,19 @@ class Recorder(TorchFunctionMode):
             with self._batch_second(), self:
                 return _attention(*args, **kwargs)
         return self._seen_from(func, args, kwargs)
+
+    def _picks_samples(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Return whether a call may leave samples in another order, or not all of them."""
+        given = args[0].shape[0] if args[0].ndim else 1
+        if given < self._batch.size or self._batch.size == 1 or len(args) < _OPERANDS:
+            return False
+        if func is Tensor.__getitem__:
+            index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+            return isinstance(index, Tensor) and id(args[0]) not in self.places
+        along = kwargs.get("dim", args[1])
+        return isinstance(along, Tensor) or along == 0
 
     def _concerned(self, values: Iterable[object]) -> bool:
         places = self.places
@@ -128,6 +156,8 @@ class Recorder(TorchFunctionMode):
     def _remember(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
+        if self._picked:
+            raise UnsupportedCallError(f"{self._picked} may have mixed up the samples before")
         layer = RULES[func](self._batch, *args, **kwargs)
         # with nothing before it to differentiate, a layer's own weights start the graph
         first = not any(
@@ -141,12 +171,25 @@ class Recorder(TorchFunctionMode):
                 return detached.requires_grad_() if first else detached
             return ordinary(tensor) if self._copies else tensor
 
-        args, kwargs = _mapped(args, kwargs, constant)
-        output: Tensor = func(*args, **kwargs)
+        output: Tensor = self._call(func, args, kwargs, constant)
+        if not output.requires_grad:  # of the others only the shape counts, as in expand_as
+            first = True
+            output = self._call(func, args, kwargs, constant)
         self.layers.append(layer)
         self.edges.append(get_gradient_edge(output))
         self.output_bytes += output.nbytes
         return output
+
+    @staticmethod
+    def _call(
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        change: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        args, kwargs = _mapped(args, kwargs, change)
+        result: Tensor = func(*args, **kwargs)
+        return result
 
     def _seen_from(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

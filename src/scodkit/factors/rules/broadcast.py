@@ -195,7 +195,8 @@ def _summed(delta: Tensor, scaled: Tensor | None, axes: list[int]) -> Tensor:
     if scaled is not None and delta.is_cuda and trailing and positions >= _MANY:
         # as a product of matrices the scaled gradients are never written to memory
         left = delta.reshape(len(delta), -1, positions).transpose(0, 1)
-        sums = torch.bmm(left, scaled.to(left.dtype).reshape(-1, positions, 1))
+        right = scaled.to(left.dtype).expand(delta.shape[1:]).reshape(-1, positions, 1)
+        sums = torch.bmm(left, right)
         return sums[..., 0].T.reshape(delta.shape[:3])
     product = delta if scaled is None else delta * scaled
     return product.sum(axes) if axes else product

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from scodkit.factors.rules.layer import (
     Wanted,
     unflatten,
 )
+from scodkit.mixed import tf32_products
 
 Size = int | Sequence[int]
 
@@ -181,18 +182,11 @@ def _matrices(tensor: Tensor, axes: int) -> Tensor:
     return straight.reshape(shape[1] * shape[3], rows, columns)
 
 
-@contextmanager
-def _precision_of_convolutions(like: Tensor) -> Iterator[None]:
-    """Let products on a GPU use TF32 where torch's own convolutions do."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    if not like.is_cuda or before or not torch.backends.cudnn.allow_tf32:
-        yield
-        return
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+def _precision_of_convolutions(like: Tensor) -> AbstractContextManager[None]:
+    """Return a context in which products on a GPU use TF32 where torch's convolutions do."""
+    if not like.is_cuda or not torch.backends.cudnn.allow_tf32:
+        return nullcontext()
+    return tf32_products(True)
 
 
 def _sums(delta: Tensor, batch: Batch) -> Tensor:

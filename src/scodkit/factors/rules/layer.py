@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,10 +28,13 @@ class Batch:
         size: ``B``.
         sample_major: Whether all places of a sample come before the next sample; otherwise
             all samples of a place before the next place, as inside ``nn.MultiheadAttention``.
+        folds: Filled with the numbers of places that were folded into a layer's first axis.
+            Where they change from batch to batch, samples may not have equally many.
     """
 
     size: int
     sample_major: bool = True
+    folds: set[int] = field(default_factory=set, compare=False)
 
     def split(self, rows: Tensor, axis: int = 0) -> Tensor:
         """Return ``rows`` with its axis of ``B m`` rows replaced by two: ``B``, then ``m``.
@@ -120,6 +123,8 @@ class Layer(ABC):
         self, batch: Batch, parameters: Sequence[Tensor | None], *remembered: Tensor
     ) -> None:
         self.batch = batch
+        if remembered and batch.sample_major and remembered[0].ndim:
+            batch.folds.add(len(remembered[0]) // batch.size)
         self.parameters = [parameter for parameter in parameters if parameter is not None]
         # what was made in inference mode has no version, and no one can change it here
         self._versions = [(t, t._version) for t in remembered if not t.is_inference()]

@@ -1,0 +1,132 @@
+"""Tries an engine on a few samples, against plain autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scodkit.errors import BatchError
+from scodkit.factors.engine import Engine, Factors, Linearization
+from scodkit.factors.loop import LoopEngine
+from scodkit.network import Inputs, Network
+from scodkit.parameters import ParameterSet
+
+# samples in a trial, and the same for models whose rows are large; and directions of each
+_SAMPLES, _FEWER_SAMPLES = 3, 2
+_LARGE = 5_000_000
+_DIRECTIONS = 2
+
+# relative distance allowed between two ways to round the same gradients of a parameter, and
+# the share of all parameters' gradients below which its own are not expected to be as precise
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+_TOLERANCE_HALF = 1e-1
+_SMALL_SHARE = 1e-2
+
+
+class Trial:
+    """A few samples, in two orders, with their gradients by plain autograd.
+
+    Args:
+        network: The model, held in eval mode and in full precision.
+        parameters: The chosen weights.
+        example: A batch; its first samples are tried, the first one repeatedly if need be:
+            one sample looks the same in every layout.
+
+    Raises:
+        BatchError: If a sample's output depends on its neighbours in the batch.
+    """
+
+    def __init__(self, network: Network, parameters: ParameterSet, example: Inputs) -> None:
+        large = parameters.num_parameters > _LARGE
+        samples = _FEWER_SAMPLES if large else _SAMPLES
+        order = torch.arange(samples).clamp_max(example.batch_size - 1)
+        self.loop = LoopEngine(network, parameters)
+        self._parameters = parameters
+        self._few = example.map(lambda t: t[order.to(t.device)])
+        exact = _one_by_one(self.loop, self._few)
+        self._rows = _random_rows(exact.output)
+        self._expected = _whole(exact.pull_back(self._rows))
+
+    def objection(self, engine: Engine) -> str | None:
+        """Return why an engine cannot be trusted with the model, or None."""
+        try:
+            straight = _whole(engine.linearize(self._few).pull_back(self._rows))
+            # models that sort their samples are in order only by chance
+            few, rows = self._few.map(lambda t: t.flip(0)), self._rows.flip(0)
+            reverse = _whole(engine.linearize(few).pull_back(rows)).flip(0)
+        except Exception as error:  # whatever a third-party module raises under a transform
+            return f"it raised {type(error).__name__}: {first_line(error)}"
+        distance = max(self._distance(straight), self._distance(reverse))
+        if distance <= _tolerance(self._rows):
+            return None
+        return f"its gradients differ from plain autograd's by {distance:.1e} relative"
+
+    def _distance(self, actual: Tensor) -> float:
+        """Return the largest distance of any parameter's gradients, relative to their size."""
+        # a bad sample is bad in both, though not always the same kind of bad
+        if not torch.equal(actual.isfinite(), self._expected.isfinite()):
+            return float("inf")
+        error = (actual - self._expected).nan_to_num(0.0, 0.0, 0.0)
+        expected = self._expected.nan_to_num(0.0, 0.0, 0.0)
+        least = _SMALL_SHARE * _norm(expected)
+        worst = 0.0
+        for block in self._parameters.blocks:
+            off, size = (_norm(t[:, :, block.columns]) for t in (error, expected))
+            if off > 0.0:
+                worst = max(worst, off / max(size, least) if size or least else float("inf"))
+        return worst
+
+
+def _norm(rows: Tensor) -> float:
+    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    return float(torch.linalg.vector_norm(rows, dtype=wide))
+
+
+def _one_by_one(loop: LoopEngine, few: Inputs) -> Linearization:
+    """Return the samples linearised each alone; that must be what they are in company.
+
+    Raises:
+        BatchError: If a sample's output depends on its neighbours in the batch.
+    """
+    advice = (
+        "the score of a sample must not depend on its batch: set batch_first=True in recurrent "
+        "layers, give BatchNorm its running statistics, pick inputs with the batch first "
+        "(inputs=lambda batch: ...)"
+    )
+    try:
+        alone = loop.linearize(few)
+    except Exception as error:
+        raise BatchError(
+            f"expected a model that takes one sample at a time, but it raised "
+            f"{type(error).__name__}: {first_line(error)}; {advice}"
+        ) from error
+    with torch.no_grad():
+        together = loop.network(few).double().nan_to_num(0.0, 0.0, 0.0)
+    gap = (together - alone.output.double().nan_to_num(0.0, 0.0, 0.0)).norm()
+    if float(gap) > _tolerance(alone.output) * max(float(together.norm()), 1e-6):
+        raise BatchError(
+            f"expected the same output for a sample alone and in a batch, got outputs "
+            f"{float(gap):.1e} apart; {advice}"
+        )
+    return alone
+
+
+def _tolerance(like: Tensor) -> float:
+    return _TOLERANCE.get(like.dtype, _TOLERANCE_HALF)
+
+
+def _random_rows(output: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = (output.shape[0], _DIRECTIONS, output[0].numel())
+    return torch.randn(shape, generator=generator).to(output.device, output.dtype)
+
+
+def _whole(factors: Factors) -> Tensor:
+    """Return the rows ``(b, q, N)``: few, or the memory for them is not there."""
+    blocks = sorted(factors.blocks(), key=lambda block: block[0].start)
+    return torch.cat([rows for _, rows in blocks], dim=2).detach()
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
+    return (str(error).strip().splitlines() or ["no message"])[0]
