@@ -83,6 +83,17 @@ class Eigenbasis:
         )
         return shorter.bounded_by_trace() if self.certified else shorter
 
+    def compress(self, dtype: torch.dtype = torch.bfloat16) -> Eigenbasis:
+        """Return the basis with its vectors in half precision: half to hold and to read.
+
+        Args:
+            dtype: Of the vectors; products with them are still summed in float32.
+
+        Returns:
+            A basis that is no longer certified: its vectors are rounded.
+        """
+        return replace(self, vectors=self.vectors.to(dtype), certified=False)
+
     def to(self, device: torch.device | str) -> Eigenbasis:
         """Return the basis on another device (itself if it is there already)."""
         if self.vectors.device == torch.device(device):

@@ -49,13 +49,16 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         ``(m, r)`` in float32, or in float64 if one of them is.
     """
     wide = _sums(a, b)
+    if a.is_cuda and a.dtype == torch.float32 and b.dtype == torch.bfloat16:
+        # a few rows in parts are cheaper than a long matrix made wide
+        parts = _in_parts(a.T, b.dtype).T.contiguous()
+        return matmul(parts, b).view(_PARTS, len(a), -1).sum(0)
+    on_units = _on_matrix_units(a, b)
+    if not on_units:
+        a, b = a.to(wide), b.to(wide)
     if a.is_cuda and _is_long(a, b):
-        return _in_slices(a.to(wide), b.to(wide))
-    if a.dtype == b.dtype == wide:
-        return a @ b
-    if _on_matrix_units(a, b):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.to(wide) @ b.to(wide)
+        return _in_slices(a, b)
+    return torch.mm(a, b, out_dtype=wide) if on_units else a @ b
 
 
 def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -87,8 +90,12 @@ def _in_slices(a: Tensor, b: Tensor) -> Tensor:
     count = a.shape[1] // _SLICE
     whole = count * _SLICE
     slices = a[:, :whole].view(len(a), count, _SLICE).transpose(0, 1)
-    result = torch.bmm(slices, b[:whole].view(count, _SLICE, -1)).sum(0)
-    return result.addmm_(a[:, whole:], b[whole:]) if whole < a.shape[1] else result
+    pieces = b[:whole].view(count, _SLICE, -1)
+    if _on_matrix_units(a, b):
+        result = torch.bmm(slices, pieces, out_dtype=torch.float32).sum(0)
+        rest = torch.mm(a[:, whole:], b[whole:], out_dtype=torch.float32)
+        return result + rest
+    return torch.bmm(slices, pieces).sum(0) + a[:, whole:] @ b[whole:]
 
 
 def _in_parts(b: Tensor, dtype: torch.dtype) -> Tensor:

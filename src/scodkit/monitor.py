@@ -22,7 +22,7 @@ from scodkit.likelihoods import Likelihood
 from scodkit.network import Network
 from scodkit.parameters import Selection, select
 from scodkit.plan import Plan
-from scodkit.scorer import Scorer, Scores
+from scodkit.scorer import Scorer
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.stream import batches_of, num_batches, open_stream
 
@@ -200,7 +200,7 @@ class Monitor:
         Returns:
             Output, score and, once calibrated, p-value.
         """
-        found = self._scores(batch)
+        found = self._ready()(batch, self.memory_budget)
         p_value = None if self.calibration is None else self.calibration.p_value(found.score)
         return scoring.Scored(found.output, found.score, p_value)
 
@@ -210,7 +210,7 @@ class Monitor:
         Args:
             batch: As the loader yields it. A sample with a NaN or an infinity scores infinity.
         """
-        return self._scores(batch).score
+        return self._ready()(batch, self.memory_budget).score
 
     def flag(self, batch: object, false_alarm: float = 0.05) -> Tensor:
         """Return ``(B,)`` booleans: True where the score is too high for a known input.
@@ -223,9 +223,8 @@ class Monitor:
             NotFittedError: If the monitor is not calibrated.
         """
         if self.calibration is None:
-            raise NotFittedError(
-                "expected a calibrated monitor; type monitor.calibrate(heldout_loader) first"
-            )
+            what = "expected a calibrated monitor; type monitor.calibrate(heldout_loader) first"
+            raise NotFittedError(what)
         return self.score(batch) > self.calibration.threshold(false_alarm)
 
     def certify(self, batch: object) -> scoring.Certificate:
@@ -237,10 +236,7 @@ class Monitor:
         Returns:
             The score with its lower and upper bounds and the paper's bound, each ``(B,)``.
         """
-        scorer = self._ready()
-        parts = scorer(batch, self.memory_budget, parts=True).parts
-        assert parts is not None
-        return scoring.certificate(parts, scorer.basis(), self.prior_scale)
+        return self._ready().certificate(batch, self.memory_budget)
 
     def features(self, batch: object) -> Tensor:
         """Return ``U^T L`` as ``(B, p, k)``, for detectors built on top of this one.
@@ -265,6 +261,18 @@ class Monitor:
         """
         self._ready().compile(example, self.memory_budget)
         return self
+
+    def compress(self, dtype: torch.dtype = torch.bfloat16) -> Monitor:
+        """Hold the basis in half precision: half the memory, and no more certificates.
+
+        Args:
+            dtype: Of the basis vectors; products with them are summed in float32.
+
+        Returns:
+            The monitor itself; an earlier calibration is dropped.
+        """
+        fitted, source = self._ready().fitted, self._ready().source
+        return self._adopt(replace(fitted, basis=fitted.basis.compress(dtype)), source)
 
     @property
     def basis(self) -> Eigenbasis:
@@ -308,9 +316,8 @@ class Monitor:
 
     def _ready(self) -> Scorer:
         if self._scorer is None:
-            raise NotFittedError(
-                "expected a fitted monitor; type monitor.fit(train_loader) first"
-            )
+            what = "expected a fitted monitor; type monitor.fit(train_loader) first"
+            raise NotFittedError(what)
         return self._scorer
 
     def _adopt(self, fitted: Fitted, source: FactorSource | None) -> Monitor:
@@ -318,9 +325,6 @@ class Monitor:
         self._scorer = Scorer(network, recipe, fitted, source, self.prior_scale)
         self.calibration = None  # held-out scores belong to the basis they were computed with
         return self
-
-    def _scores(self, batch: object) -> Scores:
-        return self._ready()(batch, self.memory_budget)
 
     def to(self, device: torch.device | str) -> Monitor:
         """Return the monitor itself, with model, basis and sketch moved to a device.

@@ -111,6 +111,17 @@ class Scorer:
             self._captured = capture(score, call.tensors())
             self._rest = _rest(call)
 
+    def certificate(self, batch: object, budget: int) -> scoring.Certificate:
+        """Return bounds on the exact scores of a batch.
+
+        Args:
+            batch: As the loader yields it.
+            budget: As in scoring.
+        """
+        parts = self(batch, budget, parts=True).parts
+        assert parts is not None
+        return scoring.certificate(parts, self.basis(), self._prior_scale)
+
     def features(self, batch: object, budget: int) -> Tensor:
         """Return ``U^T L`` as ``(B, p, k)``.
 
