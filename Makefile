@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types imports unit bench picture docs clean
+.PHONY: demo test lint types imports unit bench bench-sketch picture docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -24,7 +24,11 @@ imports: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --doctest-modules --cov --cov-report=term:skip-covered src tests
 
-bench: $(STAMP)
+# speed, on the CPU (a quarter of an hour); on a GPU: python benchmarks/speed.py --device cuda
+bench: $(STAMP) .venv/.peers
+	$(BIN)/python benchmarks/speed.py --device cpu
+
+bench-sketch: $(STAMP)
 	$(BIN)/python benchmarks/sketch_accuracy.py
 
 picture: $(STAMP)
@@ -37,6 +41,11 @@ docs: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,bench,docs,dev]"
+	touch $@
+
+.venv/.peers: $(STAMP) benchmarks/peers.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[peers]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers.txt
 	touch $@
 
 clean:

@@ -135,6 +135,27 @@ def loop_fit(
     return run
 
 
+def fit_floor(
+    model: nn.Module, x: Tensor, likelihood: Likelihood, size: int
+) -> Callable[[], Tensor]:
+    """Return forward, p batched backward passes, and the two bare products of an update."""
+    weights = list(model.parameters())
+    total = sum(weight.numel() for weight in weights)
+    omega = torch.randn(total, size, device=x.device)
+    y = torch.zeros_like(omega)
+    with torch.no_grad():
+        rows = likelihood.factor(model(x))
+    flat = torch.randn(rows.shape[0] * rows.shape[1], total, device=x.device)
+
+    def run() -> Tensor:
+        output = model(x)
+        for j in range(rows.shape[1]):
+            torch.autograd.grad(output, weights, rows[:, j], retain_graph=True)
+        return y.addmm_(flat.T, flat @ omega)
+
+    return run
+
+
 def laplace(
     domain: Domain, model: nn.Module, weights: str
 ) -> Callable[[Tensor], object] | None:

@@ -26,6 +26,9 @@ from scodkit.scorer import Scorer
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.stream import batches_of, num_batches, open_stream
 
+_UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
+_UNCALIBRATED = "expected a calibrated monitor; type monitor.calibrate(heldout_loader) first"
+
 
 class Monitor:
     """Equips a trained network with a task-relevant uncertainty score, without touching it.
@@ -113,11 +116,10 @@ class Monitor:
             The monitor itself, fitted. An earlier calibration is dropped.
 
         Raises:
-            ScodError: As a subclass from `scodkit.errors`, one for each thing that may go
-                wrong; the monitor is then as it was before.
+            ScodError: As a subclass from `scodkit.errors`; the monitor is then as before.
         """
-        kept = None if checkpoint is None else Path(checkpoint)
-        options = FitOptions(progress, on_bad, check_deterministic, kept, every, precision)
+        path = None if checkpoint is None else Path(checkpoint)
+        options = FitOptions(progress, on_bad, check_deterministic, path, every, precision)
         return self._adopt(*fitting.fit(self._network, self._recipe, loader, options))
 
     def update(
@@ -186,8 +188,8 @@ class Monitor:
             The monitor itself, calibrated.
         """
         self._ready()
-        _, batches = open_stream(loader)
-        batches = batches_of(batches, num_batches(loader), "calibrating", progress)
+        stream, length = open_stream(loader)[1], num_batches(loader)
+        batches = batches_of(stream, length, "calibrating", progress)
         self.calibration = Calibration(torch.cat([self.score(b).cpu() for b in batches]))
         return self
 
@@ -208,7 +210,7 @@ class Monitor:
         """Return the score ``(B,)``: nats (squared units), >= 0, larger = more atypical.
 
         Args:
-            batch: As the loader yields it. A sample with a NaN or an infinity scores infinity.
+            batch: As the loader yields it; a NaN or an infinity in a sample scores infinity.
         """
         return self._ready()(batch, self.memory_budget).score
 
@@ -223,8 +225,7 @@ class Monitor:
             NotFittedError: If the monitor is not calibrated.
         """
         if self.calibration is None:
-            what = "expected a calibrated monitor; type monitor.calibrate(heldout_loader) first"
-            raise NotFittedError(what)
+            raise NotFittedError(_UNCALIBRATED)
         return self.score(batch) > self.calibration.threshold(false_alarm)
 
     def certify(self, batch: object) -> scoring.Certificate:
@@ -266,10 +267,10 @@ class Monitor:
         """Hold the basis in half precision: half the memory, and no more certificates.
 
         Args:
-            dtype: Of the basis vectors; products with them are summed in float32.
+            dtype: Of the vectors. Products are summed in float32; a calibration is dropped.
 
         Returns:
-            The monitor itself; an earlier calibration is dropped.
+            The monitor itself.
         """
         fitted, source = self._ready().fitted, self._ready().source
         return self._adopt(replace(fitted, basis=fitted.basis.compress(dtype)), source)
@@ -316,8 +317,7 @@ class Monitor:
 
     def _ready(self) -> Scorer:
         if self._scorer is None:
-            what = "expected a fitted monitor; type monitor.fit(train_loader) first"
-            raise NotFittedError(what)
+            raise NotFittedError(_UNFITTED)
         return self._scorer
 
     def _adopt(self, fitted: Fitted, source: FactorSource | None) -> Monitor:
@@ -382,8 +382,7 @@ class Monitor:
             The monitor, on the model's device.
 
         Raises:
-            ArtifactError: As a subclass that says what is wrong: other weights or functions, a
-                file that is cut off or altered, another format.
+            ArtifactError: As a subclass: other weights or functions, a file cut off or altered.
         """
         functions = {"inputs": inputs is not None, "outputs": outputs is not None}
         stored = storage.load(path, Network(model).model, likelihood, sketch, functions)

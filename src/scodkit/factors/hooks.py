@@ -193,12 +193,12 @@ class HookFactors(Factors):
         """See `Factors.project`.
 
         Returns:
-            The same; outer products of several directions are never formed on the way.
+            The same; large outer products are never formed on the way.
         """
         sums = Sums()
         small = _Neighbours(self._limit)
         for columns, rows in self._pieces():
-            if isinstance(rows, Outer) and rows.nbytes > _TINY and self._rows.shape[1] > 1:
+            if isinstance(rows, Outer) and rows.nbytes > _TINY:
                 sums.add(rows.squared_norms(), rows.project(matrix[columns]))
                 continue
             for some, together in small.add(columns, _dense(rows)):

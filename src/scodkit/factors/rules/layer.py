@@ -96,13 +96,17 @@ class Outer:
         """Return rows times ``matrix (o i, k)``, ``(b, q, k)``.
 
         The activations are shared by the directions, so they go first: ``q`` times fewer
-        products than with the rows themselves.
+        products than with the rows themselves. A single direction goes first itself, in one
+        product over contiguous memory.
         """
         wide = torch.float64 if matrix.dtype == torch.float64 else torch.float32
-        delta, a = self._delta.to(wide), self._a.to(wide)
-        per_output = matrix.to(wide).view(delta.shape[2], a.shape[1], -1)
+        delta, a, matrix = self._delta.to(wide), self._a.to(wide), matrix.to(wide)
+        outputs, inputs = delta.shape[2], a.shape[1]
+        if delta.shape[1] == 1:
+            along = (delta[:, 0] @ matrix.view(outputs, -1)).view(len(a), inputs, -1)
+            return torch.bmm(a[:, None], along)
         # (o, b, k), the samples in the middle
-        along = torch.bmm(a.expand(delta.shape[2], *a.shape), per_output)
+        along = torch.bmm(a.expand(outputs, *a.shape), matrix.view(outputs, inputs, -1))
         return torch.bmm(delta, along.transpose(0, 1))
 
 
