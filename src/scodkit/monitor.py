@@ -247,20 +247,21 @@ class Monitor:
         """
         return self._ready().features(batch, self.memory_budget)
 
-    def compile(self, example: object) -> Monitor:
+    def compile(self, example: object, *, fuse: bool = False) -> Monitor:
         """Record the scored forward pass, so that batches of one shape cost far less.
 
-        On CUDA it becomes one CUDA graph; on a CPU it goes through ``torch.compile``, which
-        takes a while and needs a C++ compiler, and is kept if it is faster. Batches of other
-        shapes are scored as before. Setting ``prior_scale`` or fitting again drops it.
+        A CUDA graph, or on a CPU code from ``torch.compile`` (it takes a while, needs a C++
+        compiler and stays if it is faster). Other shapes are scored as before; a new fit or
+        ``prior_scale`` drops the recording.
 
         Args:
             example: A batch of the shape to come.
+            fuse: On CUDA, ``torch.compile`` before recording: fewer kernels, a longer wait.
 
         Returns:
             The monitor itself.
         """
-        self._ready().compile(example, self.memory_budget)
+        self._ready().compile(example, self.memory_budget, fuse=fuse)
         return self
 
     def compress(self, dtype: torch.dtype = torch.bfloat16) -> Monitor:

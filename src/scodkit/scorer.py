@@ -80,12 +80,13 @@ class Scorer:
                 return Scores(self._network(call).detach(), none.total, none)
             return self._eager(call, basis, budget)
 
-    def compile(self, batch: object, budget: int) -> None:
+    def compile(self, batch: object, budget: int, *, fuse: bool) -> None:
         """Record the scored forward pass for batches of this shape.
 
         Args:
             batch: As the loader yields it.
             budget: As in scoring.
+            fuse: Compile before recording on a GPU, too.
 
         Raises:
             BatchError: If the batch is empty.
@@ -108,7 +109,7 @@ class Scorer:
                 assert found.parts is not None
                 return found.output, found.score, found.parts.total, found.parts.along
 
-            self._captured = capture(score, call.tensors())
+            self._captured = capture(score, call.tensors(), fuse=fuse)
             self._rest = _rest(call)
 
     def certificate(self, batch: object, budget: int) -> scoring.Certificate:

@@ -28,9 +28,11 @@ from scodkit.parameters import ParameterSet
 _TINY = 1 << 20
 _LARGE, _LARGE_ON_GPU = 1 << 20, 1 << 25
 
-# bytes of an average layer's output up to which directions are folded into the batch on a
-# GPU; larger ones keep it busy, and folding copies them
-_FOLDED = 1 << 25
+# bytes of an average layer's output up to which, on a GPU, directions are folded into the
+# batch (fewest kernels, but some run decomposed), and up to which they go back one by one
+# within a single call; above that each alone keeps the GPU busy
+_FOLDED = 1 << 20
+_BATCHED = 1 << 25
 
 
 class HookEngine(Engine):
@@ -113,10 +115,10 @@ def _backward(output: Tensor, recorder: Recorder, rows: Tensor) -> list[Tensor |
     if rows.shape[1] == 1:
         found = _gradients(output, edges, by_direction[0])
         return [None if delta is None else delta[None] for delta in found]
-    if not output.is_cuda:
-        return list(_gradients(output, edges, by_direction, is_grads_batched=True))
-    if recorder.output_bytes <= _FOLDED * len(edges):
+    if output.is_cuda and recorder.output_bytes <= _FOLDED * len(edges):
         return _folded(output, edges, by_direction)
+    if not output.is_cuda or recorder.output_bytes <= _BATCHED * len(edges):
+        return list(_gradients(output, edges, by_direction, is_grads_batched=True))
     separate = [_gradients(output, edges, direction) for direction in by_direction]
     return [
         None if deltas[0] is None else torch.stack(deltas)
