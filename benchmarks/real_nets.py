@@ -37,7 +37,7 @@ def data_folder() -> Path:
     if not folder or not all((Path(folder) / name).is_dir() for name in ("mnist", "wine")):
         sys.exit(
             "expected the variable SCODKIT_DATA to name a folder with mnist/ and wine/, got "
-            f"{folder!r}; type: SCODKIT_DATA=path/to/data make bench"
+            f"{folder!r}; type: SCODKIT_DATA=path/to/data make bench-sketch"
         )
     return Path(folder)
 

@@ -250,9 +250,8 @@ class Monitor:
     def compile(self, example: object, *, fuse: bool = False) -> Monitor:
         """Record the scored forward pass, so that batches of one shape cost far less.
 
-        A CUDA graph, or on a CPU code from ``torch.compile`` (it takes a while, needs a C++
-        compiler and stays if it is faster). Other shapes are scored as before; a new fit or
-        ``prior_scale`` drops the recording.
+        A CUDA graph, or on a CPU code from ``torch.compile`` (it takes a while and a C++
+        compiler, and stays if faster). A new fit or ``prior_scale`` drops the recording.
 
         Args:
             example: A batch of the shape to come.

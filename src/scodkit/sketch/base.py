@@ -105,6 +105,10 @@ class Sketch(ABC):
             OptionError: If the options cannot give that rank.
         """
 
+    def scratch_bytes(self, num_parameters: int, columns: int) -> int:
+        """Return what is held beside the state while data streams past."""
+        return 0
+
     @abstractmethod
     def zero(
         self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str

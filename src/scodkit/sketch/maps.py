@@ -231,6 +231,12 @@ def check_map(mapping: object, seed: object) -> None:
         raise OptionError(f"expected an integer seed, got {seed!r}")
 
 
+def kept_bytes(mapping: Map, shape: tuple[int, int]) -> int:
+    """Return the bytes a `SeededMatrix` of that shape holds while data streams past."""
+    entries = shape[0] * shape[1]
+    return entries if mapping.signs and entries <= _KEPT else 0
+
+
 class SeededMatrix:
     """One test matrix ``Omega`` that rows are multiplied with.
 
@@ -251,7 +257,7 @@ class SeededMatrix:
         self._scale = mapping.scale(shape).to(device)
         self._step = max(1, (_CHUNK_ON_GPU if device.type == "cuda" else _CHUNK) // shape[1])
         self._signs: Tensor | None = None
-        if mapping.signs and shape[0] * shape[1] <= _KEPT:
+        if kept_bytes(mapping, shape):
             kept = torch.empty(shape, dtype=torch.int8, device=device)
             for start, stop in self._slices(0, shape[0]):
                 kept[start:stop] = mapping.pattern(start, stop, shape, seed, kept)

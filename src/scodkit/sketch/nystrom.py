@@ -24,7 +24,7 @@ from scodkit.sketch.base import (
     tall_chunks,
     tall_svd,
 )
-from scodkit.sketch.maps import Fold, Map, SeededMatrix, SparseSign, check_map
+from scodkit.sketch.maps import Fold, Map, SeededMatrix, SparseSign, check_map, kept_bytes
 
 # columns held per rank kept when no size is given: the fewest that keep the nuclear error
 # within 1.5 times the best of rank 38 and 77 on real nets (benchmarks/sketch_accuracy.py)
@@ -71,6 +71,10 @@ class Nystrom(Sketch):
                 f"type Nystrom(size={_SIZE_PER_RANK * rank})"
             )
         return min(size, num_parameters)
+
+    def scratch_bytes(self, num_parameters: int, columns: int) -> int:
+        """Return the bytes of the test matrices' signs."""
+        return kept_bytes(self.map, (num_parameters, columns))
 
     def zero(
         self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str

@@ -15,7 +15,7 @@ from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
 from scodkit.sketch.base import Sketch, SketchState, empty_state, tall_svd, tall_times
-from scodkit.sketch.maps import SRFT, Map, SeededMatrix, check_map
+from scodkit.sketch.maps import SRFT, Map, SeededMatrix, check_map, kept_bytes
 from scodkit.sketch.nystrom import add_product
 
 
@@ -66,6 +66,10 @@ class TwoSided(Sketch):
                 f"{num_parameters}; type sketch=Exact(), which is small here"
             )
         return size
+
+    def scratch_bytes(self, num_parameters: int, columns: int) -> int:
+        """Return the bytes of the test matrices' signs."""
+        return kept_bytes(self.map, (num_parameters, columns))
 
     def zero(
         self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str
