@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from cases import CASES, Case
+from cases import CASES, Case, conv_batchnorm
+from engines import Uses, close, everything, joined, noise, randomised
 from scodkit import Categorical, Monitor
+from scodkit.errors import NonFiniteError
+from scodkit.factors import Engine, HookEngine, LoopEngine, hooks
+from scodkit.likelihoods import Likelihood
+from scodkit.mixed import _is_long, add_matmul, matmul
+from scodkit.network import Inputs, Network
 from scodkit.sketch import (
     SRFT,
     Exact,
@@ -85,3 +91,134 @@ def test_half_precision_on_the_gpu() -> None:
     scores = half.fit([x], progress=False).score(test)
     assert half.basis.vectors.dtype == torch.float32
     torch.testing.assert_close(scores, full, rtol=0.2, atol=0.02 * float(full.max()))
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(), Categorical(directions=1)], ids=str)
+def test_a_cuda_graph_scores_as_eagerly(likelihood: Likelihood) -> None:
+    torch.manual_seed(0)
+    model = conv_batchnorm(4).double().eval().cuda()
+    train = noise(40, 2, 5, 5).cuda()
+    recorded, eager = (
+        Monitor(model, likelihood, rank=6).fit([train], progress=False) for _ in range(2)
+    )
+    recorded.compile(train[:6])
+
+    def check(batch: Tensor) -> Tensor:
+        found, expected = recorded(batch), eager(batch)
+        torch.testing.assert_close(found.score, expected.score, rtol=1e-8, atol=0)
+        torch.testing.assert_close(found.output, expected.output, rtol=1e-8, atol=1e-10)
+        bounds, wanted = recorded.certify(batch), eager.certify(batch)
+        torch.testing.assert_close(bounds.lower, wanted.lower, rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(bounds.upper, wanted.upper, rtol=1e-8, atol=1e-12)
+        return found.score
+
+    first = check(noise(6, 2, 5, 5, seed=1).cuda())
+    kept = first.clone()
+    check(noise(6, 2, 5, 5, seed=2))  # moved to the model
+    assert torch.equal(first, kept)
+    check(noise(5, 2, 5, 5, seed=3).cuda())
+    strided = noise(6, 5, 5, 2, seed=4).cuda().permute(0, 3, 1, 2)
+    check(strided)
+    bad = noise(6, 2, 5, 5, seed=5).cuda()
+    bad[2, 0, 0, 0] = float("nan")
+    assert recorded.score(bad).isinf().tolist() == [i == 2 for i in range(6)]
+    with torch.no_grad():
+        model[0].weight.mul_(1.5)
+    check(noise(6, 2, 5, 5, seed=6).cuda())
+    for monitor in (recorded, eager):
+        monitor.prior_scale = 0.1
+    check(noise(6, 2, 5, 5, seed=7).cuda())
+
+
+def rows_of(kind: type[Engine], model: nn.Module, call: Inputs, directions: int) -> Tensor:
+    network = Network(model)
+    with network.evaluating():
+        linear = kind(network, everything(network)).linearize(call)
+        rows = noise(call.batch_size, directions, linear.output[0].numel(), seed=2)
+        return joined(linear.pull_back(rows.cuda()))
+
+
+def same_as_the_loop(model: nn.Module, x: Tensor) -> None:
+    model, call = randomised(model).cuda(), Inputs((x.cuda(),), {})
+    for directions in (1, 2, 5):
+        expected = rows_of(LoopEngine, model, call, directions)
+        assert expected.any()
+        close(rows_of(HookEngine, model, call, directions), expected, atol=1e-11)
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 62], ids=["one by one", "folded"])
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.batched and c.name != "dict"], ids=lambda c: c.name
+)
+def test_directions_agree_with_the_loop(
+    case: Case, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_FOLDED", limit)
+    same_as_the_loop(case.model(4), case.inputs(5, 4, seed=1).args[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (Uses(lambda m, x: x * m.w, w=(3, 1)), (4, 1, 70)),
+        (Uses(lambda m, x: x * m.w + m.b, w=(3, 1, 1), b=(3, 1, 1)), (4, 3, 9, 9)),
+        (Uses(lambda m, x: x * m.w, w=(3, 1)), (4, 3, 63)),
+        (Uses(lambda m, x: x * m.w, w=(70,)), (4, 3, 70)),
+        (Uses(lambda m, x: m.norm(x), norm=nn.BatchNorm2d(3)), (4, 3, 8, 8)),
+        (Uses(lambda m, x: m.norm(x), norm=nn.GroupNorm(1, 3)), (4, 3, 8, 9)),
+    ],
+    ids=["expanded", "scale and shift", "few", "other axis", "batch norm", "group norm"],
+)
+def test_broadcast_parameters_over_many_positions(model: nn.Module, shape) -> None:
+    same_as_the_loop(model, noise(*shape, seed=1))
+
+
+@pytest.mark.parametrize("left", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("right", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [300, 4096, 7000])
+def test_products_agree_with_float64(left, right, length: int) -> None:
+    a, b = noise(5, length).to(left).cuda(), noise(length, 8, seed=1).to(right).cuda()
+    found = matmul(a, b)
+    assert _is_long(a, b) == (length >= 4096)
+    bound = torch.finfo(found.dtype).eps * (a.double().abs() @ b.double().abs())
+    assert ((found.double() - a.double() @ b.double()).abs() <= 8 * bound).all()
+
+
+@pytest.mark.parametrize("right", [torch.float32, torch.bfloat16], ids=str)
+def test_adding_a_product_does_not_round_its_second_factor(right: torch.dtype) -> None:
+    a = noise(64, 320).bfloat16().cuda()
+    b = noise(320, 24, seed=1).to(right).cuda()
+    total = torch.zeros(64, 24).cuda()
+    add_matmul(total, a, b)
+    bound = torch.finfo(torch.float32).eps * (a.double().abs() @ b.double().abs())
+    assert ((total.double() - a.double() @ b.double()).abs() <= 8 * bound).all()
+
+
+def test_a_half_precision_fit_is_close_to_the_full_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU(), nn.Flatten()
+    ).append(nn.Linear(96, 3))
+    model = model.eval().cuda()
+    batches, test = list(noise(160, 2, 8, 8).float().split(40)), noise(20, 2, 8, 8, seed=1)
+    full, half = (
+        Monitor(model, Categorical(), rank=8).fit(batches, progress=False, precision=precision)
+        for precision in (None, torch.bfloat16)
+    )
+    assert half.basis.captured == pytest.approx(full.basis.captured, rel=0.03)
+    overlap = (full.basis.vectors.mT @ half.basis.vectors).square().sum() / full.basis.rank
+    assert float(overlap) > 0.98
+    scores = half.score(test.float())
+    torch.testing.assert_close(scores, full.score(test.float()), rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_a_bad_sample_is_named_though_it_is_found_late(place: int) -> None:
+    torch.manual_seed(0)
+    model = conv_batchnorm(3).double().eval().cuda()
+    batches = [noise(4, 2, 5, 5, seed=seed) for seed in range(6)]
+    batches[place][1, 0, 0, 0] = float("nan")
+    monitor = Monitor(model, Categorical(), rank=6)
+    said = rf"sample {4 * place + 1} \(batch {place}, row 1\)"
+    with pytest.raises(NonFiniteError, match=said):
+        monitor.fit(batches, progress=False)

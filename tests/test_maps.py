@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scodkit.sketch import SRFT, Fold, Gaussian, Map, SparseSign
+from scodkit.sketch import maps as module
 from scodkit.sketch.maps import SeededMatrix, _hash
 
 LIKE = torch.zeros((), dtype=torch.float64)
@@ -105,6 +106,48 @@ class TestEveryMap:
         parts = [matrix.project(rows[:, a:b], a) for a, b in pairwise(edges)]
         wanted = matrix.project(rows, 0)
         assert (sum(parts) - wanted).abs().max() < 1e-13 * rows.norm()
+
+    def test_rows_are_the_pattern_with_scaled_columns(self, mapping):
+        shape = (50, 13)
+        pattern = mapping.pattern(0, 50, shape, 3, LIKE)
+        scale = mapping.scale(shape)
+        assert scale.shape == (13,)
+        assert (scale > 0).all()
+        assert torch.equal(whole(mapping, shape, 3), pattern * scale)
+
+    @given(num_rows=st.integers(1, 60), data=st.data(), seed=SEEDS)
+    @settings(max_examples=20, deadline=None)
+    def test_patterns_of_signs_are_signs_in_any_dtype(self, mapping, num_rows, data, seed):
+        shape = num_rows, data.draw(st.integers(1, num_rows))
+        exact = mapping.pattern(0, num_rows, shape, seed, LIKE)
+        signs = set(exact.unique().tolist()) <= {-1.0, 0.0, 1.0}
+        assert signs or not mapping.signs
+        if mapping.signs:
+            for dtype in (torch.int8, torch.bfloat16, torch.float32):
+                narrow = mapping.pattern(0, num_rows, shape, seed, LIKE.to(dtype))
+                assert narrow.dtype == dtype
+                assert torch.equal(narrow.double(), exact)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+    @given(cuts=st.lists(st.integers(0, 300), max_size=3))
+    @settings(max_examples=8, deadline=None)
+    def test_kept_signs_and_remade_ones_give_the_same_products(self, mapping, dtype, cuts):
+        rows = torch.randn(3, 300, generator=torch.Generator()).to(dtype)
+        kept = SeededMatrix(mapping, (300, 24), 7, rows.device)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_KEPT", 0)
+            patch.setattr(module, "_CHUNK", 24 * 70)
+            remade = SeededMatrix(mapping, (300, 24), 7, rows.device)
+        assert (kept._signs is not None) == mapping.signs
+        assert remade._signs is None
+        wanted = rows.double() @ whole(mapping, (300, 24), 7)
+        sums = torch.float64 if dtype == torch.float64 else torch.float32
+        for matrix in (kept, remade):
+            edges = [0, *sorted(cuts), 300]
+            found = sum(matrix.project(rows[:, a:b], a) for a, b in pairwise(edges))
+            assert found.dtype == sums
+            error = (found.double() - wanted).abs().max()
+            assert error < 4 * torch.finfo(sums).eps * rows.double().norm()
 
     # 16 columns split evenly into the entries of a sparse row; 13 do not
     @pytest.mark.parametrize("shape", [(40, 16), (30, 13)], ids=str)

@@ -64,7 +64,8 @@ class FitOptions:
             raise OptionError(f"expected every >= 1 batches, got {self.every}")
         if self.precision not in (None, torch.bfloat16, torch.float16):
             raise OptionError(
-                f"expected precision=torch.bfloat16 (or None), got {self.precision}"
+                "expected precision=torch.bfloat16, torch.float16 or None, got "
+                f"{self.precision}"
             )
 
 

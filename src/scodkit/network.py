@@ -266,6 +266,16 @@ class Network:
                     module.training = True
                 self._restore(buffers)
 
+    @property
+    def changes_buffers(self) -> bool:
+        """Whether a call of the model was seen to change its buffers."""
+        return bool(self._volatile)
+
+    def storage(self) -> tuple[int, ...]:
+        """Return where the weights and buffers lie in memory: other ones lie elsewhere."""
+        tensors = itertools.chain(self.model.parameters(), self.model.buffers())
+        return tuple(tensor.data_ptr() for tensor in tensors)
+
     def _buffers_to_guard(self) -> dict[str, tuple[Tensor, int, Tensor]]:
         """Return buffers as they are: all at first, then those a call is known to change."""
         if self._volatile is not None and not self._volatile:

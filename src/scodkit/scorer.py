@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from scodkit import score as scoring
 from scodkit.capture import Captured, capture
 from scodkit.eigenbasis import Eigenbasis
-from scodkit.errors import BatchError, CaptureError
+from scodkit.errors import BatchError, CaptureError, CaptureWarning
 from scodkit.factors import FactorSource
 from scodkit.fitted import Fitted
 from scodkit.fitting import Recipe
@@ -52,7 +53,9 @@ class Scorer:
         self._recipe = recipe
         self._prior_scale = prior_scale
         self._captured: Captured | None = None
-        self._rest: object = None  # of the captured call: what is not a tensor
+        # of the recorded call: what is not a tensor, and where weights and basis lay
+        self._rest: list[object] = []
+        self._storage: tuple[int, ...] = ()
 
     def basis(self) -> Eigenbasis:
         """Return the basis on the model's device, following it if it was moved."""
@@ -70,7 +73,7 @@ class Scorer:
             parts: Whether to say what the scores are made of.
         """
         call = self._network.inputs_of(batch)
-        if self._captured and self._captured.fits(call.tensors()) and self._same_rest(call):
+        if self._captured and self._captured.fits(call.tensors()) and self._is_current(call):
             output, score, *rest = self._captured(call.tensors(), 4 if parts else 2)
             return Scores(output, score, Energies(*rest) if rest else None)
         basis = self.basis()
@@ -93,10 +96,10 @@ class Scorer:
             CaptureError: If the pass cannot be recorded.
         """
         basis = self.basis()
-        if self._recipe.likelihood.draws:
+        if self._recipe.likelihood.draws or self._network.changes_buffers:
             raise CaptureError(
-                f"expected a likelihood without random draws, got {self._recipe.likelihood}; "
-                "go on without monitor.compile"
+                f"expected a likelihood without random draws, got {self._recipe.likelihood}, "
+                "and a model that leaves its buffers alone; go on without monitor.compile"
             )
         with self._network.evaluating():
             call = self._network.inputs_of(batch)
@@ -110,7 +113,7 @@ class Scorer:
                 return found.output, found.score, found.parts.total, found.parts.along
 
             self._captured = capture(score, call.tensors(), fuse=fuse)
-            self._rest = _rest(call)
+            self._rest, self._storage = _rest(call), self._where()
 
     def certificate(self, batch: object, budget: int) -> scoring.Certificate:
         """Return bounds on the exact scores of a batch.
@@ -149,8 +152,21 @@ class Scorer:
             self.source = recipe.source(self._network, parameters, call)
         return replace(self.source, budget=budget)
 
-    def _same_rest(self, call: Inputs) -> bool:
+    def _is_current(self, call: Inputs) -> bool:
+        """Return whether the recording is of such a call, of the weights the model has now."""
+        if self._storage != self._where():
+            self._captured = None
+            warnings.warn(
+                "weights, buffers or basis have been replaced or moved since monitor.compile: "
+                "the recording is dropped; type monitor.compile(example) again",
+                CaptureWarning,
+                stacklevel=4,
+            )
+            return False
         return _rest(call) == self._rest
+
+    def _where(self) -> tuple[int, ...]:
+        return (*self._network.storage(), self.fitted.basis.vectors.data_ptr())
 
 
 def _rest(call: Inputs) -> list[object]:

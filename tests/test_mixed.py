@@ -1,0 +1,186 @@
+"""Products of matrices in mixed precision against float64, and the leading row by squaring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from scodkit.likelihoods import _leading_row
+from scodkit.mixed import _SLICE, _in_parts, _in_slices, add_matmul, matmul, tf32_products
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+SEEDS = st.integers(0, 2**31)
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def near(found: Tensor, a: Tensor, b: Tensor) -> bool:
+    """Whether a product is right up to the rounding of its own dtype, entry by entry."""
+    error = (found.double() - a.double() @ b.double()).abs()
+    bound = a.double().abs() @ b.double().abs()
+    return bool((error <= 8 * torch.finfo(found.dtype).eps * bound).all())
+
+
+@pytest.mark.parametrize(("left", "right"), list(product(DTYPES, DTYPES)), ids=str)
+@pytest.mark.parametrize("length", [0, 1, 300])
+def test_matmul_sums_in_the_wider_dtype(left, right, length: int) -> None:
+    a, b = noise(5, length, dtype=left), noise(length, 7, seed=1, dtype=right)
+    found = matmul(a, b)
+    wide = torch.float64 if torch.float64 in (left, right) else torch.float32
+    assert found.dtype == wide
+    assert found.shape == (5, 7)
+    assert near(found, a, b)
+
+
+@pytest.mark.parametrize(
+    ("total", "left", "right"),
+    [
+        (torch.float32, torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.float32, torch.float16, torch.float32),
+        (torch.float64, torch.float64, torch.float64),
+        (torch.float64, torch.float32, torch.float64),
+        (torch.float64, torch.bfloat16, torch.float64),
+    ],
+    ids=str,
+)
+def test_add_matmul_adds_in_place_and_rounds_nothing_first(total, left, right) -> None:
+    a, b = noise(5, 300, dtype=left), noise(300, 7, seed=1, dtype=right)
+    into = torch.zeros(9, 7, dtype=total)
+    add_matmul(into[2:7], a, b)
+    assert near(into[2:7], a, b)
+    add_matmul(into[2:7], a, b)
+    assert near(into[2:7] / 2, a, b)
+    assert not into[:2].any()
+    assert not into[7:].any()
+
+
+def test_add_matmul_takes_a_transposed_block() -> None:
+    rows, total = noise(6, 40, dtype=torch.bfloat16), noise(6, 3, seed=1, dtype=torch.float32)
+    into = torch.zeros(40, 3)
+    add_matmul(into, rows.mT, total)
+    assert near(into, rows.mT, total)
+
+
+# the lowest of 24 bits must be at least bfloat16's smallest number, 2**-133
+@given(exponent=st.integers(-110, 126), seed=SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_three_parts_are_the_float32_exactly(exponent: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(2**23, 2**24, (64, 2), generator=generator)
+    signs = torch.randint(0, 2, (64, 2), generator=generator) * 2 - 1
+    numbers = torch.ldexp((signs * bits).double(), torch.tensor(exponent - 23)).float()
+    parts = _in_parts(numbers, torch.bfloat16)
+    assert parts.dtype == torch.bfloat16
+    assert parts.shape == (64, 6)
+    assert torch.equal(sum(part.double() for part in parts.chunk(3, dim=1)), numbers.double())
+
+
+def test_parts_of_zeros_and_of_the_tiniest_stay_finite() -> None:
+    numbers = torch.tensor([[0.0, -0.0, 2.0**-149, 2.0**-126, 3.3e38, -3.3e38]])
+    sums = sum(part.double() for part in _in_parts(numbers, torch.bfloat16).chunk(3, dim=1))
+    assert sums.isfinite().all()
+    assert ((sums - numbers.double()).abs() <= 2.0**-133).all()
+
+
+@pytest.mark.parametrize("length", [_SLICE, 2 * _SLICE, 3 * _SLICE, 2 * _SLICE + 1, 7000])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_slices_of_a_long_product_add_up(length: int, dtype: torch.dtype) -> None:
+    a, b = noise(3, length, dtype=dtype), noise(length, 4, seed=1, dtype=dtype)
+    found = _in_slices(a, b)
+    assert found.dtype == dtype
+    assert near(found, a, b)
+
+
+def test_slices_of_a_narrow_view() -> None:
+    wide, b = noise(3, 9000), noise(9000, 4, seed=1)
+    assert near(_in_slices(wide[:, 17:6017], b[17:6017]), wide[:, 17:6017], b[17:6017])
+
+
+def flag() -> bool:
+    return torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.fixture(params=[False, True])
+def start(request: pytest.FixtureRequest) -> Iterator[bool]:
+    before = flag()
+    torch.backends.cuda.matmul.allow_tf32 = request.param
+    yield request.param
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_tf32_is_as_it_was_afterwards(start: bool) -> None:
+    with tf32_products(True):
+        assert flag()
+        with tf32_products(False):
+            assert not flag()
+        assert flag()
+    assert flag() == start
+    with pytest.raises(ZeroDivisionError), tf32_products(not start):
+        raise ZeroDivisionError
+    assert flag() == start
+
+
+def fisher(logits: Tensor) -> Tensor:
+    q = logits.double().softmax(-1)
+    return torch.diag_embed(q) - q[..., :, None] * q[..., None, :]
+
+
+def below(row: Tensor, whole: Tensor) -> bool:
+    """Whether ``R^T R <= F``, up to the rounding of numbers of order one."""
+    return float(torch.linalg.eigvalsh(whole - row.mT @ row).min()) >= -1e-15
+
+
+@given(seed=SEEDS, classes=st.integers(1, 12), spread=st.sampled_from([0.0, 0.1, 1, 10, 100]))
+@settings(max_examples=60, deadline=None)
+def test_the_leading_row_never_exceeds_the_fisher(seed, classes: int, spread: float) -> None:
+    whole = fisher(spread * noise(8, classes, seed=seed))
+    row = _leading_row(whole)
+    assert row.shape == (8, 1, classes)
+    assert row.isfinite().all()
+    assert below(row, whole)
+
+
+@given(seed=SEEDS, classes=st.integers(2, 12), spread=st.sampled_from([0.3, 1.0, 3.0]))
+@settings(max_examples=60, deadline=None)
+def test_the_leading_row_is_the_top_eigenpair(seed, classes: int, spread: float) -> None:
+    whole = fisher(spread * noise(20, classes, seed=seed))
+    values, vectors = torch.linalg.eigh(whole)
+    clear = values[:, -2] < 0.99 * values[:, -1]
+    row, top = _leading_row(whole)[clear], vectors[clear][..., -1:]
+    expected = values[clear][:, -1, None, None] * top @ top.mT
+    torch.testing.assert_close(row.mT @ row, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        [0.0] * 10,
+        [50.0, 50.0, 0.0],
+        [3.0, 3.0, 3.0, 0.0],
+        [30.0, 0.0, 0.0],
+        [300.0, 0.0, -300.0],
+        [3000.0, 0.0],
+        [7.0],
+        [708.0, 0.0],
+        [740.0, 0.0, 1.0],
+    ],
+    ids=str,
+)
+def test_uniform_tied_and_confident_predictions_have_a_leading_row(logits: list[float]) -> None:
+    whole = fisher(torch.tensor([logits], dtype=torch.float64))
+    row = _leading_row(whole)
+    assert row.isfinite().all()
+    assert below(row, whole)
+    largest = float(torch.linalg.eigvalsh(whole)[0, -1])
+    assert float(row.square().sum()) == pytest.approx(max(largest, 0.0), rel=1e-6, abs=1e-300)
