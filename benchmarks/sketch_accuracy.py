@@ -1,7 +1,8 @@
 """How close each sketch comes to the exact Fisher information of real networks.
 
 Writes one JSON row per (net, sketch, size, rank, seed) to results/sketch_accuracy.jsonl, then a
-table and a figure made from those rows alone. ``make bench-sketch`` runs it; ``--tables`` redraws.
+table and a figure made from those rows alone. ``make bench-sketch`` runs it, ``--tables``
+redraws.
 
 Errors are relative, in Frobenius and nuclear norm; "over best" is the nuclear error over the
 least any matrix of that rank can have. AUROCs are reported, never used to choose anything.

@@ -29,6 +29,9 @@ Size = int | Sequence[int]
 # entries in a row that GPUs' matrix units can load at once
 _ALIGNED = 8
 
+# rows of a matrix that a CPU multiplies faster from the left
+_NARROW = 32
+
 
 class Convolution(Layer):
     """``x (B m, channels, *positions)``; the arguments are those of ``F.conv1d`` to ``3d``."""
@@ -158,13 +161,16 @@ def _sum_over_positions(left: Tensor, right: Tensor, axes: int) -> Tensor:
     Returns:
         ``(B, groups, q, l r)``, ``l`` and ``r`` the numbers of entries in between.
     """
-    a, b = (_matrices(t, axes) for t in (left, right))
+    b = _matrices(right, axes)
+    q, batch, groups = left.shape[0], left.shape[1], left.shape[3]
+    if b.shape[1] <= _NARROW and not b.is_cuda:
+        # the narrow one in front, direction by direction: no copy of the large one is needed
+        turned = [torch.bmm(b, _matrices(one[None], axes).mT) for one in left]
+        rows = torch.stack(turned).view(q, batch, groups, b.shape[1], -1)
+        return rows.permute(1, 2, 0, 4, 3).reshape(batch, groups, q, -1)
+    a = _matrices(left, axes)
     with _precision_of_convolutions(a):
-        if 4 * b.shape[1] <= a.shape[1]:  # the narrow one in front, and a small result to turn
-            rows = torch.bmm(b, a.mT).mT.contiguous()
-        else:
-            rows = torch.bmm(a, b.mT)
-    return rows.view(left.shape[1], left.shape[3], left.shape[0], -1)
+        return torch.bmm(a, b.mT).view(batch, groups, q, -1)
 
 
 def _matrices(tensor: Tensor, axes: int) -> Tensor:
