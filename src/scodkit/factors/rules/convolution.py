@@ -29,8 +29,9 @@ Size = int | Sequence[int]
 # entries in a row that GPUs' matrix units can load at once
 _ALIGNED = 8
 
-# rows of a matrix that a CPU multiplies faster from the left
+# rows of a matrix that a CPU multiplies faster from the left, in a batch of several
 _NARROW = 32
+_SEVERAL = 8
 
 
 class Convolution(Layer):
@@ -163,7 +164,7 @@ def _sum_over_positions(left: Tensor, right: Tensor, axes: int) -> Tensor:
     """
     b = _matrices(right, axes)
     q, batch, groups = left.shape[0], left.shape[1], left.shape[3]
-    if b.shape[1] <= _NARROW and not b.is_cuda:
+    if b.shape[1] <= _NARROW and b.shape[0] >= _SEVERAL and not b.is_cuda:
         # the narrow one in front, direction by direction: no copy of the large one is needed
         turned = [torch.bmm(b, _matrices(one[None], axes).mT) for one in left]
         rows = torch.stack(turned).view(q, batch, groups, b.shape[1], -1)
