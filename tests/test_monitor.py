@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from cases import CASES, Case, mlp
@@ -254,3 +254,24 @@ def test_repr_says_what_is_known() -> None:
     monitor.fit([torch.randn(20, 3)], progress=False)
     assert "20 samples" in repr(monitor)
     assert "captured=" in repr(monitor)
+
+
+def test_a_basis_of_fewer_vectors_than_asked_for_scores_large_layers() -> None:
+    net = nn.Sequential(nn.Linear(600, 600), nn.Tanh(), nn.Linear(600, 1))
+    monitor = Monitor(net, Gaussian(), rank=8).fit([torch.randn(4, 600)], progress=False)
+    assert monitor.basis.vectors.is_contiguous()
+    assert monitor.score(torch.randn(64, 600)).isfinite().all()
+
+
+def test_inputs_of_no_width_are_finite() -> None:
+    class Extra(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor, extra: Tensor) -> Tensor:
+            return self.layer(torch.cat([x, extra], dim=1))
+
+    pair = (torch.randn(6, 3), torch.empty(6, 0))
+    monitor = Monitor(Extra(), Gaussian(), rank=2, inputs=lambda batch: batch)
+    assert monitor.fit([pair], progress=False).score(pair).isfinite().all()

@@ -145,3 +145,9 @@ def test_squared_norms_are_summed_wide(dtype: torch.dtype) -> None:
     assert norms.dtype == torch.float64
     torch.testing.assert_close(norms[0], rows[0].double().square().sum(), rtol=1e-5, atol=0.0)
     assert norms[1].isnan()
+
+
+def test_norms_of_long_rows_are_accurate_in_float32() -> None:
+    rows = torch.rand(2, 1, 3_000_001, generator=torch.Generator().manual_seed(0))
+    exact = rows.double().square().sum((1, 2))
+    torch.testing.assert_close(squared_norms(rows), exact, rtol=1e-6, atol=0.0)

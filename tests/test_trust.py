@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cases import mlp
 from engines import Uses, chosen_engine, joined, noise, randomised, right_rows
+from scodkit.errors import BatchError
 from scodkit.factors import HookEngine, LoopEngine
 from scodkit.factors import trial as trial_module
 from scodkit.network import Inputs, Network
@@ -150,3 +151,27 @@ def test_several_directions_are_tried(monkeypatch: pytest.MonkeyPatch, large: bo
 def test_large_models_get_the_fast_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_module, "_LARGE", 0)
     assert right_rows(mlp(2), noise(4, 3)) == (HookEngine, [])
+
+
+def joined_tokens(m: nn.Module, x: Tensor) -> Tensor:
+    """Leaves out tokens as `packed` does, by joining what is kept of each sample."""
+    lengths = [int((sample[:, 0] > 0).sum()) for sample in x]
+    kept = [sample[:length] for sample, length in zip(x, lengths, strict=True)]
+    parts = torch.tanh(m.a(torch.cat(kept))).split(lengths)
+    return torch.stack([part.sum(0) for part in parts])
+
+
+@pytest.mark.parametrize("later", [(3, 1), (4, 2, 3)])
+def test_samples_that_are_joined(later: tuple[int, ...]) -> None:
+    model = Uses(joined_tokens, a=nn.Linear(3, 3))
+    right_rows(model, by_kept_tokens(FULL, 3, 3, 3), then=by_kept_tokens(FULL, *later))
+
+
+def test_a_layout_is_refused_every_time() -> None:
+    network = Network(randomised(Uses(places_first, a=nn.Linear(4, 4), b=nn.Linear(4, 2))))
+    with network.evaluating():
+        engine = chosen_engine(network.model, Inputs((noise(3, 1, 4),), {}))
+        for places in (6, 16):
+            for _ in range(2):
+                with pytest.raises(BatchError, match="laid out otherwise"):
+                    engine.linearize(Inputs((noise(16, places, 4),), {}))

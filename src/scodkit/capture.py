@@ -18,7 +18,7 @@ Function = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 Replay = Callable[[Sequence[Tensor], int], tuple[Tensor, ...]]
 
 # relative distance allowed between two ways to round the same numbers
-_TOLERANCE = {torch.float64: 1e-8}
+_TOLERANCE = {torch.float64: 1e-8, torch.bfloat16: 1e-1, torch.float16: 1e-1}
 _TOLERANCE_SINGLE = 1e-3
 _TOLERANCE_TF32 = 1e-2  # what convolutions on a GPU round to, unless told not to
 
@@ -95,8 +95,13 @@ def capture(
 
 
 def _cuda_graph(function: Function, example: Sequence[Tensor]) -> Replay:
-    held = [tensor.clone() for tensor in example]
-    aside = torch.cuda.Stream(example[0].device)  # type: ignore[no-untyped-call]
+    device = torch.cuda.device(example[0].device)  # it need not be the current one
+    with device:
+        return _recorded(function, [tensor.clone() for tensor in example])
+
+
+def _recorded(function: Function, held: list[Tensor]) -> Replay:
+    aside = torch.cuda.Stream(held[0].device)  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for _ in range(_WARM_UP):  # libraries choose kernels and allocate on first use
@@ -107,11 +112,12 @@ def _cuda_graph(function: Function, example: Sequence[Tensor]) -> Replay:
         results = function(held)
 
     def replay(tensors: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
-        for own, given in zip(held, tensors, strict=True):
-            own.copy_(given)
-        graph.replay()
-        # the next replay writes over the graph's own
-        return tuple(result.clone() for result in results[:count])
+        with torch.cuda.device(held[0].device):
+            for own, given in zip(held, tensors, strict=True):
+                own.copy_(given)
+            graph.replay()
+            # the next replay writes over the graph's own
+            return tuple(result.clone() for result in results[:count])
 
     return replay
 

@@ -125,4 +125,7 @@ class Fitted:
         own = other.state if consume else other.state.copy()
         state = sketch.merge(own.to(self.state.squared_norm.device), self.state)
         skipped = self.skipped + other.skipped
-        return replace(self, basis=sketch.eigenbasis(state, rank), state=state, skipped=skipped)
+        basis = sketch.eigenbasis(state, rank)
+        if not (self.basis.certified and other.basis.certified):
+            basis = replace(basis, certified=False)
+        return replace(self, basis=basis, state=state, skipped=skipped)

@@ -62,10 +62,9 @@ class FitOptions:
             raise OptionError(f"expected on_bad='raise' or 'skip', got {self.on_bad!r}")
         if self.every < 1:
             raise OptionError(f"expected every >= 1 batches, got {self.every}")
-        if self.precision not in (None, torch.bfloat16, torch.float16):
+        if self.precision not in (None, torch.bfloat16):  # float16 loses small gradients
             raise OptionError(
-                "expected precision=torch.bfloat16, torch.float16 or None, got "
-                f"{self.precision}"
+                f"expected precision=torch.bfloat16 or None, got {self.precision}"
             )
 
 
@@ -243,6 +242,8 @@ def fit(
     done = _run(replace(source, engine=engine), state, batches, options, identity)
     done.state.matrices.clear()
     basis = recipe.sketch.eigenbasis(done.state, recipe.rank)
+    if options.precision is not None:  # a certificate would be one of rounded gradients
+        basis = replace(basis, certified=False)
     fitted = Fitted(
         recipe.likelihood,
         parameters,

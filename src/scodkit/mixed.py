@@ -22,6 +22,9 @@ _NARROW = 128
 _SLICE = 2048
 
 
+# products of half-precision matrices came with results in float32 in torch 2.8
+_OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
+
 # torch's switch is one for the whole process: whoever turns it must turn it back first
 _SWITCH = threading.RLock()
 
@@ -49,7 +52,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         ``(m, r)`` in float32, or in float64 if one of them is.
     """
     wide = _sums(a, b)
-    if a.is_cuda and a.dtype == torch.float32 and b.dtype == torch.bfloat16:
+    if a.is_cuda and a.dtype == torch.float32 and b.dtype == torch.bfloat16 and _OUT_DTYPE:
         # a few rows in parts are cheaper than a long matrix made wide
         parts = _in_parts(a.T, b.dtype).T.contiguous()
         return matmul(parts, b).view(_PARTS, len(a), -1).sum(0)
@@ -112,4 +115,4 @@ def _sums(a: Tensor, b: Tensor) -> torch.dtype:
 
 
 def _on_matrix_units(a: Tensor, b: Tensor) -> bool:
-    return a.is_cuda and a.dtype == b.dtype == torch.bfloat16
+    return a.is_cuda and a.dtype == b.dtype == torch.bfloat16 and _OUT_DTYPE

@@ -110,7 +110,7 @@ class Monitor:
                 goes on where it was and ends with the same result.
             every: Batches between two checkpoints.
             precision: ``torch.bfloat16`` to run the model and form gradients in it during the
-                fit, for speed on GPUs; sums stay in float32. None for the model's own.
+                fit, for speed on GPUs, without certificates. None for the model's own.
 
         Returns:
             The monitor itself, fitted. An earlier calibration is dropped.

@@ -152,7 +152,7 @@ class Network:
                 f"{type(picked).__name__}; pass inputs=lambda batch: ... to the Monitor"
             )
         device = self.device
-        return call.map(lambda t: ordinary(t.to(device, non_blocking=True)))
+        return call.map(lambda t: ordinary(t.to(device, non_blocking=device.type == "cuda")))
 
     def _default_inputs(self, batch: object) -> object:
         if isinstance(batch, Mapping):
@@ -206,10 +206,12 @@ class Network:
     @contextlib.contextmanager
     def in_full_precision(self) -> Iterator[None]:
         """Run the model as it is for a while, in TF32 neither."""
-        precision, cudnn = self._precision, torch.backends.cudnn
-        self._precision = None
+        precision, self._precision = self._precision, None
         try:
-            with tf32_products(False), cudnn.flags(cudnn.enabled, allow_tf32=False):
+            with contextlib.ExitStack() as stack:
+                if self.device.type == "cuda":
+                    stack.enter_context(tf32_products(False))
+                    stack.enter_context(_cudnn_in_full_precision())
                 yield
         finally:
             self._precision = precision
@@ -308,6 +310,16 @@ class Network:
         if self._recurrent and self.device.type == "cuda":
             return torch.backends.cudnn.flags(enabled=False)
         return contextlib.nullcontext()
+
+
+def _cudnn_in_full_precision() -> contextlib.AbstractContextManager[None]:
+    cudnn = torch.backends.cudnn
+    return cudnn.flags(
+        cudnn.enabled,
+        benchmark=cudnn.benchmark,
+        deterministic=cudnn.deterministic,
+        allow_tf32=False,
+    )
 
 
 # by model, not by monitor: two monitors of one model must not be in it at once

@@ -73,8 +73,9 @@ class Scorer:
             parts: Whether to say what the scores are made of.
         """
         call = self._network.inputs_of(batch)
-        if self._captured and self._captured.fits(call.tensors()) and self._is_current(call):
-            output, score, *rest = self._captured(call.tensors(), 4 if parts else 2)
+        recording = self._captured
+        if recording and recording.fits(call.tensors()) and self._is_current(call):
+            output, score, *rest = recording(call.tensors(), 4 if parts else 2)
             return Scores(output, score, Energies(*rest) if rest else None)
         basis = self.basis()
         with self._network.evaluating():
@@ -96,16 +97,17 @@ class Scorer:
             CaptureError: If the pass cannot be recorded.
         """
         basis = self.basis()
+        with self._network.evaluating():
+            call = self._network.inputs_of(batch)
+            if call.batch_size == 0:
+                raise BatchError("expected an example with samples, got none")
+            self._source_for(call, budget)  # choosing an engine is not to be recorded
         if self._recipe.likelihood.draws or self._network.changes_buffers:
             raise CaptureError(
                 f"expected a likelihood without random draws, got {self._recipe.likelihood}, "
                 "and a model that leaves its buffers alone; go on without monitor.compile"
             )
         with self._network.evaluating():
-            call = self._network.inputs_of(batch)
-            if call.batch_size == 0:
-                raise BatchError("expected an example with samples, got none")
-            self._source_for(call, budget)  # choosing an engine is not to be recorded
 
             def score(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
                 found = self._eager(Inputs(*call.with_tensors(list(tensors))), basis, budget)

@@ -21,6 +21,9 @@ from scodkit.parameters import ParameterSet
 # while one row is formed its block, the block's source and one temporary are alive
 _COPIES_PER_ROW = 3
 
+# numbers summed in float32 at a time
+_SLICE = 4096
+
 
 class Factors(ABC):
     """Rows in weight space for ``b`` samples and ``q`` directions each.
@@ -93,8 +96,16 @@ class Sums:
 def squared_norms(rows: Tensor) -> Tensor:
     """Return the sum of squares of each sample's rows ``(b, q, n)``: ``(b,)`` in float64."""
     wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=wide)
-    return norms.double().square()
+    if rows.is_cuda or rows.shape[1] * rows.shape[2] <= _SLICE:
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=wide)
+        return norms.double().square()
+    # a CPU adds float32 numbers one after the other: short sums, then float64
+    flat = rows.flatten(1)
+    whole = flat.shape[1] // _SLICE * _SLICE
+    slices = flat[:, :whole].reshape(len(flat), whole // _SLICE, _SLICE)
+    long: Tensor = torch.linalg.vector_norm(slices, dim=2, dtype=wide)
+    rest: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1, dtype=wide)
+    return long.double().square().sum(1) + rest.double().square()
 
 
 class HeldFactors(Factors):

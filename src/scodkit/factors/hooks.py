@@ -18,7 +18,7 @@ from torch.func import vmap
 from scodkit.errors import BatchError
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums
 from scodkit.factors.recorder import Place, Recorder
-from scodkit.factors.rules import Batch, Layer, Outer, Rows
+from scodkit.factors.rules import Batch, Fold, Layer, Outer, Rows
 from scodkit.factors.trial import Trial
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
@@ -40,7 +40,7 @@ class HookEngine(Engine):
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         super().__init__(network, parameters)
-        self._folds: set[int] = set()  # of places into first axes, in batches seen
+        self._folds: set[Fold] = set()  # in the layers of batches seen so far
         self._delta_bytes = 0  # of one row at all layers' outputs; known after one batch
         self._itemsize = parameters.itemsize(network.model)
         tensors = (*network.model.parameters(), *network.model.buffers())
@@ -57,19 +57,20 @@ class HookEngine(Engine):
             self._try_again(call, batch.folds)
         return _HookLinearization(recorder, output, self.parameters)
 
-    def _try_again(self, call: Inputs, folds: set[int]) -> None:
+    def _try_again(self, call: Inputs, folds: set[Fold]) -> None:
         """Try the engine on a batch whose layers are laid out as none before it.
 
         Raises:
             BatchError: If it gets that batch wrong.
         """
-        first = not self._folds
+        first, fresh = not self._folds, folds - self._folds
         self._folds |= folds
         if first:  # this is the trial itself
             return
         with self.network.in_full_precision():
             reason = Trial(self.network, self.parameters, call).objection(self)
         if reason is not None:
+            self._folds -= fresh
             raise BatchError(
                 "expected batches in which every sample takes part in every layer alike, got "
                 f"one that is laid out otherwise ({reason}); pad the samples instead of "

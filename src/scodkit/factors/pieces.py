@@ -90,7 +90,7 @@ class FactorSource:
         largest = [
             torch.linalg.vector_norm(t.reshape(len(output), -1), torch.inf, dim=1)
             for t in (*call.tensors(), output)
-            if t.is_floating_point()
+            if t.is_floating_point() and t.numel()
         ]
         finite = reduce(torch.maximum, largest) < torch.inf
         # no look at `finite` itself: on a GPU it would have to be waited for

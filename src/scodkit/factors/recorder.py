@@ -40,6 +40,7 @@ _PICKING = frozenset(
         torch.index_select,
         Tensor.masked_select,
         torch.masked_select,
+        torch.cat,
     }
 )
 _OPERANDS = 2
@@ -124,6 +125,9 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         """Return whether a call may leave samples in another order, or not all of them."""
+        if func is torch.cat:
+            axis = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+            return bool(axis == 0 and args[0][0].is_floating_point())
         given = args[0].shape[0] if args[0].ndim else 1
         if given < self._batch.size or self._batch.size == 1 or len(args) < _OPERANDS:
             return False

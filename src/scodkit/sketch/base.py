@@ -207,7 +207,7 @@ class Sketch(ABC):
         num_data = max(1, state.num_data)
         return Eigenbasis(
             values=(values / num_data).to(vectors.dtype),
-            vectors=vectors,
+            vectors=vectors.contiguous(),  # or scoring would stride over what was cut off
             num_data=state.num_data,
             trace=float(state.squared_norm) / num_data,
             certified=self.certified,

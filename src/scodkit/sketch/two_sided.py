@@ -69,7 +69,7 @@ class TwoSided(Sketch):
 
     def scratch_bytes(self, num_parameters: int, columns: int) -> int:
         """Return the bytes of the test matrices' signs."""
-        return kept_bytes(self.map, (num_parameters, columns))
+        return sum(kept_bytes(self.map, (num_parameters, c)) for c in _split(columns))
 
     def zero(
         self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str

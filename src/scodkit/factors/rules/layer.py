@@ -13,8 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from scodkit.errors import BatchError
 
-class UnsupportedCallError(Exception):
+# whether the first axis holds the samples alone; places of each sample on it, and what is over
+Fold = tuple[bool, int, int]
+
+
+class UnsupportedCallError(BatchError):
     """No rule covers a call on a chosen parameter: another engine has to take the model."""
 
 
@@ -28,13 +33,13 @@ class Batch:
         size: ``B``.
         sample_major: Whether all places of a sample come before the next sample; otherwise
             all samples of a place before the next place, as inside ``nn.MultiheadAttention``.
-        folds: Filled with the numbers of places that were folded into a layer's first axis.
-            Where they change from batch to batch, samples may not have equally many.
+        folds: Filled with how the samples lay in the layers. Where that changes from batch to
+            batch, they may no longer lie as they did when the engine was tried.
     """
 
     size: int
     sample_major: bool = True
-    folds: set[int] = field(default_factory=set, compare=False)
+    folds: set[Fold] = field(default_factory=set, compare=False)
 
     def split(self, rows: Tensor, axis: int = 0) -> Tensor:
         """Return ``rows`` with its axis of ``B m`` rows replaced by two: ``B``, then ``m``.
@@ -128,7 +133,8 @@ class Layer(ABC):
     ) -> None:
         self.batch = batch
         if remembered and batch.sample_major and remembered[0].ndim:
-            batch.folds.add(len(remembered[0]) // batch.size)
+            length = len(remembered[0])
+            batch.folds.add((length == batch.size, *divmod(length, batch.size)))
         self.parameters = [parameter for parameter in parameters if parameter is not None]
         # what was made in inference mode has no version, and no one can change it here
         self._versions = [(t, t._version) for t in remembered if not t.is_inference()]
