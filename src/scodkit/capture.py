@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,11 +128,14 @@ def _plain(function: Function) -> Replay:
 
 
 def _compiled(function: Function, example: Sequence[Tensor]) -> Function:
-    # traced with its backward pass, so that the compiler sees plain operations only
-    traced = make_fx(lambda *tensors: function(tensors))(*(t.contiguous() for t in example))
-    compiled = torch.compile(traced, dynamic=False)
-    # views were traced, which other strides would not allow
-    return lambda tensors: tuple(compiled(*(t.contiguous() for t in tensors)))
+    # views are traced, which other strides would not allow
+    plain: list[Any] = [tensor.contiguous() for tensor in example]
+    # traced with its backward pass, so that the compiler sees plain operations only; and not
+    # by torch.compile, which would look at every weight again on each call
+    traced = make_fx(lambda *tensors: function(tensors))(*plain)
+    with torch.no_grad():
+        compiled = torch._inductor.compile(traced, plain)
+    return lambda tensors: tuple(compiled(*(tensor.contiguous() for tensor in tensors)))
 
 
 def _check_same(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
