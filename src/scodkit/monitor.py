@@ -250,12 +250,12 @@ class Monitor:
     def compile(self, example: object, *, fuse: bool = False) -> Monitor:
         """Record the scored forward pass, so that batches of one shape cost far less.
 
-        A CUDA graph, or on a CPU code from ``torch.compile`` (it takes a while and a C++
+        A CUDA graph, or on a CPU code from torch's compiler (it takes a while and a C++
         compiler, and stays if faster). A new fit or ``prior_scale`` drops the recording.
 
         Args:
             example: A batch of the shape to come.
-            fuse: On CUDA, ``torch.compile`` before recording: fewer kernels, a longer wait.
+            fuse: On CUDA, compile before recording: fewer kernels, after a longer wait.
 
         Returns:
             The monitor itself.
