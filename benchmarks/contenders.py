@@ -74,6 +74,13 @@ def sample_rows(model: nn.Module, x: Tensor, likelihood: Likelihood) -> Tensor:
     )
 
 
+def _score(rows: Tensor, basis: Eigenbasis) -> Tensor:
+    """Return the score of one sample from its rows ``(p, N)``, at prior scale 1."""
+    along = (rows @ basis.vectors).square().sum(0)
+    kept = along * basis.values / (basis.values + 1.0 / (2 * basis.num_data))
+    return rows.square().sum() - kept.sum()
+
+
 def loop(
     model: nn.Module, x: Tensor, likelihood: Likelihood, basis: Eigenbasis
 ) -> Callable[[], Tensor]:
@@ -83,9 +90,7 @@ def loop(
         scores = []
         for i in range(len(x)):
             rows = sample_rows(model, x[i : i + 1], likelihood)
-            along = (rows @ basis.vectors).square().sum(0)
-            kept = along * basis.values / (basis.values + 1.0 / (2 * basis.num_data))
-            scores.append(rows.square().sum() - kept.sum())
+            scores.append(_score(rows, basis))
         return torch.stack(scores)
 
     return run
@@ -109,10 +114,7 @@ def batch_loop(
             for row in rows[i]:
                 found = torch.autograd.grad(output[i], weights, row, retain_graph=True)
                 flat.append(torch.cat([gradient.reshape(-1) for gradient in found]))
-            own = torch.stack(flat)
-            along = (own @ basis.vectors).square().sum(0)
-            kept = along * basis.values / (basis.values + 1.0 / (2 * basis.num_data))
-            scores.append(own.square().sum() - kept.sum())
+            scores.append(_score(torch.stack(flat), basis))
         return torch.stack(scores)
 
     return run

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paper_nets import digits, wine
 from scodkit.likelihoods import Categorical, Gaussian, Likelihood
 
 
@@ -75,18 +76,7 @@ def _train(
 def mnist_net(num_data: int = 500) -> TrainedNet:
     """Return the paper's net for the digits 0-4 (15,493 weights), trained by its recipe."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 32, 3),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(288, 5),
-    )
+    model = digits(nn.Linear(288, 5))
     x, y = _mnist("train")
     x, y = x[y < 5], y[y < 5]
     _train(model, (x, y), nn.CrossEntropyLoss(), epochs=20, batch=16)
@@ -109,8 +99,6 @@ def wine_net(num_data: int = 1000) -> TrainedNet:
     )
     red = red[torch.randperm(len(red))]
     x, y = red[:num_data, :11], red[:num_data, 11:]
-    model = nn.Sequential(
-        nn.Linear(11, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 1)
-    )
+    model = wine()
     _train(model, (x, y), nn.MSELoss(), epochs=40, batch=16)
     return TrainedNet("wine", model, Gaussian(), x, red[num_data:, :11], white[:2000, :11])

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from scodkit.errors import CaptureError, CaptureWarning
+from scodkit.factors.trial import first_line
 
 Function = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 Replay = Callable[[Sequence[Tensor], int], tuple[Tensor, ...]]
@@ -80,7 +81,7 @@ def capture(
     except Exception as error:
         raise CaptureError(
             f"expected a model whose scored forward pass can be recorded, but it raised "
-            f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}; go on "
+            f"{type(error).__name__}: {first_line(error)}; go on "
             "without monitor.compile"
         ) from error
     _check_same(found, expected)

@@ -15,6 +15,7 @@ from scodkit.errors import BatchError, MismatchError, NonFiniteError, OptionErro
 from scodkit.factors import FactorsOf, FactorSource, choose_engine, row_bytes
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
+from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet, Selection, select
 from scodkit.plan import Plan
@@ -260,11 +261,6 @@ def first_output(network: Network, call: Inputs) -> Tensor:
     """Return the model's output on the first samples of a batch, ``(b, *shape)``."""
     with torch.no_grad():
         return network(call.samples(slice(0, 2)))
-
-
-def sum_dtype(output: Tensor) -> torch.dtype:
-    """Return the dtype of the sums: float32 also for models in half precision."""
-    return torch.float64 if output.dtype == torch.float64 else torch.float32
 
 
 def _run(

@@ -51,7 +51,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         ``(m, r)`` in float32, or in float64 if one of them is.
     """
-    wide = _sums(a, b)
+    wide = sum_dtype(a, b)
     if a.is_cuda and a.dtype == torch.float32 and b.dtype == torch.bfloat16 and _OUT_DTYPE:
         # a few rows in parts are cheaper than a long matrix made wide
         parts = _in_parts(a.T, b.dtype).T.contiguous()
@@ -110,8 +110,10 @@ def _in_parts(b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _sums(a: Tensor, b: Tensor) -> torch.dtype:
-    return torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
+def sum_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype to sum in: float32 (half precision too), float64 if one of them is."""
+    wide = any(tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 if wide else torch.float32
 
 
 def _on_matrix_units(a: Tensor, b: Tensor) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from scodkit.mixed import matmul
+from scodkit.mixed import matmul, sum_dtype
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
@@ -95,7 +95,7 @@ class Sums:
 
 def squared_norms(rows: Tensor) -> Tensor:
     """Return the sum of squares of each sample's rows ``(b, q, n)``: ``(b,)`` in float64."""
-    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    wide = sum_dtype(rows)
     if rows.is_cuda or rows.shape[1] * rows.shape[2] <= _SLICE:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=wide)
         return norms.double().square()

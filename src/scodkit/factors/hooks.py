@@ -23,10 +23,10 @@ from scodkit.factors.trial import Trial
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
-# bytes of rows: below the first, blocks are always put together for one product; above the
-# second they never are, because the copy costs more than the call it saves
+# bytes of rows: below the first, blocks are put together for one product; above the second,
+# and on a CPU above the first, the copy costs more than the call it saves
 _TINY = 1 << 20
-_LARGE, _LARGE_ON_GPU = 1 << 20, 1 << 25
+_LARGE_ON_GPU = 1 << 25
 
 # bytes of an average layer's output up to which, on a GPU, directions are folded into the
 # batch (fewest kernels, but some run decomposed), and up to which they go back one by one
@@ -212,8 +212,10 @@ class HookFactors(Factors):
 
     @property
     def _limit(self) -> int:
+        if not self._rows.is_cuda:
+            return _TINY
         widest = self._parameters.widest * self.num_rows * self._rows.itemsize
-        return min(_LARGE_ON_GPU if self._rows.is_cuda else _LARGE, max(_TINY, widest))
+        return min(_LARGE_ON_GPU, max(_TINY, widest))
 
     @torch.no_grad()
     def _pieces(self) -> Iterator[tuple[slice, Rows]]:

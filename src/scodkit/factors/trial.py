@@ -8,6 +8,7 @@ from torch import Tensor
 from scodkit.errors import BatchError
 from scodkit.factors.engine import Engine, Factors, Linearization
 from scodkit.factors.loop import LoopEngine
+from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
@@ -78,8 +79,7 @@ class Trial:
 
 
 def _norm(rows: Tensor) -> float:
-    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    return float(torch.linalg.vector_norm(rows, dtype=wide))
+    return float(torch.linalg.vector_norm(rows, dtype=sum_dtype(rows)))
 
 
 def _one_by_one(loop: LoopEngine, few: Inputs) -> Linearization:

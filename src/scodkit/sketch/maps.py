@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import OptionError
-from scodkit.mixed import add_matmul
+from scodkit.mixed import add_matmul, sum_dtype
 
 # numbers of Omega made at a time: few enough to stay in a CPU's cache beside the block they
 # multiply, and on a GPU enough to keep it busy
@@ -273,8 +273,7 @@ class SeededMatrix:
         Returns:
             ``(R, T)``, in float32 for rows in half precision.
         """
-        sums = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        result = rows.new_zeros(rows.shape[0], self._shape[1], dtype=sums)
+        result = rows.new_zeros(rows.shape[0], self._shape[1], dtype=sum_dtype(rows))
         # signs are exact in half precision; other entries are not
         like = rows if self._mapping.signs else result
         for start, stop in self._slices(first, first + rows.shape[1]):

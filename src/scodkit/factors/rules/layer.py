@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import BatchError
+from scodkit.mixed import sum_dtype
 
 # whether the first axis holds the samples alone; places of each sample on it, and what is over
 Fold = tuple[bool, int, int]
@@ -92,7 +93,7 @@ class Outer:
 
     def squared_norms(self) -> Tensor:
         """Return the sums of squares ``(b,)`` in float64: a product of two."""
-        wide = torch.float64 if self._a.dtype == torch.float64 else torch.float32
+        wide = sum_dtype(self._a)
         norm = torch.linalg.vector_norm(self._delta, dim=(1, 2), dtype=wide).double()
         squares: Tensor = (norm * torch.linalg.vector_norm(self._a, dim=1, dtype=wide)).square()
         return squares
@@ -104,7 +105,7 @@ class Outer:
         products than with the rows themselves. A single direction goes first itself, in one
         product over contiguous memory.
         """
-        wide = torch.float64 if matrix.dtype == torch.float64 else torch.float32
+        wide = sum_dtype(matrix)
         delta, a, matrix = self._delta.to(wide), self._a.to(wide), matrix.to(wide)
         outputs, inputs = delta.shape[2], a.shape[1]
         if delta.shape[1] == 1:
