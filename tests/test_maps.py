@@ -135,18 +135,25 @@ class TestEveryMap:
         rows = torch.randn(3, 300, generator=torch.Generator()).to(dtype)
         kept = SeededMatrix(mapping, (300, 24), 7, rows.device)
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_KEPT_AS_NUMBERS", 0)
+            as_bytes = SeededMatrix(mapping, (300, 24), 7, rows.device)
             patch.setattr(module, "_KEPT", 0)
             patch.setattr(module, "_CHUNK", 24 * 70)
             remade = SeededMatrix(mapping, (300, 24), 7, rows.device)
         assert (kept._signs is not None) == mapping.signs
         assert remade._signs is None
+        assert not mapping.signs or as_bytes._signs.dtype == torch.int8
         wanted = rows.double() @ whole(mapping, (300, 24), 7)
         sums = torch.float64 if dtype == torch.float64 else torch.float32
-        for matrix in (kept, remade):
+        for matrix in (kept, as_bytes, remade):
             edges = [0, *sorted(cuts), 300]
             found = sum(matrix.project(rows[:, a:b], a) for a, b in pairwise(edges))
             assert found.dtype == sums
             error = (found.double() - wanted).abs().max()
+            assert error < 4 * torch.finfo(sums).eps * rows.double().norm()
+            same = torch.cat([matrix.rows(slice(a, b), found) for a, b in pairwise(edges)])
+            assert same.dtype == torch.float64
+            error = (rows.double() @ same - wanted).abs().max()
             assert error < 4 * torch.finfo(sums).eps * rows.double().norm()
 
     # 16 columns split evenly into the entries of a sparse row; 13 do not

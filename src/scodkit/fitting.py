@@ -241,7 +241,6 @@ def fit(
     batches = batches_of(batches, num_batches(loader), "sketching", options.progress)
     engine = source.engine.of(network.at_precision(options.precision))
     done = _run(replace(source, engine=engine), state, batches, options, identity)
-    done.state.matrices.clear()
     basis = recipe.sketch.eigenbasis(done.state, recipe.rank)
     if options.precision is not None:  # a certificate would be one of rounded gradients
         basis = replace(basis, certified=False)

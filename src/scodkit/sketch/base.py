@@ -38,7 +38,8 @@ class SketchState:
         num_rows: Rows seen (samples times directions).
         num_updates: Additions made to the sums, each of which rounded them.
         numbers: Further plain numbers a sketch keeps.
-        matrices: Test matrices in use while data streams past, by seed; no part of the state.
+        matrices: Test matrices, by seed, from the first use to the next basis; no part of the
+            state.
     """
 
     sketch: Sketch
@@ -205,6 +206,7 @@ class Sketch(ABC):
     ) -> Eigenbasis:
         """Return the basis of ``F_hat`` from values, residual norm and slack of the sum."""
         num_data = max(1, state.num_data)
+        state.matrices.clear()  # the stream has ended, as far as is known
         return Eigenbasis(
             values=(values / num_data).to(vectors.dtype),
             vectors=vectors.contiguous(),  # or scoring would stride over what was cut off

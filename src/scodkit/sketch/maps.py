@@ -24,8 +24,10 @@ from scodkit.mixed import add_matmul, sum_dtype
 _CHUNK = 1 << 19
 _CHUNK_ON_GPU = 1 << 26
 
-# entries of a pattern of signs that are kept rather than made again for every batch
+# entries of a pattern of signs that are kept rather than made again for every batch, and up to
+# which they are kept as the numbers that rows are multiplied with, four times as large
 _KEPT = 1 << 32
+_KEPT_AS_NUMBERS = 1 << 24
 
 
 class Map(ABC):
@@ -234,14 +236,20 @@ def check_map(mapping: object, seed: object) -> None:
 def kept_bytes(mapping: Map, shape: tuple[int, int]) -> int:
     """Return the bytes a `SeededMatrix` of that shape holds while data streams past."""
     entries = shape[0] * shape[1]
-    return entries if mapping.signs and entries <= _KEPT else 0
+    if not mapping.signs or entries > _KEPT:
+        return 0
+    return entries * _kept_dtype(shape).itemsize
+
+
+def _kept_dtype(shape: tuple[int, int]) -> torch.dtype:
+    return torch.float32 if shape[0] * shape[1] <= _KEPT_AS_NUMBERS else torch.int8
 
 
 class SeededMatrix:
     """One test matrix ``Omega`` that rows are multiplied with.
 
-    A pattern of signs is made once and kept, a byte an entry, unless it would be too large;
-    other matrices are made anew, a slice at a time.
+    A pattern of signs is made once and kept, unless it would be too large; other matrices are
+    made anew, a slice at a time.
 
     Args:
         mapping: The family.
@@ -258,7 +266,7 @@ class SeededMatrix:
         self._step = max(1, (_CHUNK_ON_GPU if device.type == "cuda" else _CHUNK) // shape[1])
         self._signs: Tensor | None = None
         if kept_bytes(mapping, shape):
-            kept = torch.empty(shape, dtype=torch.int8, device=device)
+            kept = torch.empty(shape, dtype=_kept_dtype(shape), device=device)
             for start, stop in self._slices(0, shape[0]):
                 kept[start:stop] = mapping.pattern(start, stop, shape, seed, kept)
             self._signs = kept
@@ -280,6 +288,18 @@ class SeededMatrix:
             pattern = self._pattern(start, stop, like)
             add_matmul(result, rows[:, start - first : stop - first], pattern)
         return result.mul_(self._scale)
+
+    def rows(self, chunk: slice, like: Tensor) -> Tensor:
+        """Return some rows of ``Omega`` as `project` multiplies rows like these, in float64.
+
+        Args:
+            chunk: Which rows.
+            like: A tensor with the dtype of the rows to be multiplied.
+
+        Returns:
+            ``(n, T)``.
+        """
+        return self._pattern(chunk.start, chunk.stop, like).double() * self._scale
 
     def _slices(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         for first in range(start, stop, self._step):

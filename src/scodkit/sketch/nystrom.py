@@ -73,7 +73,7 @@ class Nystrom(Sketch):
         return min(size, num_parameters)
 
     def scratch_bytes(self, num_parameters: int, columns: int) -> int:
-        """Return the bytes of the test matrices' signs."""
+        """Return the bytes of the test matrix, where it is kept."""
         return kept_bytes(self.map, (num_parameters, columns))
 
     def zero(
@@ -91,7 +91,7 @@ class Nystrom(Sketch):
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)``: two sweeps over the blocks, one product each."""
         y = state.tensors["y"]
-        add_product(state, "y", factors, self._map_for(y), self.seed)
+        add_product(y, factors, self._omega(state))
 
     def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
         """See `Sketch.eigenbasis`.
@@ -124,8 +124,9 @@ class Nystrom(Sketch):
         shape = (y.shape[0], y.shape[1])
         gram = torch.zeros(shape[1], shape[1], dtype=torch.float64, device=y.device)
         core = torch.zeros_like(gram)
+        matrix = self._omega(state)
         for chunk in tall_chunks(shape[0]):
-            omega = self._omega(chunk, y)
+            omega = matrix.rows(chunk, y)
             gram += omega.mT @ omega
             core += omega.mT @ y[chunk].double()
         widths, turn = torch.linalg.eigh(gram)
@@ -144,7 +145,7 @@ class Nystrom(Sketch):
         root = orthonormal @ (directions[:, kept] / weights[kept].sqrt())
         factor = y.new_empty(shape[0], root.shape[1])
         for chunk in tall_chunks(shape[0]):
-            shifted = y[chunk].double() + nu * self._omega(chunk, y)
+            shifted = y[chunk].double() + nu * matrix.rows(chunk, y)
             factor[chunk] = (shifted @ root).to(y.dtype)
         vectors, singular, _ = tall_svd(factor)
         values = singular.square() - nu
@@ -152,14 +153,10 @@ class Nystrom(Sketch):
         stored = 4 * torch.finfo(y.dtype).eps * float(values[:1].sum())
         return vectors, values, 13 * nu + stored
 
-    def _omega(self, chunk: slice, y: Tensor) -> Tensor:
-        """Return some rows of the test matrix as the updates saw them, in float64."""
-        shape = (y.shape[0], y.shape[1])
-        return self._map_for(y).rows(chunk.start, chunk.stop, shape, self.seed, y).double()
-
-    def _map_for(self, y: Tensor) -> Map:
-        """Return the map; for a square test matrix one that is orthogonal for certain."""
-        return Fold() if y.shape[0] == y.shape[1] else self.map
+    def _omega(self, state: SketchState) -> SeededMatrix:
+        """Return the test matrix; a square one is orthogonal for certain."""
+        square = state.num_parameters == state.columns
+        return matrix_for(state, "y", Fold() if square else self.map, self.seed)
 
 
 def _rounding(state: SketchState) -> float:
@@ -177,15 +174,17 @@ def _rounding(state: SketchState) -> float:
     return noise * min(1.0, 2 / math.sqrt(y.shape[1]))
 
 
-def add_product(
-    state: SketchState, name: str, factors: Factors, mapping: Map, seed: int
-) -> None:
-    """Add ``G^T (G Omega)`` to a tensor ``(N, T)`` of a state, ``G`` the rows of factors."""
-    y = state.tensors[name]
+def matrix_for(state: SketchState, name: str, mapping: Map, seed: int) -> SeededMatrix:
+    """Return the test matrix of a tensor of a state, made when it is first needed."""
     if seed not in state.matrices:
-        shape = (y.shape[0], y.shape[1])
-        state.matrices[seed] = SeededMatrix(mapping, shape, seed, y.device)
-    omega = state.matrices[seed]
+        tensor = state.tensors[name]
+        shape = (tensor.shape[0], tensor.shape[1])
+        state.matrices[seed] = SeededMatrix(mapping, shape, seed, tensor.device)
+    return state.matrices[seed]
+
+
+def add_product(y: Tensor, factors: Factors, omega: SeededMatrix) -> None:
+    """Add ``G^T (G Omega)`` to ``y (N, T)`` in place, ``G`` the rows of factors."""
     total = torch.zeros(factors.num_rows, y.shape[1], dtype=y.dtype, device=y.device)
     for columns, rows in factors.blocks():
         total += omega.project(_movable(rows, y), columns.start)

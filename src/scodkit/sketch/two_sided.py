@@ -16,7 +16,7 @@ from scodkit.errors import OptionError
 from scodkit.factors import Factors
 from scodkit.sketch.base import Sketch, SketchState, empty_state, tall_svd, tall_times
 from scodkit.sketch.maps import SRFT, Map, SeededMatrix, check_map, kept_bytes
-from scodkit.sketch.nystrom import add_product
+from scodkit.sketch.nystrom import add_product, matrix_for
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TwoSided(Sketch):
         return size
 
     def scratch_bytes(self, num_parameters: int, columns: int) -> int:
-        """Return the bytes of the test matrices' signs."""
+        """Return the bytes of the test matrices, where they are kept."""
         return sum(kept_bytes(self.map, (num_parameters, c)) for c in _split(columns))
 
     def zero(
@@ -88,12 +88,11 @@ class TwoSided(Sketch):
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)`` to ``Y`` and ``G^T (G Psi^T)`` to ``W^T``."""
-        add_product(state, "y", factors, self.map, self.seed)
-        add_product(state, "w", factors, self.map, self._co_seed)
+        add_product(state.tensors["y"], factors, matrix_for(state, "y", self.map, self.seed))
+        add_product(state.tensors["w"], factors, self._psi(state))
 
-    @property
-    def _co_seed(self) -> int:
-        return self.seed + 0x5C0D
+    def _psi(self, state: SketchState) -> SeededMatrix:
+        return matrix_for(state, "w", self.map, self.seed + 0x5C0D)
 
     def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
         """See `Sketch.eigenbasis`.
@@ -104,8 +103,7 @@ class TwoSided(Sketch):
         y, w = state.tensors["y"], state.tensors["w"]
         q, _, _ = tall_svd(y.clone())
         # X = (Psi Q)^+ W, so that F ~ Q X
-        psi = SeededMatrix(self.map, (w.shape[0], w.shape[1]), self._co_seed, w.device)
-        psi_q = psi.project(q.mT.contiguous(), 0)
+        psi_q = self._psi(state).project(q.mT.contiguous(), 0)
         x_transposed = tall_times(w, torch.linalg.pinv(psi_q.mT.double()).mT)
         # both halves at the same scale, or rounding would swallow the smaller
         unit = float(torch.linalg.vector_norm(x_transposed)) or 1.0
