@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from cases import CASES, Case, conv_batchnorm
 from engines import Uses, close, everything, joined, noise, randomised
-from scodkit import Categorical, Monitor
+from scodkit import Categorical, Monitor, kernels
 from scodkit.errors import NonFiniteError
-from scodkit.factors import Engine, HookEngine, LoopEngine, hooks
+from scodkit.factors import Engine, HookEngine, LoopEngine, backward
+from scodkit.factors.rules import broadcast
 from scodkit.likelihoods import Likelihood
 from scodkit.mixed import _is_long, add_matmul, matmul
 from scodkit.network import Inputs, Network
@@ -130,30 +132,36 @@ def test_a_cuda_graph_scores_as_eagerly(likelihood: Likelihood) -> None:
     check(noise(6, 2, 5, 5, seed=7).cuda())
 
 
-def rows_of(kind: type[Engine], model: nn.Module, call: Inputs, directions: int) -> Tensor:
+def rows_of(
+    kind: type[Engine], model: nn.Module, call: Inputs, directions: int, *, recorded: bool
+) -> Tensor:
     network = Network(model)
     with network.evaluating():
-        linear = kind(network, everything(network)).linearize(call)
+        engine = kind(network, everything(network))
+        linear = (engine.for_recording() if recorded else engine).linearize(call)
         rows = noise(call.batch_size, directions, linear.output[0].numel(), seed=2)
         return joined(linear.pull_back(rows.cuda()))
 
 
 def same_as_the_loop(model: nn.Module, x: Tensor) -> None:
-    model, call = randomised(model).cuda(), Inputs((x.cuda(),), {})
+    assert kernels.run_on(x.cuda())
+    model, call = randomised(model.cpu()).cuda(), Inputs((x.cuda(),), {})
     for directions in (1, 2, 5):
-        expected = rows_of(LoopEngine, model, call, directions)
+        expected = rows_of(LoopEngine, model, call, directions, recorded=False)
         assert expected.any()
-        close(rows_of(HookEngine, model, call, directions), expected, atol=1e-11)
+        for recorded in (False, True):
+            found = rows_of(HookEngine, model, call, directions, recorded=recorded)
+            close(found, expected, atol=1e-11)
 
 
-@pytest.mark.parametrize("limit", [0, 1 << 62], ids=["one by one", "folded"])
+@pytest.mark.parametrize("limit", [0, 1 << 62], ids=["one by one", "in one call"])
 @pytest.mark.parametrize(
     "case", [c for c in CASES if c.batched and c.name != "dict"], ids=lambda c: c.name
 )
 def test_directions_agree_with_the_loop(
     case: Case, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooks, "_FOLDED", limit)
+    monkeypatch.setattr(backward, "_BATCHED", limit)
     same_as_the_loop(case.model(4), case.inputs(5, 4, seed=1).args[0])
 
 
@@ -169,8 +177,99 @@ def test_directions_agree_with_the_loop(
     ],
     ids=["expanded", "scale and shift", "few", "other axis", "batch norm", "group norm"],
 )
-def test_broadcast_parameters_over_many_positions(model: nn.Module, shape) -> None:
+@pytest.mark.parametrize("limit", [0, 1 << 62], ids=["as a product", "as a sum"])
+def test_broadcast_parameters_over_many_positions(
+    model: nn.Module, shape, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broadcast, "_SEVERAL", limit)
     same_as_the_loop(model, noise(*shape, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Conv2d(3, 4, 3, padding=1), (4, 3, 9, 11)),
+        (nn.Conv2d(3, 5, (7, 2), stride=(2, 3), padding=(3, 0)), (4, 3, 30, 40)),
+        (nn.Conv2d(3, 2, 3, dilation=(2, 1), padding="same"), (2, 3, 6, 5)),
+        (nn.Conv2d(3, 2, (2, 4), padding="same"), (2, 3, 6, 5)),
+        (nn.Conv2d(2, 3, 1, stride=2), (3, 2, 40, 41)),
+        (nn.Conv2d(2, 3, 1), (3, 2, 4, 8)),
+        (nn.Conv2d(2, 3, 1), (3, 2, 3, 7)),
+        (nn.Conv2d(2, 3, 3), (1, 2, 50, 40)),
+        (nn.Conv2d(2, 3, 3), (1, 2, 6, 6)),
+        (nn.Conv2d(4, 6, 3, groups=2), (3, 4, 7, 7)),
+        (Uses(lambda m, x: m.c(x.flatten(0, 1)).view(len(x), -1), c=nn.Conv2d(2, 3, 3)), ()),
+        (nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), (4, 3, 9, 11)),
+    ],
+    ids=[
+        "padded",
+        "strided",
+        "dilated",
+        "same",
+        "1 x 1",
+        "every",
+        "every, odd",
+        "one image",
+        "one small image",
+        "groups",
+        "frames",
+        "channels last",
+    ],
+)
+def test_convolutions_agree_with_the_loop(model: nn.Module, shape: tuple[int, ...]) -> None:
+    same_as_the_loop(nn.Sequential(model, nn.Flatten()), noise(*(shape or (3, 2, 2, 5, 6))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_patches_are_those_of_unfold(dtype: torch.dtype, stride: int) -> None:
+    x = noise(2, 3, 4, 13, 90).to(dtype).cuda()
+    expected = F.unfold(x.flatten(0, 1), (3, 2), 2, 1, stride)
+    down, across = 11 // stride + (stride > 1), 90 // stride
+    assert expected.shape[-1] == down * across
+    fill = 16
+    found = kernels.patches(x, (3, 2), (stride, stride), (2, 2), (1, 1), (down, across), fill)
+    assert found.shape[-1] % fill == 0
+    found, filled = found[..., : down * across], found[..., down * across :]
+    assert torch.equal(found.transpose(0, 1).flatten(0, 1), expected)
+    assert not filled.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("b", "q", "n", "k"),
+    [(1, 1, 1, 1), (1, 2, 3_000_001, 7), (1, 5, 9216, 100), (2, 4, 777, 128), (8, 1, 50, 3)],
+)
+def test_projections_agree_with_float64(dtype, stored, b: int, q: int, n: int, k: int) -> None:
+    rows, matrix = noise(b, q, n).to(dtype).cuda(), noise(n, k, seed=1).to(stored).cuda()
+    assert kernels.projects(rows, matrix)
+    norms, along = kernels.project(rows, matrix)
+    wide, basis = rows.double(), matrix.double()
+    torch.testing.assert_close(norms, wide.square().sum((1, 2)), rtol=1e-6, atol=0)
+    bound = torch.finfo(torch.float32).eps * (wide.abs() @ basis.abs())
+    assert ((along - wide @ basis).abs() <= 8 * bound).all()
+
+
+def test_gradients_are_dropped_as_soon_as_they_are_used() -> None:
+    """Deep and narrow: all the gradients together are far larger than any block of rows."""
+    layers = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(30)]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).cuda().eval()
+    x = torch.randn(1, 4, 128, 128).cuda()
+    monitor = Monitor(model, Categorical(), rank=4).fit([x.repeat(2, 1, 1, 1)], progress=False)
+    one = 4 * x.nbytes  # four directions of a layer's gradients
+
+    def peak(run) -> int:
+        run()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+
+    forward = peak(lambda: model(x))
+    patches = 9 * x.nbytes
+    assert peak(lambda: monitor.score(x)) < forward + 2 * patches + 8 * one < 30 * one
 
 
 @pytest.mark.parametrize("left", [torch.float64, torch.float32, torch.bfloat16], ids=str)

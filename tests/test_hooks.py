@@ -27,7 +27,7 @@ from engines import (
     same_as_the_loop,
 )
 from scodkit.factors import FunctionalEngine, HookEngine, LoopEngine, hooks
-from scodkit.factors.recorder import Recorder
+from scodkit.factors.backward import Edges, Take, _folded
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.network import Inputs, Network
 
@@ -225,11 +225,11 @@ def test_a_model_without_gradients_has_zero_rows() -> None:
 def test_directions_folded_into_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where the layers are small."""
 
-    def folded(output: Tensor, recorder: Recorder, rows: Tensor) -> list[Tensor | None]:
+    def folded(output: Tensor, edges: Edges, rows: Tensor, take: Take, **_: object) -> None:
         by_direction = rows.transpose(0, 1).reshape(rows.shape[1], *output.shape)
-        return hooks._folded(output, recorder.edges, by_direction)
+        _folded(output, edges, by_direction, take)
 
-    monkeypatch.setattr(hooks, "_backward", folded)
+    monkeypatch.setattr(hooks, "backward", folded)
     model = Uses(
         lambda m, x: m.without(x).detach() + m.c(m.b(torch.tanh(m.a(x)).mT).mT),
         a=nn.Conv1d(2, 4, 2),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scodkit.likelihoods import _leading_row
-from scodkit.mixed import _SLICE, _in_parts, _in_slices, add_matmul, matmul, tf32_products
+from scodkit.mixed import _LONGEST, _in_parts, _in_slices, add_matmul, matmul, tf32_products
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 SEEDS = st.integers(0, 2**31)
@@ -93,7 +93,7 @@ def test_parts_of_zeros_and_of_the_tiniest_stay_finite() -> None:
     assert ((sums - numbers.double()).abs() <= 2.0**-133).all()
 
 
-@pytest.mark.parametrize("length", [_SLICE, 2 * _SLICE, 3 * _SLICE, 2 * _SLICE + 1, 7000])
+@pytest.mark.parametrize("length", [_LONGEST, 2 * _LONGEST, 65_537, 600_000, 7000])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_slices_of_a_long_product_add_up(length: int, dtype: torch.dtype) -> None:
     a, b = noise(3, length, dtype=dtype), noise(length, 4, seed=1, dtype=dtype)

@@ -82,7 +82,7 @@ class Scorer:
             if call.batch_size == 0:
                 none = Energies.none(basis)
                 return Scores(self._network(call).detach(), none.total, none)
-            return self._eager(call, basis, budget)
+            return self._scores(call, basis, self._source_for(call, budget))
 
     def compile(self, batch: object, budget: int, *, fuse: bool) -> None:
         """Record the scored forward pass for batches of this shape.
@@ -101,16 +101,17 @@ class Scorer:
             call = self._network.inputs_of(batch)
             if call.batch_size == 0:
                 raise BatchError("expected an example with samples, got none")
-            self._source_for(call, budget)  # choosing an engine is not to be recorded
+            source = self._source_for(call, budget)  # choosing one is not to be recorded
         if self._recipe.likelihood.draws or self._network.changes_buffers:
             raise CaptureError(
                 f"expected a likelihood without random draws, got {self._recipe.likelihood}, "
                 "and a model that leaves its buffers alone; go on without monitor.compile"
             )
+        source = replace(source, engine=source.engine.for_recording())
         with self._network.evaluating():
 
             def score(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-                found = self._eager(Inputs(*call.with_tensors(list(tensors))), basis, budget)
+                found = self._scores(Inputs(*call.with_tensors(list(tensors))), basis, source)
                 assert found.parts is not None
                 return found.output, found.score, found.parts.total, found.parts.along
 
@@ -142,8 +143,8 @@ class Scorer:
                 return basis.values.new_empty(0, self.fitted.directions, basis.rank)
             return scoring.features(self._source_for(call, budget), call, basis)
 
-    def _eager(self, call: Inputs, basis: Eigenbasis, budget: int) -> Scores:
-        output, parts = scoring.score_batch(self._source_for(call, budget), call, basis)
+    def _scores(self, call: Inputs, basis: Eigenbasis, source: FactorSource) -> Scores:
+        output, parts = scoring.score_batch(source, call, basis)
         score = scoring.score(parts, basis, self._prior_scale).to(basis.values.dtype)
         return Scores(output, score, parts)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from scodkit import kernels
 from scodkit.mixed import matmul, sum_dtype
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
@@ -82,6 +83,9 @@ class Sums:
 
     def add_rows(self, rows: Tensor, matrix: Tensor) -> None:
         """Add a block's rows ``(b, q, n)``, times ``matrix (n, k)``."""
+        if kernels.projects(rows, matrix):
+            self.add(*kernels.project(rows, matrix))
+            return
         along = matmul(rows.flatten(0, 1), matrix)
         self.add(squared_norms(rows), along.view(*rows.shape[:2], -1))
 
@@ -196,6 +200,10 @@ class Engine(ABC):
         other = copy.copy(self)
         other.network = network
         return other
+
+    def for_recording(self) -> Engine:
+        """Return the same engine for calls that are recorded once and replayed often."""
+        return self
 
     def row_bytes(self, held: bool) -> int:
         """Return the working memory of one row in weight space.

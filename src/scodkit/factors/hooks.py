@@ -7,18 +7,18 @@ Autograd computes no gradient of a weight.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
-from torch.func import vmap
 
 from scodkit.errors import BatchError
+from scodkit.factors.backward import Edges, Take, backward
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums
-from scodkit.factors.recorder import Place, Recorder
-from scodkit.factors.rules import Batch, Fold, Layer, Outer, Rows
+from scodkit.factors.recorder import Recorder
+from scodkit.factors.rules import Batch, Fold, Outer, Rows
 from scodkit.factors.trial import Trial
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
@@ -28,34 +28,47 @@ from scodkit.parameters import ParameterSet
 _TINY = 1 << 20
 _LARGE_ON_GPU = 1 << 25
 
-# bytes of an average layer's output up to which, on a GPU, directions are folded into the
-# batch (fewest kernels, but some run decomposed), and up to which they go back one by one
-# within a single call; above that each alone keeps the GPU busy
-_FOLDED = 1 << 20
-_BATCHED = 1 << 25
-
 
 class HookEngine(Engine):
     """Per-sample gradients by a rule for each kind of layer."""
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         super().__init__(network, parameters)
+        self._few_kernels = False
         self._folds: set[Fold] = set()  # in the layers of batches seen so far
         self._delta_bytes = 0  # of one row at all layers' outputs; known after one batch
         self._itemsize = parameters.itemsize(network.model)
-        tensors = (*network.model.parameters(), *network.model.buffers())
+        model, chosen = network.model, {block.name for block in parameters.blocks}
+        tensors = (*model.parameters(), *model.buffers())
         self._copies = any(tensor.is_inference() for tensor in tensors)
+        self._only_weights = not any(
+            parameter.requires_grad and name not in chosen
+            for name, parameter in model.named_parameters()
+        )
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return one forward pass with the calls on chosen parameters remembered."""
         batch = Batch(call.batch_size)
-        recorder = Recorder(self.network.model, self.parameters, batch, copies=self._copies)
+        edges = Edges(self._only_weights and not any(t.requires_grad for t in call.tensors()))
+        recorder = Recorder(
+            self.network.model, self.parameters, batch, edges, copies=self._copies
+        )
         with recorder:
             output = self.network(call)
-        self._delta_bytes = recorder.output_bytes // max(1, call.batch_size)
+        self._delta_bytes = edges.output_bytes // max(1, call.batch_size)
         if not batch.folds <= self._folds:
             self._try_again(call, batch.folds)
-        return _HookLinearization(recorder, output, self.parameters)
+        return _HookLinearization(recorder, output, self.parameters, self._few_kernels)
+
+    def for_recording(self) -> HookEngine:
+        """See `Engine.for_recording`.
+
+        Returns:
+            An engine that launches fewer kernels on a GPU, more slowly.
+        """
+        engine = copy.copy(self)
+        engine._few_kernels = self.network.device.type == "cuda"
+        return engine
 
     def _try_again(self, call: Inputs, folds: set[Fold]) -> None:
         """Try the engine on a batch whose layers are laid out as none before it.
@@ -90,70 +103,30 @@ class HookEngine(Engine):
 
 
 class _HookLinearization(Linearization):
-    def __init__(self, recorder: Recorder, output: Tensor, parameters: ParameterSet) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        output: Tensor,
+        parameters: ParameterSet,
+        few_kernels: bool,
+    ) -> None:
         self._recorder = recorder
+        self._few_kernels = few_kernels
         self._graph = output
         self._parameters = parameters
         self.output = output.detach()
 
     def pull_back(self, rows: Tensor) -> Factors:
-        layers = self._recorder.layers
-        deltas: Iterable[Tensor | None] = [None] * len(layers)
-        if layers and self._graph.requires_grad:
-            deltas = _backward(self._graph, self._recorder, rows)
-        used = []
-        for layer, delta in zip(layers, deltas, strict=True):
+        for layer in self._recorder.layers:
             layer.check_unchanged()
-            if delta is not None:
-                used.append((layer, delta))
-        return HookFactors(self._parameters, self._recorder.places, used, rows)
-
-
-def _backward(output: Tensor, recorder: Recorder, rows: Tensor) -> list[Tensor | None]:
-    """Return the gradients at each layer, ``(q, *shape)``; None where nothing arrives."""
-    by_direction = rows.transpose(0, 1).reshape(rows.shape[1], *output.shape)
-    edges = recorder.edges
-    if rows.shape[1] == 1:
-        found = _gradients(output, edges, by_direction[0])
-        return [None if delta is None else delta[None] for delta in found]
-    if output.is_cuda and recorder.output_bytes <= _FOLDED * len(edges):
-        return _folded(output, edges, by_direction)
-    if not output.is_cuda or recorder.output_bytes <= _BATCHED * len(edges):
-        return list(_gradients(output, edges, by_direction, is_grads_batched=True))
-    separate = [_gradients(output, edges, direction) for direction in by_direction]
-    return [
-        None if deltas[0] is None else torch.stack(deltas)
-        for deltas in zip(*separate, strict=True)
-    ]
-
-
-def _gradients(
-    output: Tensor, edges: list[GradientEdge], rows: Tensor, *, is_grads_batched: bool = False
-) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(
-        output,
-        edges,
-        rows,
-        retain_graph=True,
-        allow_unused=True,
-        is_grads_batched=is_grads_batched,
-    )
-
-
-def _folded(output: Tensor, edges: list[GradientEdge], rows: Tensor) -> list[Tensor | None]:
-    """Return the gradients with the directions folded into the batch: few, larger kernels."""
-    reached: list[int] = []
-
-    def back(direction: Tensor) -> tuple[Tensor, ...]:
-        found = _gradients(output, edges, direction)
-        reached[:] = [i for i, delta in enumerate(found) if delta is not None]
-        return tuple(found[i] for i in reached)
-
-    deltas = vmap(back)(rows)
-    by_layer: list[Tensor | None] = [None] * len(edges)
-    for i, delta in zip(reached, deltas, strict=True):
-        by_layer[i] = delta
-    return by_layer
+        pull_back = partial(
+            backward, self._graph, self._recorder.edges, rows, few_kernels=self._few_kernels
+        )
+        # nothing arrives where there are no layers, or no graph
+        reached = bool(self._recorder.layers) and self._graph.requires_grad
+        return HookFactors(
+            self._parameters, self._recorder, rows, pull_back if reached else lambda _: None
+        )
 
 
 class HookFactors(Factors):
@@ -161,29 +134,38 @@ class HookFactors(Factors):
 
     Args:
         parameters: The chosen weights.
-        places: Where tensors with chosen weights sit, by id.
-        used: The layers, with gradients ``(q, *shape of the output)``.
+        recorder: Saw the forward pass.
         rows: The rows at the output, ``(b, q, d)``.
+        backward: Pulls them back, and hands over what arrives at each layer.
     """
 
     def __init__(
         self,
         parameters: ParameterSet,
-        places: Mapping[int, Place],
-        used: list[tuple[Layer, Tensor]],
+        recorder: Recorder,
         rows: Tensor,
+        backward: Callable[[Take], None],
     ) -> None:
         self._parameters = parameters
-        self._places = places
-        self._used = used
+        self._recorder = recorder
         self._rows = rows
+        self._backward = backward
+        self._deltas: list[tuple[int, Tensor]] | None = None
         self.num_rows = rows.shape[0] * rows.shape[1]
 
     @torch.no_grad()
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Return ranges of columns with their rows, small neighbours together."""
+        if self._deltas is None:
+            arrived: list[tuple[int, Tensor]] = []
+            self._backward(lambda i, delta: arrived.append((i, delta)))
+            self._deltas = arrived
         small = _Neighbours(self._limit)
-        for columns, rows in self._pieces():
+        blocks = _Blocks(self._parameters, self._recorder, self._rows)
+        for i, delta in self._deltas:
+            for columns, rows in blocks.add(i, delta):
+                yield from small.add(columns, _dense(rows))
+        for columns, rows in blocks.rest():
             yield from small.add(columns, _dense(rows))
         yield from small.rest()
 
@@ -196,16 +178,23 @@ class HookFactors(Factors):
         """See `Factors.project`.
 
         Returns:
-            The same; large outer products are never formed on the way.
+            The same. No layer's gradients are kept for longer than it takes to use them, and
+            large outer products are never formed.
         """
         sums = Sums()
         small = _Neighbours(self._limit)
-        for columns, rows in self._pieces():
-            if isinstance(rows, Outer) and rows.nbytes > _TINY:
-                sums.add(rows.squared_norms(), rows.project(matrix[columns]))
-                continue
-            for some, together in small.add(columns, _dense(rows)):
-                sums.add_rows(together, matrix[some])
+        blocks = _Blocks(self._parameters, self._recorder, self._rows)
+
+        def use(found: Iterable[tuple[slice, Rows]]) -> None:
+            for columns, rows in found:
+                if isinstance(rows, Outer) and rows.nbytes > _TINY:
+                    sums.add(rows.squared_norms(), rows.project(matrix[columns]))
+                    continue
+                for some, together in small.add(columns, _dense(rows)):
+                    sums.add_rows(together, matrix[some])
+
+        self._backward(lambda i, delta: use(blocks.add(i, delta)))
+        use(blocks.rest())
         for some, together in small.rest():
             sums.add_rows(together, matrix[some])
         return sums.result
@@ -217,30 +206,52 @@ class HookFactors(Factors):
         widest = self._parameters.widest * self.num_rows * self._rows.itemsize
         return min(_LARGE_ON_GPU, max(_TINY, widest))
 
-    @torch.no_grad()
-    def _pieces(self) -> Iterator[tuple[slice, Rows]]:
-        """Yield each chosen parameter once, summed over the calls it takes part in."""
-        waiting = Counter(
-            self._places[id(parameter)].block.start
-            for layer, _ in self._used
-            for parameter in layer.parameters
-            if id(parameter) in self._places
-        )
-        unused = [b.columns for b in self._parameters.blocks if b.columns.start not in waiting]
-        sums: dict[int, Tensor] = {}
-        for layer, delta in self._used:
-            for parameter, rows in layer.gradients(delta, lambda p: id(p) in self._places):
-                place = self._places[id(parameter)]
-                start = place.block.start
-                waiting[start] -= 1
-                if waiting[start] or start in sums or place.columns != place.block:
-                    into = sums.setdefault(start, self._zeros(place.block))
-                    own = slice(place.columns.start - start, place.columns.stop - start)
-                    into[:, :, own] += _dense(rows)
-                if not waiting[start]:
-                    yield place.block, sums.pop(start, rows)
-        for columns in unused:
-            yield columns, self._zeros(columns)
+
+class _Blocks:
+    """Collects layers' gradients into those of whole parameters, summed over their uses.
+
+    Args:
+        parameters: The chosen weights.
+        recorder: Saw the forward pass.
+        rows: The rows at the output, ``(b, q, d)``.
+    """
+
+    def __init__(self, parameters: ParameterSet, recorder: Recorder, rows: Tensor) -> None:
+        self._places = recorder.places
+        self._layers = recorder.layers
+        self._rows = rows
+        # how many uses of each are still to come, and what they have summed to
+        self._waiting = {block.columns.start: 0 for block in parameters.blocks}
+        for layer in self._layers:
+            for parameter in layer.parameters:
+                if id(parameter) in self._places:
+                    self._waiting[self._places[id(parameter)].block.start] += 1
+        self._sums: dict[int, Tensor] = {}
+        self._missing = {block.columns.start: block.columns for block in parameters.blocks}
+
+    def add(self, index: int, delta: Tensor) -> Iterator[tuple[slice, Rows]]:
+        """Yield the parameters whose gradients are complete with those of one more layer."""
+        layer = self._layers[index]
+        for parameter, rows in layer.gradients(delta, lambda p: id(p) in self._places):
+            place = self._places[id(parameter)]
+            start = place.block.start
+            self._waiting[start] -= 1
+            if self._waiting[start] or start in self._sums or place.columns != place.block:
+                if start not in self._sums:
+                    self._sums[start] = self._zeros(place.block)
+                own = slice(place.columns.start - start, place.columns.stop - start)
+                self._sums[start][:, :, own] += _dense(rows)
+            if not self._waiting[start]:
+                del self._missing[start]
+                yield place.block, self._sums.pop(start, rows)
+
+    def rest(self) -> Iterator[tuple[slice, Rows]]:
+        """Yield the others, of which some uses, or all, have no part in the output."""
+        for start, columns in self._missing.items():
+            yield (
+                columns,
+                self._sums.pop(start) if start in self._sums else self._zeros(columns),
+            )
 
     def _zeros(self, columns: slice) -> Tensor:
         return self._rows.new_zeros(*self._rows.shape[:2], columns.stop - columns.start)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from scodkit.factors.backward import Edges
 from scodkit.factors.rules import RULES, Batch, Layer, UnsupportedCallError
 from scodkit.network import ordinary
 from scodkit.parameters import ParameterSet
@@ -66,24 +66,27 @@ class Recorder(TorchFunctionMode):
         model: The model that will run.
         parameters: The chosen weights.
         batch: Where the samples are.
+        edges: Where in the graph the calls' outputs were made; filled by the way.
         copies: Whether the model has weights or buffers made in inference mode, which
             autograd refuses to save.
 
     Attributes:
         layers: The calls, in order.
-        edges: For each, where in the graph its output was made. Kept because an in-place
-            operation may since have moved the output itself further along the graph.
         places: Where tensors with chosen weights sit, by id: parameters, and cuts of them.
-        output_bytes: Size of all these outputs together.
     """
 
     def __init__(
-        self, model: nn.Module, parameters: ParameterSet, batch: Batch, *, copies: bool
+        self,
+        model: nn.Module,
+        parameters: ParameterSet,
+        batch: Batch,
+        edges: Edges,
+        *,
+        copies: bool,
     ) -> None:
         super().__init__()
         self.layers: list[Layer] = []
-        self.edges: list[GradientEdge] = []
-        self.output_bytes = 0
+        self.edges = edges
         named = dict(model.named_parameters())
         columns = {block.name: block.columns for block in parameters.blocks}
         self.places = {id(named[n]): Place(own, own) for n, own in columns.items()}
@@ -180,8 +183,7 @@ class Recorder(TorchFunctionMode):
             first = True
             output = self._call(func, args, kwargs, constant)
         self.layers.append(layer)
-        self.edges.append(get_gradient_edge(output))
-        self.output_bytes += output.nbytes
+        self.edges.add(output, start=first)
         return output
 
     @staticmethod

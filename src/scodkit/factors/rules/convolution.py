@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from scodkit import kernels
 from scodkit.factors.rules.layer import (
     Batch,
     Layer,
@@ -22,7 +22,7 @@ from scodkit.factors.rules.layer import (
     Wanted,
     unflatten,
 )
-from scodkit.mixed import tf32_products
+from scodkit.mixed import convolution_bmm
 
 Size = int | Sequence[int]
 
@@ -32,6 +32,13 @@ _ALIGNED = 8
 # rows of a matrix that a CPU multiplies faster from the left, in a batch of several
 _NARROW = 32
 _SEVERAL = 8
+
+_IMAGES = 4  # axes of a batch of them
+
+# positions are filled up to a multiple of what matrix units load at once, for any dtype, where
+# they are copied anyway or are many
+_FILL = 16
+_WORTH_FILLING = 1024
 
 
 class Convolution(Layer):
@@ -57,13 +64,36 @@ class Convolution(Layer):
     def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
         """See `Layer.gradients`."""
         if wanted(self._weight):
-            places = self._window.places(_padded(self._input.to(delta.dtype), self._margins))
-            rows = _sum_over_positions(
-                self._apart(delta, 1), self._apart(places, 0)[None], delta.ndim - 3
-            )
-            yield self._weight, rows.transpose(1, 2).flatten(2)
+            input = self._input.to(delta.dtype)
+            if kernels.run_on(delta) and self._is_plain:
+                yield self._weight, self._by_kernels(input, delta)
+            else:
+                places = self._window.places(_padded(input, self._margins))
+                rows = _sum_over_positions(
+                    self._apart(delta, 1), self._apart(places, 0)[None], delta.ndim - 3
+                )
+                yield self._weight, rows.transpose(1, 2).flatten(2)
         if self._bias is not None and wanted(self._bias):
             yield self._bias, _sums(delta, self.batch)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether images come one to a sample, all their channels together."""
+        images = self._input.ndim == _IMAGES and len(self._input) == self.batch.size
+        return images and self._groups == 1
+
+    def _by_kernels(self, input: Tensor, delta: Tensor) -> Tensor:
+        """Return the same rows, from copies made by kernels of our own."""
+        q, batch, channels, *positions = delta.shape
+        count = math.prod(positions)
+        in_place = 1 in (q, batch)  # the axes need not be swapped in memory
+        fill = 1 if in_place and count < _WORTH_FILLING else _FILL
+        if in_place and count % fill == 0:
+            left = delta.reshape(batch, q * channels, count)
+        else:
+            left = kernels.patches(delta, fill=fill).flatten(1, 2)
+        right = self._window.patches(input, self._margins, positions, fill)
+        return convolution_bmm(left, right.mT).view(batch, q, -1)
 
     def _apart(self, tensor: Tensor, axis: int) -> Tensor:
         """Return a tensor with its axis of ``B m``, channels as ``B, m, groups, channels``."""
@@ -142,6 +172,32 @@ class _Window:
         axes = len(self._kernel)
         return seen.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
 
+    def patches(
+        self, input: Tensor, margins: list[int], positions: Sequence[int], fill: int
+    ) -> Tensor:
+        """Return what is seen of images, ``(n, channels kernel, positions)``.
+
+        Args:
+            input: ``(n, channels, height, width)``.
+            margins: From `margins`.
+            positions: How many down and across.
+            fill: See `kernels.patches`.
+        """
+        (high, wide), (down, across) = self._kernel, positions
+        every = self._kernel == self._stride == (1, 1) and not any(margins)
+        if every and down * across % fill == 0:
+            return input.flatten(2)
+        left, _, above, _ = margins
+        return kernels.patches(
+            input[None],
+            (high, wide),
+            (self._stride[0], self._stride[1]),
+            (self._dilation[0], self._dilation[1]),
+            (above, left),
+            (down, across),
+            fill,
+        ).flatten(1, 2)
+
     def _each(self, size: Size) -> tuple[int, ...]:
         sizes = (size,) if isinstance(size, int) else tuple(size)
         return sizes * len(self._kernel) if len(sizes) == 1 else sizes
@@ -170,8 +226,7 @@ def _sum_over_positions(left: Tensor, right: Tensor, axes: int) -> Tensor:
         rows = torch.stack(turned).view(q, batch, groups, b.shape[1], -1)
         return rows.permute(1, 2, 0, 4, 3).reshape(batch, groups, q, -1)
     a = _matrices(left, axes)
-    with _precision_of_convolutions(a):
-        return torch.bmm(a, b.mT).view(batch, groups, q, -1)
+    return convolution_bmm(a, b.mT).view(batch, groups, q, -1)
 
 
 def _matrices(tensor: Tensor, axes: int) -> Tensor:
@@ -187,13 +242,6 @@ def _matrices(tensor: Tensor, axes: int) -> Tensor:
         return turned.reshape(shape[1] * shape[3], columns, rows).mT
     straight = tensor.permute(1, 3, 0, *inner, 2, *positions)
     return straight.reshape(shape[1] * shape[3], rows, columns)
-
-
-def _precision_of_convolutions(like: Tensor) -> AbstractContextManager[None]:
-    """Return a context in which products on a GPU use TF32 where torch's convolutions do."""
-    if not like.is_cuda or not torch.backends.cudnn.allow_tf32:
-        return nullcontext()
-    return tf32_products(True)
 
 
 def _sums(delta: Tensor, batch: Batch) -> Tensor:

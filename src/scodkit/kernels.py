@@ -1,0 +1,164 @@
+"""Kernels for a GPU, where torch's own leave most of its memory's speed unused.
+
+They are written in Triton, which comes with torch for CUDA; without it, or on other devices,
+callers do the same in torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scodkit.tracing import is_traced, single_operation
+
+try:
+    from scodkit import triton_kernels
+except ImportError:
+    triton_kernels = None  # type: ignore[assignment]
+
+# rows and columns up to which a product is made here; with more, torch's has enough to do
+_MOST_ROWS = 8
+_MOST_COLUMNS = 128
+# numbers a program adds up at a time, and how many programs share a product
+_TILE = 4096
+_PROGRAMS = 1024
+
+# positions a program copies at a time: of a plane, and of as many planes as make up the last
+_BLOCKS = (16, 64, 256, 1024)
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def run_on(tensor: Tensor) -> bool:
+    """Return whether the kernels can be used for a tensor."""
+    return triton_kernels is not None and tensor.is_cuda
+
+
+def projects(rows: Tensor, matrix: Tensor) -> bool:
+    """Return whether `project` is for such rows ``(b, q, n)`` and ``matrix (n, k)``."""
+    few = rows.shape[0] * rows.shape[1] <= _MOST_ROWS and matrix.shape[1] <= _MOST_COLUMNS
+    return run_on(rows) and few and rows.dtype in _DTYPES and matrix.dtype in _DTYPES
+
+
+def project(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the squared norms of a few long rows, and their products with a matrix.
+
+    Args:
+        rows: ``(b, q, n)``; see `projects`.
+        matrix: ``(n, k)``.
+
+    Returns:
+        ``(b,)`` and ``(b, q, k)`` in float64, from sums of products in float32.
+    """
+    b, q, n = rows.shape
+    run = _traced_project if is_traced() else _project
+    parts = run(rows.reshape(b * q, n).contiguous(), matrix.contiguous())
+    sums = parts.sum(0, dtype=torch.float64).view(b, q, -1)
+    return sums[..., -1].sum(1), sums[..., :-1]
+
+
+def patches(
+    source: Tensor,
+    kernel: tuple[int, int] = (1, 1),
+    stride: tuple[int, int] = (1, 1),
+    dilation: tuple[int, int] = (1, 1),
+    margin: tuple[int, int] = (0, 0),
+    positions: tuple[int, int] | None = None,
+    fill: int = 1,
+) -> Tensor:
+    """Return what a kernel of a convolution sees of each plane, from each position.
+
+    Args:
+        source: ``(q, b, c, height, width)``.
+        kernel: Its height and width.
+        stride: Between positions.
+        dilation: Between the places of the kernel.
+        margin: Of zeros above and to the left; below and to the right there is enough.
+        positions: How many along each axis; as many as the planes have by default.
+        fill: What to fill the positions up to a multiple of, with zeros.
+
+    Returns:
+        ``(b, q, c kernel, positions)``.
+    """
+    down, across = positions or (source.shape[3], source.shape[4])
+    filled = -(-down * across // fill) * fill
+    geometry = [*kernel, *stride, *dilation, *margin, down, across, filled]
+    run = _traced_patches if is_traced() else _patches
+    found: Tensor = run(source.contiguous(), geometry)
+    return found
+
+
+def _project(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return ``(parts, R, k + 1)``: parts of ``rows @ matrix`` beside those of the squares."""
+    (count, length), columns = rows.shape, matrix.shape[1]
+    block, step, parts = _shares(count, length, columns)
+    result = rows.new_empty(parts, count, columns + 1, dtype=torch.float32)
+    with torch.cuda.device(rows.device):
+        triton_kernels.project[(parts,)](
+            rows,
+            matrix,
+            result,
+            count,
+            length,
+            columns,
+            step,
+            ROWS=_power_of_two(count),
+            COLUMNS=_power_of_two(columns),
+            BLOCK=block,
+        )
+    return result
+
+
+_traced_project = single_operation("scodkit::project", _project)
+
+
+@_traced_project.register_fake
+def _(rows: Tensor, matrix: Tensor) -> Tensor:
+    (count, length), columns = rows.shape, matrix.shape[1]
+    _, _, parts = _shares(count, length, columns)
+    return rows.new_empty(parts, count, columns + 1, dtype=torch.float32)
+
+
+def _shares(count: int, length: int, columns: int) -> tuple[int, int, int]:
+    """Return how many columns of the rows a step and a program take, and the programs."""
+    block = max(1, _TILE // (_power_of_two(count) * _power_of_two(columns)))
+    step = -(-length // (_PROGRAMS * block)) * block
+    return block, step, -(-length // step)
+
+
+def _patches(source: Tensor, geometry: list[int]) -> Tensor:
+    q, b, c, height, width = source.shape
+    high, wide, *steps, filled = geometry
+    result = source.new_empty(b, q, c * high * wide, filled)
+    block = next((block for block in _BLOCKS if block >= filled), _BLOCKS[-1])
+    planes = _BLOCKS[-1] // block
+    with torch.cuda.device(source.device):
+        triton_kernels.patches[(-(-q * b * c // planes), -(-filled // block))](
+            source,
+            result,
+            q,
+            b,
+            c,
+            height,
+            width,
+            *steps,
+            filled,
+            HIGH=high,
+            WIDE=wide,
+            PLANES=planes,
+            BLOCK=block,
+        )
+    return result
+
+
+_traced_patches = single_operation("scodkit::patches", _patches)
+
+
+@_traced_patches.register_fake
+def _(source: Tensor, geometry: list[int]) -> Tensor:
+    q, b, c, _, _ = source.shape
+    return source.new_empty(b, q, c * geometry[0] * geometry[1], geometry[-1])
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

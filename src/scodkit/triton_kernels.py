@@ -1,0 +1,90 @@
+"""The kernels of `scodkit.kernels`, in Triton's own language: imported only where it is."""
+
+import triton
+from triton import language as tl
+
+
+@triton.jit
+def project(
+    rows,
+    matrix,
+    result,
+    count,
+    length,
+    columns,
+    step,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # sums stay apart, one for each column of a block, until the end of the program
+    part = tl.program_id(0)
+    r = tl.arange(0, ROWS)
+    k = tl.arange(0, COLUMNS)
+    products = tl.zeros((ROWS, BLOCK, COLUMNS), tl.float32)
+    squares = tl.zeros((ROWS, BLOCK), tl.float32)
+    first = part * step
+    last = tl.minimum(first + step, length)
+    for start in range(first, last, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        here = n < last
+        own = r[:, None].to(tl.int64) * length + n[None, :]
+        a = tl.load(rows + own, mask=(r[:, None] < count) & here[None, :], other=0.0)
+        a = a.to(tl.float32)
+        place = n[:, None].to(tl.int64) * columns + k[None, :]
+        b = tl.load(matrix + place, mask=here[:, None] & (k[None, :] < columns), other=0.0)
+        products += a[:, :, None] * b.to(tl.float32)[None, :, :]
+        squares += a * a
+    line = (part * count + r) * (columns + 1)
+    inside = (r[:, None] < count) & (k[None, :] < columns)
+    tl.store(result + line[:, None] + k[None, :], tl.sum(products, 1), mask=inside)
+    tl.store(result + line + columns, tl.sum(squares, 1), mask=r < count)
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("q", "b", "c", "height", "width", "step_down", "step_across"),
+        *("gap_down", "gap_across", "above", "left", "down", "across"),
+    ]
+)
+def patches(
+    source,
+    result,
+    q,
+    b,
+    c,
+    height,
+    width,
+    step_down,
+    step_across,
+    gap_down,
+    gap_across,
+    above,
+    left,
+    down,
+    across,
+    filled,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+    PLANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # a few planes of the source; among the results the first two axes are swapped
+    plane = (tl.program_id(0) * PLANES + tl.arange(0, PLANES)).to(tl.int64)[:, None]
+    own = plane % c
+    sample = (plane // c) % b
+    target = ((sample * q + plane // (c * b)) * c + own) * HIGH * WIDE
+    p = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    y = (p // across) * step_down - above
+    x = (p % across) * step_across - left
+    exists = plane < q * b * c
+    there = exists & (p < down * across)
+    for i in tl.static_range(HIGH):
+        for j in tl.static_range(WIDE):
+            row = y + i * gap_down
+            column = x + j * gap_across
+            seen = there & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            place = plane * height * width + row * width + column
+            value = tl.load(source + place, mask=seen, other=0.0)
+            to = (target + i * WIDE + j) * filled + p
+            tl.store(result + to, value, mask=exists & (p < filled))
