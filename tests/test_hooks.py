@@ -240,6 +240,30 @@ def test_directions_folded_into_the_batch(monkeypatch: pytest.MonkeyPatch) -> No
     same_as_the_loop(model, noise(3, 2, 5))
 
 
+@pytest.mark.parametrize("directions", [1, 3])
+def test_gradients_are_handed_over_on_the_way_back(directions: int) -> None:
+    layers, shape = DEEP["convolution"]
+    model = randomised(nn.Sequential(*layers))
+    factors = pulled(HookEngine, model, Inputs((noise(2, *shape),), {}), directions)
+    seen: list[int] = []
+    factors._backward(lambda i, delta: seen.append(i))
+    assert seen == list(reversed(range(len(layers))))
+
+
+def test_ways_back_that_end_at_other_weights() -> None:
+    """The second layer has none of the chosen before it, but its input needs gradients."""
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        return m.a(x) + m.b(torch.sin(m.other(x)))
+
+    model = Uses(forward, a=nn.Linear(3, 2), other=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    chosen = ["a.weight", "a.bias", "b.weight", "b.bias"]
+    same_as_the_loop(model, noise(3, 3), names=chosen)
+    assert right_rows(model, noise(3, 3), names=chosen) == (HookEngine, [])
+    same_as_the_loop(model, noise(3, 3).requires_grad_())
+    assert right_rows(model, noise(3, 3).requires_grad_()) == (HookEngine, [])
+
+
 # --- The model is watched, not touched -----------------------------------------------------
 
 

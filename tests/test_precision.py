@@ -67,6 +67,14 @@ def test_an_update_may_be_in_half_precision_too() -> None:
     torch.testing.assert_close(updated.score(test), whole.score(test), rtol=0.03, atol=0)
 
 
+def test_rows_in_half_precision_are_counted_as_such() -> None:
+    found = monitor().fit([images(4)], progress=False)
+    engine = found._scorer.source.engine
+    half = engine.of(engine.network.at_precision(BF16))
+    saved = 2 * (engine.parameters.num_parameters + engine.parameters.widest)
+    assert engine.row_bytes(held=True) - half.row_bytes(held=True) == saved
+
+
 def test_only_the_fit_is_in_half_precision() -> None:
     found = monitor()
     seen: set[torch.dtype] = set()

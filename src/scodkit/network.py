@@ -112,6 +112,9 @@ class Network:
             the first element, of a dict the keys the model's ``forward`` names, without labels.
         outputs: Maps what the model returns to the tensor that parametrises the prediction.
             By default the tensor itself, or ``.logits`` where there is one.
+
+    Attributes:
+        precision: What the model is run in, where that is not its own; see `at_precision`.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class Network:
         self.model = _bare(model)
         self._pick_inputs = inputs
         self._pick_outputs = outputs
-        self._precision: torch.dtype | None = None
+        self.precision: torch.dtype | None = None
         self._lock = _lock_of(self.model)
         self._volatile: set[str] | None = None  # buffers a call changes; unknown before one
         self._recurrent = any(isinstance(m, nn.RNNBase) for m in self.model.modules())
@@ -200,13 +203,13 @@ class Network:
     def at_precision(self, precision: torch.dtype | None) -> Network:
         """Return the same model, run under ``torch.autocast`` to a dtype; None for as it is."""
         other = copy.copy(self)
-        other._precision = precision
+        other.precision = precision
         return other
 
     @contextlib.contextmanager
     def in_full_precision(self) -> Iterator[None]:
         """Run the model as it is for a while, in TF32 neither."""
-        precision, self._precision = self._precision, None
+        precision, self.precision = self.precision, None
         try:
             with contextlib.ExitStack() as stack:
                 if self.device.type == "cuda":
@@ -214,12 +217,12 @@ class Network:
                     stack.enter_context(_cudnn_in_full_precision())
                 yield
         finally:
-            self._precision = precision
+            self.precision = precision
 
     def _autocast(self) -> contextlib.AbstractContextManager[None]:
-        if self._precision is None:
+        if self.precision is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self._precision)
+        return torch.autocast(self.device.type, self.precision)
 
     def _made_in_inference_mode(self) -> Iterator[tuple[str, Tensor]]:
         """Return copies of the weights and buffers that autograd would refuse."""
@@ -245,7 +248,7 @@ class Network:
                 f"{tuple(result.shape)}; for a single sample type x[None]; otherwise say which "
                 "part is the prediction: Monitor(..., outputs=lambda out: ...)"
             )
-        output: Tensor = result if self._precision is None else result.float()
+        output: Tensor = result if self.precision is None else result.float()
         return output if output.ndim > 1 else output[:, None]
 
     @contextlib.contextmanager

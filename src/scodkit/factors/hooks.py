@@ -98,8 +98,9 @@ class HookEngine(Engine):
         """
         widest = self.parameters.widest
         columns = self.parameters.num_parameters + widest if held else 2 * widest
-        # while a layer's rows are formed, so is a copy of its gradients
-        return columns * self._itemsize + 2 * self._delta_bytes
+        precision = self.network.precision
+        size = self._itemsize if precision is None else precision.itemsize
+        return columns * size + self._delta_bytes
 
 
 class _HookLinearization(Linearization):
@@ -150,28 +151,19 @@ class HookFactors(Factors):
         self._recorder = recorder
         self._rows = rows
         self._backward = backward
-        self._deltas: list[tuple[int, Tensor]] | None = None
         self.num_rows = rows.shape[0] * rows.shape[1]
 
-    @torch.no_grad()
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Return ranges of columns with their rows, small neighbours together."""
-        if self._deltas is None:
-            arrived: list[tuple[int, Tensor]] = []
-            self._backward(lambda i, delta: arrived.append((i, delta)))
-            self._deltas = arrived
-        small = _Neighbours(self._limit)
-        blocks = _Blocks(self._parameters, self._recorder, self._rows)
-        for i, delta in self._deltas:
-            for columns, rows in blocks.add(i, delta):
-                yield from small.add(columns, _dense(rows))
-        for columns, rows in blocks.rest():
-            yield from small.add(columns, _dense(rows))
-        yield from small.rest()
+        return self.hold().blocks()
 
+    @torch.no_grad()
     def hold(self) -> Factors:
-        """Return the rows, formed once and for all."""
-        return HeldFactors(list(self.blocks()))
+        """Return the rows, formed once and for all, each layer's as its gradients arrive."""
+        held: list[tuple[slice, Tensor]] = []
+        small = _Neighbours(self._limit)
+        self._each(lambda columns, rows: held.extend(small.add(columns, _dense(rows))))
+        return HeldFactors([*held, *small.rest()])
 
     @torch.no_grad()
     def project(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,21 +175,30 @@ class HookFactors(Factors):
         """
         sums = Sums()
         small = _Neighbours(self._limit)
-        blocks = _Blocks(self._parameters, self._recorder, self._rows)
 
-        def use(found: Iterable[tuple[slice, Rows]]) -> None:
-            for columns, rows in found:
-                if isinstance(rows, Outer) and rows.nbytes > _TINY:
-                    sums.add(rows.squared_norms(), rows.project(matrix[columns]))
-                    continue
-                for some, together in small.add(columns, _dense(rows)):
-                    sums.add_rows(together, matrix[some])
+        def use(columns: slice, rows: Rows) -> None:
+            if isinstance(rows, Outer) and rows.nbytes > _TINY:
+                sums.add(rows.squared_norms(), rows.project(matrix[columns]))
+                return
+            for some, together in small.add(columns, _dense(rows)):
+                sums.add_rows(together, matrix[some])
 
-        self._backward(lambda i, delta: use(blocks.add(i, delta)))
-        use(blocks.rest())
+        self._each(use)
         for some, together in small.rest():
             sums.add_rows(together, matrix[some])
         return sums.result
+
+    def _each(self, use: Callable[[slice, Rows], None]) -> None:
+        """Hand over the rows of each chosen parameter, on the way back."""
+        blocks = _Blocks(self._parameters, self._recorder, self._rows)
+
+        def take(i: int, delta: Tensor) -> None:
+            for columns, rows in blocks.add(i, delta):
+                use(columns, rows)
+
+        self._backward(take)
+        for columns, rows in blocks.rest():
+            use(columns, rows)
 
     @property
     def _limit(self) -> int:
