@@ -69,7 +69,7 @@ def sample_rows(model: nn.Module, x: Tensor, likelihood: Likelihood) -> Tensor:
                     for g in torch.autograd.grad(output, weights, row[None], retain_graph=True)
                 ]
             )
-            for row in likelihood.factor(output)[0]
+            for row in likelihood.factor(output.detach())[0]
         ]
     )
 
@@ -107,7 +107,7 @@ def batch_loop(
 
     def run() -> Tensor:
         output = model(x)
-        rows = likelihood.factor(output)
+        rows = likelihood.factor(output.detach())
         scores = []
         for i in range(len(x)):
             flat = []

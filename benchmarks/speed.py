@@ -67,23 +67,23 @@ def score_rows(domain: Domain, batch: int, device: str, seconds: float) -> Rows:
 
 
 def fit_rows(domain: Domain, device: str, seconds: float) -> Rows:
-    """Yield the time per sample of fits of one network, on batches of 64.
+    """Yield the time per sample of fits of one network, on batches of 256.
 
     Ours is the median time between two requests for a batch: choosing an engine and solving
     for the basis do not grow with the data.
     """
     model = domain.model(device)
-    x = domain.batch(64, device)
+    x = domain.batch(256, device)
     monitor = Monitor(model, domain.likelihood, domain.rank, sketch=Nystrom(domain.size))
     few = x[:8]
-    clock = Clock([x] * 12)
+    clock = Clock([x] * 6)
     runs = {
         "fit": lambda: monitor.fit(clock, progress=False, check_deterministic=False),
         "loop": contenders.loop_fit(model, few, domain.likelihood, domain.size),
         "floor": contenders.fit_floor(model, x, domain.likelihood, domain.size),
     }
     ms = interleaved(runs, device, seconds, rounds=5)
-    about = {"net": domain.name, "task": "fit", "batch": 64}
+    about = {"net": domain.name, "task": "fit", "batch": len(x)}
     ours = statistics.median(clock.seconds) * 1e3
     yield {**about, "method": "scodkit", "ms": ours / len(x)}
     yield {**about, "method": "loop", "ms": ms["loop"] / len(few)}

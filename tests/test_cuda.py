@@ -181,7 +181,7 @@ def test_directions_agree_with_the_loop(
 def test_broadcast_parameters_over_many_positions(
     model: nn.Module, shape, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broadcast, "_SEVERAL", limit)
+    monkeypatch.setattr(broadcast, "_SAMPLES", limit)
     same_as_the_loop(model, noise(*shape, seed=1))
 
 

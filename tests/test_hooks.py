@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,11 +19,13 @@ from torch.utils._pytree import tree_leaves
 from cases import Recurrent
 from engines import (
     Uses,
+    chosen_engine,
     close,
     everything,
     joined,
     noise,
     pulled,
+    pulled_by,
     randomised,
     right_rows,
     same_as_the_loop,
@@ -74,7 +78,7 @@ def changes_its_input(m: nn.Module, x: Tensor) -> Tensor:
 def test_an_input_changed_after_its_use_is_refused() -> None:
     model = randomised(Uses(changes_its_input, a=nn.Linear(3, 3), b=nn.Linear(3, 3)))
     with pytest.raises(UnsupportedCallError, match="modified in place"):
-        pulled(HookEngine, model, Inputs((noise(3, 3),), {}), 1, ["b.weight"])
+        joined(pulled(HookEngine, model, Inputs((noise(3, 3),), {}), 1, ["b.weight"]))
 
 
 def test_where_autograd_does_not_mind_neither_does_the_choice() -> None:
@@ -262,6 +266,57 @@ def test_ways_back_that_end_at_other_weights() -> None:
     assert right_rows(model, noise(3, 3), names=chosen) == (HookEngine, [])
     same_as_the_loop(model, noise(3, 3).requires_grad_())
     assert right_rows(model, noise(3, 3).requires_grad_()) == (HookEngine, [])
+
+
+def test_ways_back_that_change_after_the_trial() -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        return m.a(x) + m.b(torch.sin(m.other(x)))
+
+    model = randomised(
+        Uses(forward, a=nn.Linear(3, 2), other=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    )
+    model.other.requires_grad_(False)
+    chosen = ["a.weight", "a.bias", "b.weight", "b.bias"]
+    call = Inputs((noise(3, 3),), {})
+    engine = chosen_engine(model, call, chosen)
+    assert isinstance(engine, HookEngine)
+    expected = joined(pulled(LoopEngine, model, call, 2, chosen))
+    for trains in (False, True):
+        model.requires_grad_(trains)
+        close(joined(pulled_by(engine, call, 2)), expected)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_models_that_ask_for_slopes_of_their_inputs(fresh: bool) -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        x = x.detach().clone() if fresh else x
+        return m.b(torch.tanh(m.a(x.requires_grad_(True))))
+
+    model = Uses(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    same_as_the_loop(model, noise(3, 3))
+    assert right_rows(model, noise(3, 3)) == (HookEngine, [])
+
+
+def test_part_of_a_model_that_trains_is_streamed_too() -> None:
+    model = randomised(nn.Sequential(*[nn.Linear(3, 3) for _ in range(5)]))
+    names = [f"{i}.weight" for i in (2, 3, 4)]
+    factors = pulled(HookEngine, model, Inputs((noise(2, 3),), {}), 2, names)
+    seen: list[int] = []
+    factors._backward(lambda i, delta: seen.append(i))
+    assert seen == [2, 1, 0]
+
+
+def test_a_forward_pass_is_dropped_with_its_factors() -> None:
+    model = randomised(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)))
+    gc.disable()  # no cycle may keep it
+    try:
+        factors = pulled(HookEngine, model, Inputs((noise(2, 3),), {}), 2)
+        factors.project(noise(20, 2))
+        graph = weakref.ref(factors._recorder)
+        del factors
+        assert graph() is None
+    finally:
+        gc.enable()
 
 
 # --- The model is watched, not touched -----------------------------------------------------

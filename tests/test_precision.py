@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from oracles import dense_factors
-from scodkit import Categorical, Monitor
+from scodkit import Categorical, Gaussian, Monitor
 from scodkit.errors import MismatchError, NonFiniteError, OptionError
 from scodkit.network import Inputs
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
@@ -67,12 +67,35 @@ def test_an_update_may_be_in_half_precision_too() -> None:
     torch.testing.assert_close(updated.score(test), whole.score(test), rtol=0.03, atol=0)
 
 
-def test_rows_in_half_precision_are_counted_as_such() -> None:
-    found = monitor().fit([images(4)], progress=False)
+SHARED = nn.Linear(300, 300)
+WIDE = torch.randn(4, 300)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [
+        (nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 3)), WIDE),
+        (nn.Sequential(SHARED, nn.Tanh(), SHARED, nn.Linear(300, 3)), WIDE),
+        (
+            nn.Sequential(nn.Embedding(900, 100), nn.Flatten(), nn.Linear(300, 300)),
+            torch.randint(0, 9, (4, 3)),
+        ),
+    ],
+    ids=["plain", "shared", "embedding"],
+)
+def test_rows_in_half_precision_are_counted_as_they_are(model: nn.Module, batch) -> None:
+    found = Monitor(model.eval(), Gaussian(), rank=4).fit([batch], progress=False)
     engine = found._scorer.source.engine
     half = engine.of(engine.network.at_precision(BF16))
-    saved = 2 * (engine.parameters.num_parameters + engine.parameters.widest)
-    assert engine.row_bytes(held=True) - half.row_bytes(held=True) == saved
+    with half.network.evaluating():
+        linear = half.linearize(Inputs((batch,), {}))
+        held = linear.pull_back(torch.randn(4, 2, linear.output.shape[1])).hold()
+    bytes_held = sum(rows.nbytes for _, rows in held.blocks()) / held.num_rows
+    widest = half.parameters.widest * bytes_held / half.parameters.num_parameters
+    estimate = half.row_bytes(held=True) - half._delta_bytes
+    # small layers are put together, in the wider of their dtypes
+    assert estimate == pytest.approx(bytes_held + widest, rel=0.02)
+    assert half.row_bytes(held=True) < engine.row_bytes(held=True)
 
 
 def test_only_the_fit_is_in_half_precision() -> None:

@@ -125,13 +125,13 @@ class Recipe:
         # a batch's rows fill the budget at most, but one is formed in any case
         working = max(one_row, min(self.budget, call.batch_size * directions * one_row))
         working += directions * output[0].numel() * output.itemsize
-        working += self.sketch.scratch_bytes(parameters.num_parameters, columns)
         return Plan.of(
             num_parameters=parameters.num_parameters,
             directions=directions,
             columns=columns,
             rank=self.rank,
             itemsize=sum_dtype(output).itemsize,
+            kept_bytes=self.sketch.scratch_bytes(parameters.num_parameters, columns),
             working_bytes=working,
             device=network.device,
         )

@@ -6,19 +6,24 @@ callers do the same in torch.
 
 from __future__ import annotations
 
+import functools
+import warnings
+
 import torch
 from torch import Tensor
 
+from scodkit.errors import EngineFallbackWarning
 from scodkit.tracing import is_traced, single_operation
 
 try:
     from scodkit import triton_kernels
-except ImportError:
+except Exception:  # not installed, or not for this machine
     triton_kernels = None  # type: ignore[assignment]
 
 # rows and columns up to which a product is made here; with more, torch's has enough to do
 _MOST_ROWS = 8
 _MOST_COLUMNS = 128
+_LONGEST = 1 << 30  # positions are counted in 32 bits
 # numbers a program adds up at a time, and how many programs share a product
 _TILE = 4096
 _PROGRAMS = 1024
@@ -31,13 +36,31 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 def run_on(tensor: Tensor) -> bool:
     """Return whether the kernels can be used for a tensor."""
-    return triton_kernels is not None and tensor.is_cuda
+    return triton_kernels is not None and tensor.is_cuda and _launches(tensor.device)
+
+
+@functools.cache
+def _launches(device: torch.device) -> bool:
+    """Return whether kernels start: Triton needs a C compiler, a cache, a recent GPU."""
+    try:
+        _project(torch.ones(1, 1, device=device), torch.ones(1, 1, device=device))
+        torch.cuda.synchronize(device)
+    except Exception as error:  # whatever a compiler or a driver may raise
+        warnings.warn(
+            f"Triton's kernels do not start on {device} ({type(error).__name__}); torch's own "
+            "are used, which are slower",
+            EngineFallbackWarning,
+            stacklevel=4,
+        )
+        return False
+    return True
 
 
 def projects(rows: Tensor, matrix: Tensor) -> bool:
     """Return whether `project` is for such rows ``(b, q, n)`` and ``matrix (n, k)``."""
     few = rows.shape[0] * rows.shape[1] <= _MOST_ROWS and matrix.shape[1] <= _MOST_COLUMNS
-    return run_on(rows) and few and rows.dtype in _DTYPES and matrix.dtype in _DTYPES
+    suited = few and 0 < rows.shape[2] <= _LONGEST
+    return suited and rows.dtype in _DTYPES and matrix.dtype in _DTYPES and run_on(rows)
 
 
 def project(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,8 +53,15 @@ def convolution_bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _tf32_bmm(a: Tensor, b: Tensor) -> Tensor:
-    with tf32_products(True):  # which a trace would not show
+    # autograd has one thread for each GPU: if it waited here for a thread that waits for its
+    # own backward pass, neither would go on
+    if not _SWITCH.acquire(blocking=False):
         return torch.bmm(a, b)
+    try:
+        with tf32_products(True):  # which a trace would not show
+            return torch.bmm(a, b)
+    finally:
+        _SWITCH.release()
 
 
 _traced_tf32_bmm = single_operation("scodkit::tf32_bmm", _tf32_bmm)

@@ -178,9 +178,26 @@ class Network:
         return batch
 
     def __call__(self, call: Inputs) -> Tensor:
-        """Return the output ``(B, *shape)`` of the model as it stands."""
-        with self._autocast():
-            result = self.model(*call.args, **call.kwargs)
+        """Return the output ``(B, *shape)`` of the model as it stands.
+
+        Raises:
+            BatchError: If the model fails on inputs of another dtype than its weights'.
+            RuntimeError: If it fails for another reason.
+        """
+        try:
+            with self._autocast():
+                result = self.model(*call.args, **call.kwargs)
+        except RuntimeError as error:
+            own = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+            given = {t.dtype for t in call.tensors() if t.is_floating_point()}
+            if self.precision is None and given - own and own:
+                wanted = " or ".join(sorted(map(str, own)))
+                raise BatchError(
+                    f"expected inputs in {wanted}, as the model's weights are, got "
+                    f"{', '.join(sorted(map(str, given)))}, and the model failed on them; type "
+                    f"x.to({wanted.split(' ')[0]})"
+                ) from error
+            raise
         return self._output(result, call.batch_size)
 
     def at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
@@ -214,7 +231,7 @@ class Network:
             with contextlib.ExitStack() as stack:
                 if self.device.type == "cuda":
                     stack.enter_context(tf32_products(False))
-                    stack.enter_context(_cudnn_in_full_precision())
+                    stack.enter_context(_cudnn(torch.backends.cudnn.enabled, allow_tf32=False))
                 yield
         finally:
             self.precision = precision
@@ -311,17 +328,18 @@ class Network:
     def _kernels(self) -> contextlib.AbstractContextManager[None]:
         """Return a context without cuDNN for recurrent models: its RNNs refuse eval mode."""
         if self._recurrent and self.device.type == "cuda":
-            return torch.backends.cudnn.flags(enabled=False)
+            return _cudnn(enabled=False, allow_tf32=torch.backends.cudnn.allow_tf32)
         return contextlib.nullcontext()
 
 
-def _cudnn_in_full_precision() -> contextlib.AbstractContextManager[None]:
+def _cudnn(enabled: bool, allow_tf32: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which only these two of cuDNN's switches are turned."""
     cudnn = torch.backends.cudnn
     return cudnn.flags(
-        cudnn.enabled,
+        enabled,
         benchmark=cudnn.benchmark,
         deterministic=cudnn.deterministic,
-        allow_tf32=False,
+        allow_tf32=allow_tf32,
     )
 
 

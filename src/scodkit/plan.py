@@ -22,6 +22,7 @@ class Plan:
         rank: ``k``, vectors kept for scoring.
         sketch_bytes: The sketch itself, held while fitting (and after, for updates).
         basis_bytes: The eigenbasis, held while scoring.
+        kept_bytes: Test matrices, held while fitting.
         solve_bytes: Extra while the basis is computed from the sketch.
         working_bytes: Rows in weight space and at the output while batches pass.
         available_bytes: Free memory on the model's device; None when it cannot be known.
@@ -33,6 +34,7 @@ class Plan:
     rank: int
     sketch_bytes: int
     basis_bytes: int
+    kept_bytes: int
     solve_bytes: int
     working_bytes: int
     available_bytes: int | None
@@ -45,6 +47,7 @@ class Plan:
         columns: int,
         rank: int,
         itemsize: int,
+        kept_bytes: int,
         working_bytes: int,
         device: torch.device,
     ) -> Plan:
@@ -58,6 +61,7 @@ class Plan:
             rank=rank,
             sketch_bytes=columns * vector_bytes,
             basis_bytes=rank * vector_bytes,
+            kept_bytes=kept_bytes,
             # the basis is found in a copy of the sketch
             solve_bytes=columns * vector_bytes,
             working_bytes=working_bytes,
@@ -67,7 +71,8 @@ class Plan:
     @property
     def fit_bytes(self) -> int:
         """Peak while fitting, beyond the model and its activations."""
-        return self.sketch_bytes + max(self.working_bytes, self.basis_bytes + self.solve_bytes)
+        held = self.sketch_bytes + self.kept_bytes
+        return held + max(self.working_bytes, self.basis_bytes + self.solve_bytes)
 
     @property
     def score_bytes(self) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import CustomOpDef
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+if TYPE_CHECKING:
+    from torch._library.custom_ops import CustomOpDef
 
 
 def is_traced() -> bool:

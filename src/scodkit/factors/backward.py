@@ -19,7 +19,7 @@ from torch.func import vmap
 _FOLDED = 1 << 20
 _BATCHED = 1 << 25
 
-# of the map over directions within torch.autograd.grad
+# torch numbers maps by how deep they are nested: that of torch.autograd.grad is outermost
 _LEVEL = 1
 
 Take = Callable[[int, Tensor], None]
@@ -32,14 +32,11 @@ class Edges:
     Kept because an in-place operation may since have moved an output further along the graph.
 
     Args:
-        only_weights: Whether nothing but the layers' weights needs gradients: then every way
-            back ends at one of the starts.
         of_layers: One for each layer.
-        starts: Which of the layers have no other before them.
+        starts: Which of the layers have nothing before them that needs gradients.
         output_bytes: Size of all layers' outputs together.
     """
 
-    only_weights: bool
     of_layers: list[GradientEdge] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     output_bytes: int = 0
@@ -97,11 +94,11 @@ def _streamed(output: Tensor, edges: Edges, row: Tensor, take: Take) -> list[Ten
     """Pull one row back.
 
     Returns:
-        The gradients at the starts, which were handed over, too: a map has to return some.
+        The gradients that were asked for, and handed over, too: a map has to return some.
     """
     found = _to_starts(output, edges, row, take)
     _hand_over(found, take)
-    return [found[i] for i in edges.starts if found[i] is not None]  # type: ignore[misc]
+    return [delta for delta in found if delta is not None]
 
 
 def _batched(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
@@ -116,15 +113,28 @@ def _batched(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
 def _to_starts(
     output: Tensor, edges: Edges, rows: Tensor, take: Take, *, batched: bool = False
 ) -> list[Tensor | None]:
-    """Return the gradients at the starts, in their places; the others are taken on the way."""
-    if not edges.only_weights:  # a way back may end elsewhere: all have to be asked for
-        return list(_gradients(output, edges.of_layers, rows, batched=batched))
-    asked = [edges.of_layers[i] for i in edges.starts]
-    with _watched(edges, take):
-        found = _gradients(output, asked, rows, batched=batched)
+    """Return the gradients of layers that were asked for; the others are taken on the way.
+
+    Only what lies on a way to something asked for is visited. Nearly always every way back
+    ends at a start; some may end elsewhere, at other weights or at inputs that need gradients.
+    """
     at_layers: list[Tensor | None] = [None] * len(edges.of_layers)
-    for i, delta in zip(edges.starts, found, strict=True):
-        at_layers[i] = delta
+    seen = set(edges.starts)
+
+    def note(i: int, delta: Tensor) -> None:
+        seen.add(i)
+        take(i, delta)
+
+    def ask(layers: list[int]) -> None:
+        if layers:
+            asked = [edges.of_layers[i] for i in layers]
+            found = _gradients(output, asked, rows, batched=batched)
+            for i, delta in zip(layers, found, strict=True):
+                at_layers[i] = delta
+
+    with _watched(edges, note):
+        ask(edges.starts)
+    ask([i for i in range(len(at_layers)) if i not in seen])
     return at_layers
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import BatchError
-from scodkit.factors.backward import Edges, Take, backward
+from scodkit.factors.backward import Take, backward
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums
 from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import Batch, Fold, Outer, Rows
@@ -37,25 +37,21 @@ class HookEngine(Engine):
         self._few_kernels = False
         self._folds: set[Fold] = set()  # in the layers of batches seen so far
         self._delta_bytes = 0  # of one row at all layers' outputs; known after one batch
-        self._itemsize = parameters.itemsize(network.model)
-        model, chosen = network.model, {block.name for block in parameters.blocks}
+        self._itemsize: float = parameters.itemsize(network.model)  # on average over a row
+        model = network.model
         tensors = (*model.parameters(), *model.buffers())
         self._copies = any(tensor.is_inference() for tensor in tensors)
-        self._only_weights = not any(
-            parameter.requires_grad and name not in chosen
-            for name, parameter in model.named_parameters()
-        )
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return one forward pass with the calls on chosen parameters remembered."""
         batch = Batch(call.batch_size)
-        edges = Edges(self._only_weights and not any(t.requires_grad for t in call.tensors()))
-        recorder = Recorder(
-            self.network.model, self.parameters, batch, edges, copies=self._copies
-        )
+        recorder = Recorder(self.network.model, self.parameters, batch, copies=self._copies)
         with recorder:
             output = self.network(call)
-        self._delta_bytes = edges.output_bytes // max(1, call.batch_size)
+        self._delta_bytes = recorder.edges.output_bytes // max(1, call.batch_size)
+        if self.network.precision is not None:
+            row_bytes = recorder.row_bytes(output.itemsize)
+            self._itemsize = row_bytes / self.parameters.num_parameters
         if not batch.folds <= self._folds:
             self._try_again(call, batch.folds)
         return _HookLinearization(recorder, output, self.parameters, self._few_kernels)
@@ -98,9 +94,7 @@ class HookEngine(Engine):
         """
         widest = self.parameters.widest
         columns = self.parameters.num_parameters + widest if held else 2 * widest
-        precision = self.network.precision
-        size = self._itemsize if precision is None else precision.itemsize
-        return columns * size + self._delta_bytes
+        return int(columns * self._itemsize) + self._delta_bytes
 
 
 class _HookLinearization(Linearization):
@@ -118,8 +112,6 @@ class _HookLinearization(Linearization):
         self.output = output.detach()
 
     def pull_back(self, rows: Tensor) -> Factors:
-        for layer in self._recorder.layers:
-            layer.check_unchanged()
         pull_back = partial(
             backward, self._graph, self._recorder.edges, rows, few_kernels=self._few_kernels
         )
@@ -170,8 +162,9 @@ class HookFactors(Factors):
         """See `Factors.project`.
 
         Returns:
-            The same. No layer's gradients are kept for longer than it takes to use them, and
-            large outer products are never formed.
+            The same. Unless layers are so large that directions are pulled back one by one,
+            gradients are dropped as soon as they are used; large outer products are never
+            formed.
         """
         sums = Sums()
         small = _Neighbours(self._limit)
@@ -190,6 +183,8 @@ class HookFactors(Factors):
 
     def _each(self, use: Callable[[slice, Rows], None]) -> None:
         """Hand over the rows of each chosen parameter, on the way back."""
+        for layer in self._recorder.layers:
+            layer.check_unchanged()
         blocks = _Blocks(self._parameters, self._recorder, self._rows)
 
         def take(i: int, delta: Tensor) -> None:

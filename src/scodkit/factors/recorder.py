@@ -66,27 +66,21 @@ class Recorder(TorchFunctionMode):
         model: The model that will run.
         parameters: The chosen weights.
         batch: Where the samples are.
-        edges: Where in the graph the calls' outputs were made; filled by the way.
         copies: Whether the model has weights or buffers made in inference mode, which
             autograd refuses to save.
 
     Attributes:
         layers: The calls, in order.
+        edges: Where in the graph their outputs were made.
         places: Where tensors with chosen weights sit, by id: parameters, and cuts of them.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        parameters: ParameterSet,
-        batch: Batch,
-        edges: Edges,
-        *,
-        copies: bool,
+        self, model: nn.Module, parameters: ParameterSet, batch: Batch, *, copies: bool
     ) -> None:
         super().__init__()
         self.layers: list[Layer] = []
-        self.edges = edges
+        self.edges = Edges()
         named = dict(model.named_parameters())
         columns = {block.name: block.columns for block in parameters.blocks}
         self.places = {id(named[n]): Place(own, own) for n, own in columns.items()}
@@ -96,6 +90,8 @@ class Recorder(TorchFunctionMode):
         self._batch = batch
         self._copies = copies
         self._picked = ""
+        # by a parameter's first column: the outputs' bytes a number, of each use of all of it
+        self._uses: dict[int, list[int]] = {c.start: [] for c in columns.values()}
 
     def __torch_function__(
         self,
@@ -168,7 +164,7 @@ class Recorder(TorchFunctionMode):
         layer = RULES[func](self._batch, *args, **kwargs)
         # with nothing before it to differentiate, a layer's own weights start the graph
         first = not any(
-            isinstance(value, Tensor) and value.requires_grad and id(value) not in self.places
+            isinstance(value, Tensor) and value.grad_fn and id(value) not in self.places
             for value in (*args, *kwargs.values())
         )
 
@@ -184,7 +180,25 @@ class Recorder(TorchFunctionMode):
             output = self._call(func, args, kwargs, constant)
         self.layers.append(layer)
         self.edges.add(output, start=first)
+        for parameter in layer.parameters:
+            place = self.places.get(id(parameter))
+            if place is not None:
+                whole = place.columns == place.block
+                self._uses[place.block.start].append(output.itemsize if whole else 0)
         return output
+
+    def row_bytes(self, sum_bytes: int) -> int:
+        """Return the bytes of a row in weight space.
+
+        Args:
+            sum_bytes: Of a number where several uses of a parameter, or of parts, are summed.
+        """
+        blocks = {place.block.start: place.block for place in self.places.values()}
+        total = 0
+        for start, uses in self._uses.items():
+            single = uses[0] if len(uses) == 1 and uses[0] else sum_bytes
+            total += (blocks[start].stop - start) * single
+        return total
 
     @staticmethod
     def _call(
@@ -239,9 +253,14 @@ class Recorder(TorchFunctionMode):
 def _mapped(
     args: tuple[Any, ...], kwargs: dict[str, Any], function: Callable[[Tensor], Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    def on(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return function(value)
-        return type(value)(map(on, value)) if type(value) in (list, tuple) else value
+    named = {name: _on(value, function) for name, value in kwargs.items()}
+    return tuple(_on(value, function) for value in args), named
 
-    return tuple(map(on, args)), {name: on(value) for name, value in kwargs.items()}
+
+# no closure of its own name: such a cycle would keep every forward pass alive for a while
+def _on(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if type(value) in (list, tuple):
+        return type(value)(_on(part, function) for part in value)
+    return value

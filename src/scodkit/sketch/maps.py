@@ -1,4 +1,4 @@
-"""Random test matrices ``Omega`` (N x T) that are never stored.
+"""Random test matrices ``Omega`` (N x T) that need not be stored.
 
 Any rows of ``Omega`` can be made from a seed and their positions alone, by integer hashing:
 the same numbers on every device, in every block size and in every version of torch. Columns
@@ -294,7 +294,7 @@ class SeededMatrix:
 
         Args:
             chunk: Which rows.
-            like: A tensor with the dtype of the rows to be multiplied.
+            like: A tensor with the dtype of the rows to be multiplied, or of the sums.
 
         Returns:
             ``(n, T)``.

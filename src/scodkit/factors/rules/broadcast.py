@@ -18,7 +18,7 @@ from scodkit.factors.rules.layer import Batch, Layer, Rows, UnsupportedCallError
 
 # positions from which a product of matrices beats an element-wise one and a sum, on a GPU
 _MANY = 64
-_SEVERAL = 8  # and samples: with few there is little to write, and kernels may be fused
+_SAMPLES = 8  # and samples: with few there is little to write, and kernels may be fused
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _summed(delta: Tensor, scaled: Tensor | None, axes: list[int]) -> Tensor:
     """Return ``delta (q, ...)``, times ``scaled (...)`` where given, summed over some axes."""
     positions = math.prod(delta.shape[axis] for axis in axes)
     trailing = axes == list(range(3, delta.ndim))
-    large = delta.is_cuda and positions >= _MANY and delta.shape[1] >= _SEVERAL
+    large = delta.is_cuda and positions >= _MANY and delta.shape[1] >= _SAMPLES
     if scaled is not None and trailing and large:
         # as a product of matrices the scaled gradients are never written to memory
         left = delta.reshape(len(delta), -1, positions).transpose(0, 1)

@@ -34,6 +34,7 @@ _NARROW = 32
 _SEVERAL = 8
 
 _IMAGES = 4  # axes of a batch of them
+_FEW_PLACES = 64  # of a kernel, each of which is a copy in the code of ours
 
 # positions are filled up to a multiple of what matrix units load at once, for any dtype, where
 # they are copied anyway or are many
@@ -78,9 +79,10 @@ class Convolution(Layer):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether images come one to a sample, all their channels together."""
+        """Whether images come one to a sample, all channels together, seen by small kernels."""
         images = self._input.ndim == _IMAGES and len(self._input) == self.batch.size
-        return images and self._groups == 1
+        places = math.prod(self._weight.shape[2:])
+        return images and self._groups == 1 and places <= _FEW_PLACES
 
     def _by_kernels(self, input: Tensor, delta: Tensor) -> Tensor:
         """Return the same rows, from copies made by kernels of our own."""
@@ -184,8 +186,8 @@ class _Window:
             fill: See `kernels.patches`.
         """
         (high, wide), (down, across) = self._kernel, positions
-        every = self._kernel == self._stride == (1, 1) and not any(margins)
-        if every and down * across % fill == 0:
+        unmoved = self._kernel == self._stride == (1, 1) and not any(margins)
+        if unmoved and down * across % fill == 0:
             return input.flatten(2)
         left, _, above, _ = margins
         return kernels.patches(
