@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types imports unit bench bench-sketch picture docs clean
+.PHONY: demo test lint types imports unit bench bench-sketch bench-alarms picture docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -30,6 +30,9 @@ bench: $(STAMP) .venv/.peers
 
 bench-sketch: $(STAMP)
 	$(BIN)/python benchmarks/sketch_accuracy.py
+
+bench-alarms: $(STAMP)
+	$(BIN)/python benchmarks/alarms.py
 
 picture: $(STAMP)
 	$(BIN)/python examples/digits_picture.py docs/digits.png

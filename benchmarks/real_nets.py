@@ -73,7 +73,7 @@ def _train(
     return model.eval()
 
 
-def mnist_net(num_data: int = 500) -> TrainedNet:
+def mnist_net(num_data: int = 500, num_test: int = 2000) -> TrainedNet:
     """Return the paper's net for the digits 0-4 (15,493 weights), trained by its recipe."""
     torch.manual_seed(0)
     model = digits(nn.Linear(288, 5))
@@ -83,7 +83,7 @@ def mnist_net(num_data: int = 500) -> TrainedNet:
     test_x, test_y = _mnist("t10k")
     known, novel = test_x[test_y < 5], test_x[test_y >= 5]
     return TrainedNet(
-        "mnist 0-4", model, Categorical(), x[:num_data], known[:2000], novel[:2000]
+        "mnist 0-4", model, Categorical(), x[:num_data], known[:num_test], novel[:num_test]
     )
 
 

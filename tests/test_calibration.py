@@ -8,7 +8,8 @@ import re
 import pytest
 import scipy.stats
 import torch
-from hypothesis import assume, given, settings
+from crepes import ConformalClassifier
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,8 +27,22 @@ def counted(held_out: list[float], score: float) -> float:
     return (1 + sum(other >= score for other in held_out)) / (len(held_out) + 1)
 
 
+GROUPS = st.integers(-2, 3)
+GROUPED = st.lists(st.tuples(st.integers(0, 6).map(float), GROUPS), min_size=1, max_size=30)
+
+
+def apart(pairs: list[tuple[float, int]]) -> tuple[Tensor, Tensor]:
+    """Scores and groups of pairs."""
+    scores, groups = zip(*pairs, strict=True)
+    return torch.tensor(scores), torch.tensor(groups)
+
+
 def normal(count: int, seed: int) -> Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def normal_cdf(x: Tensor) -> Tensor:
+    return torch.special.ndtr(x)
 
 
 class TestPValue:
@@ -72,9 +87,7 @@ class TestThreshold:
     @MODEST
     def test_is_the_rule_of_the_p_value(self, held_out, scores, rate):
         calibration = Calibration(torch.tensor(held_out))
-        steps = rate * (calibration.num_data + 1)
-        assume(steps >= 1)
-        assume(abs(steps - round(steps)) > 1e-6)  # there the rounding of the rate decides
+        assume(1 / (calibration.num_data + 1) <= rate)
         asked = torch.tensor([*scores, *held_out])  # the held-out ones are ties
         flagged = asked.double() > calibration.threshold(rate)
         assert torch.equal(flagged, calibration.p_value(asked) <= rate)
@@ -131,6 +144,138 @@ class TestRefuses:
             Calibration(torch.tensor([bad, 1.0, bad]))
 
 
+class TestNotFinite:
+    def test_infinity_gets_the_smallest_p_value_and_is_flagged(self):
+        calibration = Calibration(normal(19, 0))
+        asked = torch.tensor([math.inf, -math.inf])
+        assert calibration.p_value(asked).tolist() == [1 / 20, 1.0]
+        assert calibration.flag(asked, 0.05).tolist() == [True, False]
+
+    def test_nan_is_refused(self):
+        calibration = Calibration(normal(19, 0))
+        for ask in (calibration.p_value, calibration.flag):
+            with pytest.raises(CalibrationError, match=r"got 2 NaN of 3; .*masked_fill"):
+                ask(torch.tensor([math.nan, 1.0, math.nan]))
+
+
+class TestGroups:
+    @given(held_out=GROUPED, asked=GROUPED)
+    @MODEST
+    def test_counts_within_the_group(self, held_out, asked):
+        found = Calibration(*apart(held_out)).p_value(*apart(asked))
+        wanted = [counted([h for h, g in held_out if g == group], s) for s, group in asked]
+        assert found.tolist() == pytest.approx(wanted, rel=1e-15)
+
+    @given(held_out=GROUPED)
+    @MODEST
+    def test_is_kept_sorted_and_can_be_made_again(self, held_out):
+        calibration = Calibration(*apart(held_out))
+        assert calibration.groups is not None
+        kept = list(zip(calibration.scores.tolist(), calibration.groups.tolist(), strict=True))
+        assert kept == sorted(held_out, key=lambda pair: (pair[1], pair[0]))
+        again = Calibration(calibration.scores, calibration.groups)
+        assert torch.equal(again.scores, calibration.scores)
+        assert torch.equal(again.groups, calibration.groups)
+
+    @given(held_out=GROUPED, asked=GROUPED, rate=st.floats(0.02, 0.99))
+    @example([(1.0, 0), (2.0, 0), (3.0, 0)], [(3.0, 0), (4.0, 0), (4.0, 7)], 0.25)
+    @MODEST
+    def test_flags_are_p_values_up_to_the_rate(self, held_out, asked, rate):
+        calibration = Calibration(*apart(held_out))
+        sizes = {group: sum(g == group for _, g in held_out) for _, group in asked}
+        lacking = [g for g, size in sizes.items() if size and 1 / (size + 1) > rate]
+        scores, groups = apart(asked)
+        if lacking:
+            with pytest.raises(CalibrationError, match=f"samples of group {min(lacking)}, got"):
+                calibration.flag(scores, rate, groups=groups)
+        else:
+            small = calibration.p_value(scores, groups) <= rate
+            known = torch.tensor([sizes[g] > 0 for _, g in asked])
+            assert torch.equal(calibration.flag(scores, rate, groups=groups), small & known)
+
+    def test_thresholds_are_those_of_the_group_alone(self):
+        scores, groups = normal(300, 0), torch.arange(300) % 2
+        calibration = Calibration(scores, groups)
+        for group in (0, 1):
+            alone = Calibration(scores[groups == group])
+            for confidence in (None, 0.9):
+                found = calibration.threshold(0.1, confidence=confidence, group=group)
+                assert found == alone.threshold(0.1, confidence=confidence)
+            assert calibration.false_alarm_bound(0.1, group=group) == alone.false_alarm_bound(
+                0.1
+            )
+
+    def test_groups_must_match_the_calibration(self):
+        plain, grouped = Calibration(normal(3, 0)), Calibration(normal(3, 0), torch.arange(3))
+        groups = torch.zeros(3, dtype=torch.long)
+        for ask in (plain.p_value, lambda s, g: plain.flag(s, groups=g)):
+            with pytest.raises(CalibrationError, match=r"no groups.*Calibration\(scores, gr"):
+                ask(normal(3, 1), groups)
+        for ask in (grouped.p_value, grouped.flag):
+            with pytest.raises(CalibrationError, match=r"has 3 groups, got none; type groups="):
+                ask(normal(3, 1))
+        for ask in (grouped.threshold, grouped.false_alarm_bound):
+            with pytest.raises(CalibrationError, match=r"\(0, 1, 2\), got None; type group=0"):
+                ask(0.5)
+            with pytest.raises(CalibrationError, match=r"\(0, 1, 2\), got 7; type group=0"):
+                ask(0.5, group=7)
+        with pytest.raises(CalibrationError, match=r"expected no group, .*got 0; leave it out"):
+            plain.threshold(0.5, group=0)
+
+    @pytest.mark.parametrize("bad", [torch.zeros(3), torch.arange(2), torch.arange(3)[None]])
+    def test_groups_of_another_form(self, bad):
+        with pytest.raises(CalibrationError, match=r"shape \(3,\), got .*type groups.long"):
+            Calibration(normal(3, 0), bad)
+        with pytest.raises(CalibrationError, match=r"shape \(3,\), got .*type groups.long"):
+            Calibration(normal(3, 0), torch.arange(3)).p_value(normal(3, 1), bad)
+
+
+class TestAgainstCrepes:
+    @given(held_out=GROUPED, asked=GROUPED)
+    @MODEST
+    def test_p_values(self, held_out, asked):
+        (scores, groups), (new, new_groups) = apart(held_out), apart(asked)
+        theirs = ConformalClassifier().fit(scores.numpy())
+        wanted = theirs.predict_p(new[:, None].numpy(), smoothing=False)[:, 0]
+        assert Calibration(scores).p_value(new).tolist() == pytest.approx(wanted, rel=1e-15)
+        theirs = ConformalClassifier().fit(scores.numpy(), bins=groups.numpy())
+        wanted = theirs.predict_p(
+            new[:, None].numpy(), bins=new_groups.numpy(), smoothing=False
+        )[:, 0]
+        found = Calibration(scores, groups).p_value(new, new_groups)
+        assert found.tolist() == pytest.approx(wanted, rel=1e-15)
+
+
+class TestLooksLikeTraining:
+    @pytest.mark.parametrize("num_data", [100, 1000])
+    def test_held_out_data_hardly_ever_does(self, num_data):
+        # exponential scores with a mean 10 % higher than in training: the edge of the rule
+        draws = [-normal_cdf(normal(num_data, seed)).log() * 1.1 for seed in range(1000)]
+        share = sum(Calibration(d).looks_like_training(1.0) for d in draws) / 1000
+        assert 0 < share < 0.05
+        # and the more they score, the less so
+        assert not any(Calibration(1.5 * d).looks_like_training(1.0) for d in draws)
+
+    def test_training_data_does(self):
+        for seed in range(20):
+            draw = -normal_cdf(normal(3000, seed)).log()
+            assert Calibration(draw).looks_like_training(1.0)
+            # the very same data
+            few = Calibration(draw[:600])
+            assert few.looks_like_training(float(few.scores.mean())) == (
+                few.scores.std() / few.scores.mean() < 0.1 * math.sqrt(600) / 2.326
+            )
+
+    def test_too_few_to_tell(self):
+        assert not Calibration(torch.full((99,), 0.1)).looks_like_training(1.0)
+        assert Calibration(torch.full((100,), 0.1)).looks_like_training(1.0)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+    def test_not_a_mean(self, bad):
+        with pytest.raises(CalibrationError, match=r"expected a finite mean score >= 0 .*got"):
+            Calibration(normal(100, 0)).looks_like_training(bad)
+
+
 class TestRates:
     """Flags among new samples of the held-out kind: within the band theory gives them."""
 
@@ -155,3 +300,20 @@ class TestRates:
         # both rates are whole steps of 1/40, so that they are met exactly
         band = scipy.stats.binom(repeats, rate)
         assert band.ppf(1e-5) <= flagged <= band.ppf(1 - 1e-5)
+
+    @pytest.mark.parametrize("rate", [0.02, 0.1])
+    def test_within_the_band_of_99_percent(self, rate):
+        num_data, new, repeats = 199, 1000, 200
+        steps = math.floor(rate * (num_data + 1) + 1e-9)
+        band = scipy.stats.betabinom(new, steps, num_data + 1 - steps)
+        outside, total = 0, 0
+        for seed in range(repeats):
+            flagged = int(
+                Calibration(normal(num_data, seed)).flag(normal(new, -seed - 1), rate).sum()
+            )
+            total += flagged
+            outside += not band.ppf(0.005) <= flagged <= band.ppf(0.995)
+        assert outside <= scipy.stats.binom(repeats, 0.01).ppf(1 - 1e-4)
+        # and the mean over draws is the rate itself
+        spread = 4 * band.std() / math.sqrt(repeats)
+        assert abs(total / repeats - rate * new) < spread

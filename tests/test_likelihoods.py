@@ -125,12 +125,29 @@ def test_factor_is_a_root_of_the_dense_fisher(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("likelihood", "family", "shape"), EXACT)
-def test_rows_are_detached_and_keep_the_dtype(
+def test_rows_keep_the_dtype(
     likelihood: Likelihood, family: Family, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    rows = likelihood.factor(random_output(2, *shape, dtype=dtype).requires_grad_())
-    assert rows.dtype == dtype
-    assert not rows.requires_grad
+    assert likelihood.factor(random_output(2, *shape, dtype=dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize(("likelihood", "family", "shape"), EXACT)
+def test_rows_can_be_differentiated(
+    likelihood: Likelihood, family: Family, shape: tuple[int, ...]
+) -> None:
+    if isinstance(likelihood, Gaussian):  # constant: there is nothing to differentiate
+        assert not likelihood.factor(random_output(2, *shape).requires_grad_()).requires_grad
+        return
+    assert torch.autograd.gradcheck(
+        likelihood.factor, random_output(2, *shape).requires_grad_()
+    )
+
+
+def test_confident_predictions_have_finite_slopes() -> None:
+    output = torch.tensor([[200.0, 0.0, -200.0]]).requires_grad_()
+    for likelihood in (Categorical(), Bernoulli()):
+        (slope,) = torch.autograd.grad(likelihood.factor(output).sum(), output)
+        assert slope.isfinite().all()
 
 
 def best_of_rank(fisher: Tensor, rank: int) -> Tensor:

@@ -7,6 +7,8 @@ UAI 2021).
 
 from scodkit.calibration import Calibration
 from scodkit.eigenbasis import Eigenbasis
+from scodkit.explain import Explanation
+from scodkit.groups import predicted_class
 from scodkit.likelihoods import (
     Bernoulli,
     Categorical,
@@ -19,8 +21,9 @@ from scodkit.monitor import Monitor
 from scodkit.parameters import LastLayers
 from scodkit.plan import Plan
 from scodkit.score import Certificate, Scored
-
-__version__ = "0.1.0"
+from scodkit.summary import Summary
+from scodkit.task import Task
+from scodkit.version import __version__
 
 __all__ = [
     "Bernoulli",
@@ -28,6 +31,7 @@ __all__ = [
     "Categorical",
     "Certificate",
     "Eigenbasis",
+    "Explanation",
     "Gaussian",
     "HeteroscedasticGaussian",
     "LastLayers",
@@ -36,4 +40,8 @@ __all__ = [
     "MonteCarlo",
     "Plan",
     "Scored",
+    "Summary",
+    "Task",
+    "__version__",
+    "predicted_class",
 ]

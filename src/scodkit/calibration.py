@@ -1,30 +1,48 @@
-"""Held-out scores turned into p-values and thresholds with a stated false-alarm rate."""
+"""Held-out scores turned into p-values, thresholds and flags with a stated false-alarm rate."""
 
 from __future__ import annotations
 
+import bisect
+import importlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scodkit.errors import CalibrationError
 
+# of `looks_like_training`: by how much held-out data must score higher, and how surely
+_HIGHER = 1.1
+_ONE_PERCENT = 2.326  # standard errors: the one-sided 1 % point of a normal distribution
+_FEWEST_TO_TELL = 100
+
 
 @dataclass(frozen=True)
 class Calibration:
     """Scores of held-out, in-distribution samples (split conformal).
 
+    With groups, every group is calibrated by itself (class-conditional, or Mondrian): rates
+    then hold within each group, not only on average over them.
+
     Args:
-        scores: ``(n,)``, finite, in any order; kept sorted.
+        scores: ``(n,)``, finite, larger = more atypical, in any order. Kept in float64 on the
+            CPU, sorted; with groups sorted within each of them.
+        groups: ``(n,)`` integers, the group of each sample. Kept in int64, ascending, aligned
+            with the scores: ``Calibration(c.scores, c.groups)`` is the same calibration again.
 
     Examples:
         >>> calibration = Calibration(torch.arange(99.0))
         >>> calibration.p_value(torch.tensor([1000.0]))
         tensor([0.0100], dtype=torch.float64)
+        >>> calibration.flag(torch.tensor([50.0, 97.0]), false_alarm=0.05)
+        tensor([False,  True])
     """
 
     scores: Tensor
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         scores = self.scores.detach().flatten().cpu().double()
@@ -39,50 +57,328 @@ class Calibration:
                 f"expected finite held-out scores, got {bad} of {scores.numel()} that are "
                 "not; remove those samples from the calibration set"
             )
-        object.__setattr__(self, "scores", scores.sort().values)
+        order = scores.argsort(stable=True)
+        if self.groups is not None:
+            groups = _integers(self.groups, self.scores.shape).flatten()
+            order = order[groups[order].argsort(stable=True)]
+            object.__setattr__(self, "groups", groups[order])
+        object.__setattr__(self, "scores", scores[order])
 
     @property
     def num_data(self) -> int:
-        """``n``, the number of held-out samples."""
+        """``n``, the number of held-out samples, of all groups together."""
         return self.scores.numel()
 
-    def p_value(self, scores: Tensor) -> Tensor:
+    def p_value(self, scores: Tensor, groups: Tensor | None = None) -> Tensor:
         """Return conformal p-values ``(B,)``: ``(1 + #{held out >= score}) / (n + 1)``.
 
         Args:
-            scores: ``(B,)``; larger = more atypical.
+            scores: ``(B,)``; larger = more atypical. Infinity gets the smallest p-value.
+            groups: ``(B,)`` integers, if the calibration has groups: only held-out samples
+                of the same group count then. A group without any gets 1.
 
         Returns:
             Float64 on the scores' device. For new samples of the same kind as the held-out
             ones, a value is at most ``a`` with probability at most ``a``.
-        """
-        flat = scores.detach().cpu().double()
-        below = torch.searchsorted(self.scores, flat, right=False)
-        return ((1 + self.num_data - below).double() / (self.num_data + 1)).to(scores.device)
 
-    def threshold(self, false_alarm: float) -> float:
+        Raises:
+            CalibrationError: If a score is NaN, or groups are missing or too much.
+        """
+        asked, asked_groups = self._asked(scores, groups)
+        if self.groups is None or asked_groups is None:
+            above = self.num_data - torch.searchsorted(self.scores, asked, right=False)
+            return ((1 + above).double() / (self.num_data + 1)).to(scores.device)
+        first = torch.searchsorted(self.groups, asked_groups, right=False)
+        last = torch.searchsorted(self.groups, asked_groups, right=True)
+        above = last - _search_within(self.scores, first, last, asked)
+        return ((1 + above).double() / (1 + last - first)).to(scores.device)
+
+    def threshold(
+        self, false_alarm: float, *, confidence: float | None = None, group: int | None = None
+    ) -> float:
         """Return the score above which a sample is flagged at this false-alarm rate.
+
+        The rate of one threshold depends on the luck of the held-out draw. Without
+        ``confidence`` it is at most ``false_alarm`` on average over draws; with it, in that
+        share of the draws at least. The threshold is a held-out score; with ``a`` of ``n``
+        above it, its rate is at most Beta(a + 1, n - a) distributed (Vovk 2012).
 
         Args:
             false_alarm: Accepted share of false alarms, at least ``1 / (n + 1)``.
+            confidence: How surely the rate must hold for this very held-out set, in (0, 1).
+            group: Which group's threshold, if the calibration has groups.
 
         Returns:
-            A score: flag what is strictly above it. Flagging so is the same as flagging
-            p-values of at most ``false_alarm``.
+            A score: flag what is strictly above it. Without ``confidence``, flagging so is
+            the same as flagging p-values of at most ``false_alarm``.
 
         Raises:
-            CalibrationError: If the rate is not in (0, 1), or too small for ``n`` samples.
+            CalibrationError: If a rate is not in (0, 1), or too small for ``n`` samples.
         """
-        if not 0 < false_alarm < 1:
-            raise CalibrationError(f"expected 0 < false_alarm < 1, got {false_alarm}")
-        # 1e-9: rates such as 3/101 do not survive a round trip through binary fractions
-        allowed = math.floor(false_alarm * (self.num_data + 1) + 1e-9) - 1
-        allowed = min(allowed, self.num_data - 1)
-        if allowed < 0:
-            needed = math.ceil(1 / false_alarm - 1e-9) - 1
+        held = self._known(group)
+        above = _allowed(false_alarm, confidence, held.numel(), group)
+        return float(held[held.numel() - 1 - above])
+
+    def false_alarm_bound(
+        self, false_alarm: float, confidence: float = 0.99, *, group: int | None = None
+    ) -> float:
+        """Return an upper bound on the true rate of ``threshold(false_alarm)``.
+
+        Args:
+            false_alarm: The rate asked for, as in `threshold`.
+            confidence: In how large a share of held-out draws the bound must hold, in (0, 1).
+            group: Which group's threshold, if the calibration has groups.
+
+        Returns:
+            A rate in (0, 1): the ``confidence`` quantile of Beta(a + 1, n - a), with ``a`` the
+            number of held-out scores the threshold may have above it.
+
+        Raises:
+            CalibrationError: As `threshold`.
+
+        Examples:
+            >>> few, many = Calibration(torch.rand(100)), Calibration(torch.rand(10_000))
+            >>> round(few.false_alarm_bound(0.05), 3), round(many.false_alarm_bound(0.05), 3)
+            (0.112, 0.055)
+        """
+        _check_rate("confidence", confidence, 0.99)
+        num_data = self._known(group).numel()
+        above = _allowed(false_alarm, None, num_data, group)
+        return float(scipy_part("special").betaincinv(above + 1, num_data - above, confidence))
+
+    def flag(
+        self,
+        scores: Tensor,
+        false_alarm: float = 0.05,
+        *,
+        groups: Tensor | None = None,
+        confidence: float | None = None,
+    ) -> Tensor:
+        """Return ``(B,)`` booleans: True where a score is too high for the held-out kind.
+
+        Args:
+            scores: ``(B,)``; larger = more atypical.
+            false_alarm: Accepted share of false alarms, within each group if there are any.
+            groups: ``(B,)`` integers, if the calibration has groups. Samples of a group
+                without held-out samples are not flagged.
+            confidence: As in `threshold`; None for ``p_value(scores) <= false_alarm``.
+
+        Returns:
+            Booleans on the scores' device.
+
+        Raises:
+            CalibrationError: As `threshold`, naming the group that has too few samples, and
+                as `p_value`.
+        """
+        _check_rate("false_alarm", false_alarm, 0.05)
+        asked, asked_groups = self._asked(scores, groups)
+        if asked_groups is None:
+            limit = self.threshold(false_alarm, confidence=confidence)
+            return (asked > limit).to(scores.device)
+        occurring = sorted(set(asked_groups.flatten().tolist()))
+        limits = [
+            self.threshold(false_alarm, confidence=confidence, group=group)
+            if self._held(group).numel()
+            else math.inf
+            for group in occurring
+        ]
+        which = torch.searchsorted(torch.tensor(occurring, dtype=torch.int64), asked_groups)
+        limits_of = torch.tensor(limits, dtype=torch.float64)[which]
+        return (asked > limits_of).to(scores.device)
+
+    def looks_like_training(self, expected: float) -> bool:
+        """Return True if the held-out scores are as low as those of the training data.
+
+        A network knows its training data best, so that held-out data scores higher on
+        average. True if the held-out mean, plus 2.326 of its standard errors, is still below
+        1.1 times the training mean: data that scores 10 % higher would come out so low in
+        1 % of draws (of large sets; long tails make it a few). To be that sure takes 541
+        samples or more where the standard deviation is as large as the mean, and it is never
+        True for fewer than 100. An underfitted network scores both kinds alike: it looks like
+        training then, and no harm is done.
+
+        Args:
+            expected: Mean score of the training data itself, >= 0, as the fit predicts it.
+
+        Raises:
+            CalibrationError: If it is negative or not finite.
+
+        Examples:
+            >>> Calibration(torch.linspace(0.5, 1.5, 1000)).looks_like_training(1.0)
+            True
+            >>> Calibration(torch.linspace(1.0, 2.0, 1000)).looks_like_training(1.0)
+            False
+        """
+        if not (math.isfinite(expected) and expected >= 0):
             raise CalibrationError(
-                f"expected a false-alarm rate of at least 1/(n+1) = "
-                f"{1 / (self.num_data + 1):.3g} for n = {self.num_data} held-out samples, got "
-                f"{false_alarm:.3g}; calibrate with at least {needed} samples"
+                f"expected a finite mean score >= 0 of the training data, got {expected}; "
+                "type looks_like_training(float(monitor.score(train_batch).mean()))"
             )
-        return float(self.scores[self.num_data - 1 - allowed])
+        if self.num_data < _FEWEST_TO_TELL:
+            return False
+        error = float(self.scores.std()) / math.sqrt(self.num_data)
+        return float(self.scores.mean()) + _ONE_PERCENT * error < _HIGHER * expected
+
+    def _asked(self, scores: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return scores and groups to judge, checked, on the CPU.
+
+        Raises:
+            CalibrationError: If a score is NaN, or groups are missing or too much.
+        """
+        asked = scores.detach().cpu().double()
+        bad = int(asked.isnan().sum())
+        if bad:
+            raise CalibrationError(
+                f"expected scores that are numbers or infinity, got {bad} NaN of "
+                f"{asked.numel()}; to have those flagged, type "
+                'scores.masked_fill(scores.isnan(), float("inf"))'
+            )
+        if groups is None and self.groups is not None:
+            raise CalibrationError(
+                f"expected the group of each sample, as this calibration has "
+                f"{len(set(self.groups.tolist()))} groups, got none; type groups=..., integers "
+                f"of shape {tuple(scores.shape)}"
+            )
+        if groups is not None and self.groups is None:
+            raise CalibrationError(
+                f"expected no groups, as this calibration has none, got some of shape "
+                f"{tuple(groups.shape)}; leave them out, or calibrate by group: "
+                "Calibration(scores, groups)"
+            )
+        return asked, None if groups is None else _integers(groups, scores.shape)
+
+    def _held(self, group: int | None) -> Tensor:
+        """Return the sorted held-out scores of a group, or all where there are no groups."""
+        if self.groups is None or group is None:
+            return self.scores
+        first = int(torch.searchsorted(self.groups, group, right=False))
+        return self.scores[first : int(torch.searchsorted(self.groups, group, right=True))]
+
+    def _known(self, group: int | None) -> Tensor:
+        """Return the sorted held-out scores that a threshold is asked of.
+
+        Raises:
+            CalibrationError: If the group is missing, unknown or too much.
+        """
+        if self.groups is None and group is not None:
+            raise CalibrationError(
+                f"expected no group, as this calibration has none, got {group}; leave it out, "
+                "or calibrate by group: Calibration(scores, groups)"
+            )
+        held = self._held(group)
+        if self.groups is not None and (group is None or not held.numel()):
+            known = sorted(set(self.groups.tolist()))
+            listed = ", ".join(map(str, known[:10])) + (", ..." if len(known) > 10 else "")
+            raise CalibrationError(
+                f"expected a group with held-out samples ({listed}), got {group}; type "
+                f"group={known[0]}, or calibrate with samples of that group"
+            )
+        return held
+
+
+def scipy_part(name: str) -> Any:
+    """Return a module of scipy, which only some answers need.
+
+    Args:
+        name: Such as ``"special"``.
+
+    Raises:
+        ImportError: If scipy is not installed.
+    """
+    try:
+        return importlib.import_module(f"scipy.{name}")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            'expected scipy for this, found none; type: pip install "scodkit[alarms]"'
+        ) from error
+
+
+def _search_within(held: Tensor, first: Tensor, last: Tensor, scores: Tensor) -> Tensor:
+    """Return where each score belongs in its own ascending part of the held-out scores.
+
+    Bisects all parts at once, as classes may be many.
+
+    Args:
+        held: ``(n,)``, ascending from ``first`` up to ``last``, exclusively.
+        first: ``(B,)``, where the part of each score begins.
+        last: ``(B,)``, where it ends.
+        scores: ``(B,)``.
+
+    Returns:
+        ``(B,)``, the first place in the part that does not hold less than the score.
+    """
+    while bool((first < last).any()):
+        middle = (first + last) // 2
+        less = (first < last) & (held[middle.clamp(max=held.numel() - 1)] < scores)
+        first, last = torch.where(less, middle + 1, first), torch.where(less, last, middle)
+    return first
+
+
+def _integers(groups: Tensor, shape: torch.Size) -> Tensor:
+    if groups.is_floating_point() or groups.is_complex() or groups.shape != shape:
+        raise CalibrationError(
+            f"expected one integer group per score, of shape {tuple(shape)}, got "
+            f"{groups.dtype} {tuple(groups.shape)}; type groups.long() for whole numbers"
+        )
+    return groups.detach().to("cpu", torch.int64)
+
+
+def _check_rate(name: str, value: float, instead: float) -> None:
+    if not 0 < value < 1:
+        raise CalibrationError(f"expected 0 < {name} < 1, got {value}; type {name}={instead}")
+
+
+def _allowed(rate: float, confidence: float | None, num_data: int, group: int | None) -> int:
+    """Return how many held-out scores may lie above a threshold.
+
+    Raises:
+        CalibrationError: If even none is too many for the rate.
+    """
+    _check_rate("false_alarm", rate, 0.05)
+    among = "" if group is None else f" of group {group}"
+    if confidence is None:
+        above = _on_average(rate, num_data)
+        if above < 0:
+            needed = _fewest(math.ceil(1 / rate) - 1, lambda n: _on_average(rate, n) >= 0)
+            raise CalibrationError(
+                f"expected a false-alarm rate of at least 1/(n+1) = {1 / (num_data + 1):.3g} "
+                f"for n = {num_data} held-out samples{among}, got {rate:.3g}; calibrate with "
+                f"at least {needed} samples{among}"
+            )
+        return above
+    _check_rate("confidence", confidence, 0.99)
+    above = _surely(rate, confidence, num_data)
+    if above < 0:
+        guess = math.ceil(math.log1p(-confidence) / math.log1p(-rate))
+        needed = _fewest(guess, lambda n: _surely(rate, confidence, n) >= 0)
+        raise CalibrationError(
+            f"expected at least {needed} held-out samples{among} for a false-alarm rate of "
+            f"{rate:.3g} with confidence {confidence:.3g}, got {num_data}; calibrate with at "
+            f"least {needed} samples{among}, or ask for a higher rate"
+        )
+    return above
+
+
+def _on_average(rate: float, num_data: int) -> int:
+    """Return the most held-out scores above, -1 for none: p-values up to the rate are k/(n+1).
+
+    Compared as the p-values are, so that rates such as 3/101 are met exactly.
+    """
+    steps = round(rate * (num_data + 1))
+    return steps - 1 if steps / (num_data + 1) <= rate else steps - 2
+
+
+def _surely(rate: float, confidence: float, num_data: int) -> int:
+    """Return the most held-out scores above whose Beta puts the confidence below the rate."""
+    below = scipy_part("special").betainc
+
+    def too_many(above: int) -> bool:
+        return bool(below(above + 1, num_data - above, rate) < confidence)
+
+    return bisect.bisect_left(range(num_data), True, key=too_many) - 1
+
+
+def _fewest(guess: int, enough: Callable[[int], bool]) -> int:
+    """Return the smallest number that is enough, near a guess that rounding may put off."""
+    near = range(max(guess - 2, 1), guess + 3)
+    return next((number for number in near if enough(number)), guess)

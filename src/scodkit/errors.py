@@ -76,3 +76,7 @@ class CaptureError(ScodError):
 
 class CaptureWarning(UserWarning):
     """Recording the scored forward pass does not pay."""
+
+
+class CalibrationWarning(UserWarning):
+    """The held-out data does not look held out, or cannot support what is asked of it."""

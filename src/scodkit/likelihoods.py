@@ -44,7 +44,8 @@ class Likelihood(ABC):
                 the same ones for the same key, whatever else is in the batch.
 
         Returns:
-            Rows in the dtype of ``output``, detached from any graph.
+            Rows in the dtype of ``output``. They can be differentiated where that has a graph,
+            unless they are drawn.
         """
 
     @abstractmethod
@@ -132,7 +133,7 @@ class HeteroscedasticGaussian(Likelihood):
                 "expected an even number of outputs (means, then log-variances) along axis 1, "
                 f"got {output.shape[1]}; for a known noise level use Gaussian(variance=...)"
             )
-        mean, log_variance = output.detach().chunk(2, dim=1)
+        mean, log_variance = output.chunk(2, dim=1)
         root = torch.cat([(-0.5 * log_variance).exp(), torch.full_like(mean, 0.5**0.5)], dim=1)
         return torch.diag_embed(_flat(root))
 
@@ -207,7 +208,7 @@ class Categorical(Likelihood):
             Rows ``(B, p, d)``, block diagonal over positions.
         """
         axis = self._axis(output.ndim)
-        logits = output.detach().movedim(axis, -1)
+        logits = output.movedim(axis, -1)
         batch, classes = logits.shape[0], logits.shape[-1]
         rows = self._per_position(logits.reshape(batch, -1, classes))
         positions, kept = rows.shape[1], rows.shape[2]
@@ -223,7 +224,7 @@ class Categorical(Likelihood):
     def _per_position(self, logits: Tensor) -> Tensor:
         q = logits.softmax(-1)
         if self.directions is None or self.directions >= q.shape[-1]:
-            root = q.sqrt()
+            root = (0.5 * logits.log_softmax(-1)).exp()  # whose slope stays finite at q = 0
             return torch.diag_embed(root) - root[..., :, None] * q[..., None, :]
         # in float64: for a confident prediction the entries are differences of near-equals;
         # and NaN would make eigh raise, while the caller deals with non-finite samples
@@ -364,4 +365,4 @@ def _constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.devi
 
 
 def _flat(output: Tensor) -> Tensor:
-    return output.detach().flatten(1)
+    return output.flatten(1)

@@ -12,11 +12,13 @@ from scodkit import score as scoring
 from scodkit.capture import Captured, capture
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import BatchError, CaptureError, CaptureWarning
+from scodkit.explain import Explanation, References, explain
 from scodkit.factors import FactorSource
 from scodkit.fitted import Fitted
-from scodkit.fitting import Recipe
+from scodkit.fitting import Recipe, first_output
 from scodkit.network import Inputs, Network
 from scodkit.score import Energies
+from scodkit.task import Task
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,19 @@ class Scores:
     parts: Energies | None = None
 
 
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a fit.
+
+    Args:
+        prior_scale: ``eps``.
+        task: What of the prediction matters; None for all of it.
+    """
+
+    prior_scale: float
+    task: Task | None
+
+
 class Scorer:
     """Scores batches with what a fit left behind.
 
@@ -36,7 +51,7 @@ class Scorer:
         recipe: How it was fitted.
         fitted: The fit; its basis follows the model from device to device.
         source: The engine of the fit; None to choose one on the first batch.
-        prior_scale: ``eps``.
+        question: What is asked of it.
     """
 
     def __init__(
@@ -45,13 +60,14 @@ class Scorer:
         recipe: Recipe,
         fitted: Fitted,
         source: FactorSource | None,
-        prior_scale: float,
+        question: Question,
     ) -> None:
         self.fitted = fitted
         self.source = source
         self._network = network
         self._recipe = recipe
-        self._prior_scale = prior_scale
+        self._prior_scale, self._task = question.prior_scale, question.task
+        self._directions: int | None = None  # of the task; known after one batch
         self._captured: Captured | None = None
         # of the recorded call: what is not a tensor, and where weights and basis lay
         self._rest: list[object] = []
@@ -102,9 +118,9 @@ class Scorer:
             if call.batch_size == 0:
                 raise BatchError("expected an example with samples, got none")
             source = self._source_for(call, budget)  # choosing one is not to be recorded
-        if self._recipe.likelihood.draws or self._network.changes_buffers:
+        if source.likelihood.draws or self._network.changes_buffers:
             raise CaptureError(
-                f"expected a likelihood without random draws, got {self._recipe.likelihood}, "
+                f"expected a likelihood without random draws, got {source.likelihood}, "
                 "and a model that leaves its buffers alone; go on without monitor.compile"
             )
         source = replace(source, engine=source.engine.for_recording())
@@ -140,8 +156,33 @@ class Scorer:
         with self._network.evaluating():
             call = self._network.inputs_of(batch)
             if call.batch_size == 0:
-                return basis.values.new_empty(0, self.fitted.directions, basis.rank)
+                directions = self._directions or self.fitted.directions
+                return basis.values.new_empty(0, directions, basis.rank)
             return scoring.features(self._source_for(call, budget), call, basis)
+
+    def explanation(
+        self, batch: object, budget: int, *, saliency: bool, references: References | None
+    ) -> Explanation:
+        """Return what the scores of a batch are made of.
+
+        Args:
+            batch: As the loader yields it.
+            budget: As in scoring.
+            saliency: Whether to differentiate the scores by the inputs.
+            references: Samples to look for the nearest among.
+
+        Raises:
+            BatchError: If the batch is empty.
+        """
+        basis = self.basis()
+        with self._network.evaluating():
+            call = self._network.inputs_of(batch)
+            if call.batch_size == 0:
+                raise BatchError("expected samples to explain, got none")
+            source = self._source_for(call, budget)
+            return explain(
+                source, call, basis, self._prior_scale, saliency=saliency, references=references
+            )
 
     def _scores(self, call: Inputs, basis: Eigenbasis, source: FactorSource) -> Scores:
         output, parts = scoring.score_batch(source, call, basis)
@@ -153,7 +194,13 @@ class Scorer:
         if self.source is None or self.source.engine.device != self._network.device:
             recipe, parameters = self._recipe, self.fitted.parameters
             self.source = recipe.source(self._network, parameters, call)
-        return replace(self.source, budget=budget)
+        source = replace(self.source, budget=budget)
+        if self._task is None:
+            return source
+        if self._directions is None:
+            shape = first_output(self._network, call).shape[1:]
+            self._directions = self._task.num_directions(shape)
+        return replace(source, likelihood=self._task, directions=self._directions)
 
     def _is_current(self, call: Inputs) -> bool:
         """Return whether the recording is of such a call, of the weights the model has now."""

@@ -18,6 +18,7 @@ from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
 from scodkit.parameters import ParameterSet, select_names
 from scodkit.sketch import Sketch
+from scodkit.version import __version__
 
 _KIND = "monitor"
 _STATE = "sketch."
@@ -46,21 +47,20 @@ class Stored:
     calibration: Calibration | None
 
 
-def save(path: str | Path, stored: Stored, with_sketch: bool, version: str) -> None:
+def save(path: str | Path, stored: Stored, with_sketch: bool) -> None:
     """Write a monitor to one file, atomically.
 
     Args:
         path: Where to.
         stored: What to write.
         with_sketch: Keep the sketch, for updates and merges.
-        version: Of the library, for the header.
     """
     fitted, basis = stored.fitted, stored.fitted.basis
     numbers = {k: v for k, v in vars(basis).items() if not isinstance(v, Tensor)}
     if basis.residual_norm == float("inf"):  # JSON has no infinity
         numbers["residual_norm"] = None
     header: dict[str, Any] = {
-        "scodkit_version": version,
+        "scodkit_version": __version__,
         "torch_version": torch.__version__,
         "likelihood": artifact.describe(stored.likelihood),
         "sketch": artifact.describe(stored.sketch),
@@ -79,6 +79,8 @@ def save(path: str | Path, stored: Stored, with_sketch: bool, version: str) -> N
         tensors |= state_tensors
     if stored.calibration is not None:
         tensors["calibration"] = stored.calibration.scores
+        if stored.calibration.groups is not None:
+            tensors["calibration_groups"] = stored.calibration.groups
     artifact.write(path, _KIND, header, tensors)
 
 
@@ -108,7 +110,7 @@ def load(
     if dict(functions) != header["functions"]:
         raise MismatchError(
             f"expected functions as at the fit ({header['functions']}), got {dict(functions)}; "
-            "pass the same inputs= and outputs= to Monitor.load"
+            "pass the same inputs=, outputs=, task= and by= to Monitor.load"
         )
     own_likelihood = _chosen("likelihood", header, likelihood)
     own_sketch = _chosen("sketch", header, sketch)
@@ -119,8 +121,14 @@ def load(
         prior_scale=header["prior_scale"],
         functions=functions,
         fitted=_fitted(header, tensors, model, own_likelihood, own_sketch),
-        calibration=Calibration(tensors["calibration"]) if "calibration" in tensors else None,
+        calibration=_calibration(tensors),
     )
+
+
+def _calibration(tensors: Mapping[str, Tensor]) -> Calibration | None:
+    if "calibration" not in tensors:
+        return None
+    return Calibration(tensors["calibration"], tensors.get("calibration_groups"))
 
 
 def _chosen(what: str, header: Mapping[str, Any], given: Any) -> Any:

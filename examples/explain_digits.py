@@ -1,0 +1,75 @@
+"""Explain the scores of two digits, one of a kind the network knows and one it does not.
+
+Run with ``python examples/explain_digits.py docs/explain.png``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from digits import load, train
+from scodkit import Categorical, Monitor
+from scodkit.explain import plots
+
+LAYERS = ("conv 1", "conv 2", "linear")
+CLASSES = tuple(f"class {digit}" for digit in range(5))
+
+
+def median(scores: Tensor) -> int:
+    """Return the place of the sample in the middle."""
+    return int(scores.argsort()[len(scores) // 2])
+
+
+def main() -> None:
+    """Fit on the digits 0-4, explain a held-out one and one of 5-9, draw."""
+    images, labels = load()
+    known = labels < 5
+    x, y = images[known], labels[known]
+    net = train(x[:500], y[:500])
+    monitor = Monitor(net, Categorical(), rank=50).fit([x[:500]], progress=False)
+    references = monitor.references([x[:500]], progress=False)
+
+    figure = plots.new_figure(12.0, 4.4)
+    for part, kind, pictures, names in zip(
+        figure.subfigures(2, 1, hspace=0.04),
+        ("held out", "never seen"),
+        (x[700:], images[~known]),
+        (y[700:], labels[~known]),
+        strict=True,
+    ):
+        i = median(monitor.score(pictures))
+        one = pictures[i : i + 1]
+        told = monitor.explain(one, saliency=True, references=references)
+        assert told.saliency is not None
+        assert told.nearest is not None
+        layers = replace(told.layers, names=LAYERS)
+        classes = replace(told.directions, names=CLASSES)
+        guess = int(net(one).argmax())
+        panels = [
+            plots.image(one[0], f"a {int(names[i])}, {kind}"),
+            plots.slope_map(told.saliency.gradient[0]),
+            plots.shares(layers.names, layers.values, sample=0, top=8),
+            plots.shares(classes.names, classes.values, sample=0, top=8),
+        ]
+        pairs = zip(told.nearest.index[0].tolist(), told.nearest.distance[0], strict=True)
+        panels += [plots.image(x[j], f"a {int(y[j])}, at {far:.2g}") for j, far in pairs]
+        title = f"predicted {guess}, score {float(told.score):.2g} nats"
+        part.suptitle(title, fontsize=10, x=0.01, ha="left")
+        places = part.subplots(1, len(panels), width_ratios=[1.2, 1.5, 1.7, 1.7, 1, 1, 1])
+        for axes, draw in zip(places, panels, strict=True):
+            draw(axes)
+        places[2].set_title("by layer", fontsize=8)
+        places[3].set_title("by class", fontsize=8)
+        middle = places[5]
+        place = {"transform": middle.transAxes, "ha": "center", "fontsize": 8}
+        middle.text(0.5, 1.28, "nearest training images", **place)
+    figure.savefig(sys.argv[1])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

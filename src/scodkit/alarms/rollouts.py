@@ -1,0 +1,219 @@
+"""Whether a whole rollout, a stream of frames that depend on each other, is like good ones."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from scodkit import artifact
+from scodkit.alarms.checks import many_scores, one_score
+from scodkit.calibration import Calibration
+from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
+
+_KIND = "rollout alarm"
+_PLAIN = ("false_alarm", "confidence", "window", "threshold", "num_frames", "_longest")
+
+
+class RolloutAlarm:
+    """Watches the frames of a rollout, with false alarms bounded per rollout.
+
+    Frames of a robot or a video depend on their neighbours, so that rates per frame mean
+    little; whole rollouts can be compared. The statistic of a rollout is the largest moving
+    mean of its scores over the last ``window`` frames, so far. The threshold is the conformal
+    one over the held-out rollouts' statistics: a new good rollout raises any alarm, at any
+    frame, with probability at most ``false_alarm``.
+
+    The first ``window - 1`` means are over fewer frames; frames before the first count as 0,
+    the most typical score. Means over the few frames there are would be the noisiest ones, and
+    their luck would set the threshold; leaving them out would make the alarm blind at the
+    start, and rollouts shorter than the window could not be judged at all.
+
+    Rollouts must be alike in length, too: a longer one has more frames to raise an alarm with.
+    Lengths that vary in the same way are fine. A rollout that outlasts the longest held-out
+    one is still watched, as an exception in a control loop helps nobody, but a
+    `CalibrationWarning` says that the rate no longer holds.
+
+    Args:
+        rollouts: Frame scores of held-out good rollouts, each ``(T,)``, larger = more atypical.
+            For a rate of ``a`` it takes at least ``1/a - 1`` of them.
+        false_alarm: Accepted share of good rollouts with an alarm, in (0, 1).
+        window: Frames to average over; 1 for the scores themselves. Longer windows find weak
+            but lasting trouble, shorter ones brief trouble.
+        confidence: How surely the rate must hold for these very held-out rollouts, in (0, 1);
+            None for on average. See `Calibration.threshold`.
+
+    Attributes:
+        threshold: The statistic above which a rollout is not like the good ones.
+        num_frames: How many frames of this rollout have been pushed.
+
+    Examples:
+        >>> rng = torch.Generator().manual_seed(0)
+        >>> good = [torch.rand(50, generator=rng) for _ in range(19)]
+        >>> alarm = RolloutAlarm(good, false_alarm=0.05, window=5)
+        >>> [alarm.push(score) for score in (0.5, 0.4, 3.0, 4.0, 4.0)]
+        [False, False, False, True, True]
+        >>> alarm.p_value()
+        0.05
+        >>> alarm.start()
+        >>> alarm.push(0.4)
+        False
+    """
+
+    def __init__(
+        self,
+        rollouts: Sequence[Tensor],
+        false_alarm: float = 0.05,
+        window: int = 1,
+        *,
+        confidence: float | None = None,
+    ) -> None:
+        if window < 1:
+            raise OptionError(
+                f"expected a window of at least 1 frame, got {window}; type window=1"
+            )
+        if len(rollouts) == 0:
+            raise CalibrationError(
+                "expected at least one held-out rollout, got none; type "
+                "RolloutAlarm([scores, ...]) with one tensor (T,) for each"
+            )
+        found = [_held_out(scores, at, window) for at, scores in enumerate(rollouts)]
+        self._calibration = Calibration(torch.tensor(found, dtype=torch.float64))
+        self.threshold = self._calibration.threshold(false_alarm, confidence=confidence)
+        self.false_alarm = false_alarm
+        self.confidence = confidence
+        self.window = window
+        self._longest = max(len(scores) for scores in rollouts)
+        self.start()
+
+    def start(self) -> None:
+        """Begin a new rollout: no frames, no alarm."""
+        self.num_frames = 0
+        self._so_far = _Largest(self.window)
+
+    @property
+    def statistic(self) -> float:
+        """The largest moving mean of this rollout so far; minus infinity before any frame."""
+        return self._so_far.mean
+
+    def push(self, score: float | Tensor) -> bool:
+        """Return whether this rollout is unlike the good ones, by now or earlier.
+
+        Args:
+            score: Of the next frame; larger = more atypical, infinity the most.
+
+        Returns:
+            True from the first time the statistic is above the threshold, until `start`.
+
+        Raises:
+            CalibrationError: If it is not a number; nothing has changed then.
+        """
+        self._so_far.add(one_score(score))
+        self.num_frames += 1
+        if self.num_frames == self._longest + 1:
+            self._warn_too_long(self.num_frames)
+        return self.statistic > self.threshold
+
+    def p_value(self) -> float:
+        """Return the conformal p-value of this rollout so far; it only falls, from 1.
+
+        That it is ever at most ``a`` has probability at most ``a`` for a good rollout.
+        """
+        statistic = torch.tensor(self.statistic, dtype=torch.float64)
+        return float(self._calibration.p_value(statistic))
+
+    def judge(self, scores: Tensor) -> bool:
+        """Return whether a whole rollout would raise an alarm; the one under way is left alone.
+
+        Args:
+            scores: ``(T,)``, of all its frames.
+
+        Raises:
+            CalibrationError: If a score is not a number.
+        """
+        largest = _Largest(self.window)
+        for score in many_scores(scores):
+            largest.add(score)
+        if len(scores) > self._longest:
+            self._warn_too_long(len(scores))
+        return largest.mean > self.threshold
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a file, atomically, with the rollout under way.
+
+        Args:
+            path: Where to.
+        """
+        header = {name: getattr(self, name) for name in _PLAIN}
+        tensors = {
+            "held_out": self._calibration.scores,
+            "last": torch.tensor(list(self._so_far.last), dtype=torch.float64),
+            "statistic": torch.tensor(self.statistic, dtype=torch.float64),
+        }
+        artifact.write(path, _KIND, header, tensors)
+
+    @classmethod
+    def load(cls, path: str | Path) -> RolloutAlarm:
+        """Return what `save` wrote, to go on where it was, within a rollout too.
+
+        Args:
+            path: Where from.
+
+        Raises:
+            ArtifactError: As a subclass: a file cut off, altered, or of another kind.
+        """
+        header, tensors = artifact.read(path, _KIND)
+        alarm = cls.__new__(cls)
+        for name in _PLAIN:
+            setattr(alarm, name, header[name])
+        alarm._calibration = Calibration(tensors["held_out"])
+        alarm._so_far = _Largest(alarm.window)
+        alarm._so_far.last.extend(tensors["last"].tolist())
+        alarm._so_far.mean = float(tensors["statistic"])
+        return alarm
+
+    def _warn_too_long(self, num_frames: int) -> None:
+        warnings.warn(
+            f"expected rollouts of at most {self._longest} frames, as long as the longest "
+            f"held-out one, got {num_frames}: false alarms may now be more frequent than "
+            f"{self.false_alarm:.3g}; calibrate with rollouts as long as those to come",
+            CalibrationWarning,
+            stacklevel=3,
+        )
+
+
+class _Largest:
+    """The largest moving mean of a rollout's scores so far."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.last: deque[float] = deque(maxlen=window)
+        self.mean = -math.inf
+
+    def add(self, score: float) -> None:
+        self.last.append(score)
+        # summed anew, as a running sum would gather rounding and never recover from infinity
+        self.mean = max(self.mean, math.fsum(s / self.window for s in self.last))
+
+
+def _held_out(scores: Tensor, at: int, window: int) -> float:
+    """Return the statistic of a held-out rollout.
+
+    Raises:
+        CalibrationError: If it has none.
+    """
+    if scores.dim() != 1 or scores.numel() == 0 or not bool(scores.isfinite().all()):
+        raise CalibrationError(
+            f"expected finite scores of shape (T,) with T >= 1 for each held-out rollout, got "
+            f"{tuple(scores.shape)} with {int((~scores.isfinite()).sum())} not finite for "
+            f"number {at}; leave it out, or type scores.flatten()"
+        )
+    largest = _Largest(window)
+    for score in many_scores(scores):
+        largest.add(score)
+    return largest.mean

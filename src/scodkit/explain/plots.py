@@ -1,0 +1,227 @@
+"""Drawing what explanations say. Needs matplotlib, which is imported on the first figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+from scodkit.errors import BatchError, OptionError, ScodError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+# draws one thing where it is told to
+Panel: TypeAlias = "Callable[[Axes], None]"
+
+# told apart by colour-blind readers; blue and orange stay so on the map of slopes
+_MORE, _LESS, _OTHERS = "#D55E00", "#0072B2", "#9A9A9A"
+_SLOPES = "PuOr_r"
+_SMALL = 8
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure that belongs to no window.
+
+    Args:
+        width: In inches.
+        height: In inches.
+
+    Raises:
+        ScodError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ScodError(
+            "expected matplotlib for a plot, which is not installed; type "
+            'pip install "scodkit[plots]"'
+        ) from error
+    return Figure(figsize=(width, height), dpi=130, layout="constrained")
+
+
+def row(tensor: Tensor, sample: int) -> Tensor:
+    """Return one sample of a batch, on the CPU.
+
+    Args:
+        tensor: ``(B, ...)``.
+        sample: Which one; counted from the end if negative.
+
+    Raises:
+        OptionError: If there is no such sample.
+    """
+    if not -len(tensor) <= sample < len(tensor):
+        raise OptionError(f"expected a sample from 0 to {len(tensor) - 1}, got {sample}")
+    return tensor[sample].detach().cpu()
+
+
+def check_finite(values: Tensor, sample: int) -> None:
+    """Refuse what was not computed because the sample's score is infinite.
+
+    Args:
+        values: Of that sample.
+        sample: Which one, for the message.
+
+    Raises:
+        BatchError: If there is a NaN or an infinity among the values.
+    """
+    if not values.isfinite().all():
+        raise BatchError(
+            f"expected a sample with a finite score to draw, got sample {sample}, which has a "
+            "NaN or an infinity; plot another one: plot(sample=...)"
+        )
+
+
+def draw_beside(figure: Figure | SubFigure, panels: Sequence[Panel]) -> None:
+    """Draw panels side by side.
+
+    Args:
+        figure: Where to.
+        panels: One or more.
+    """
+    places = figure.subplots(1, len(panels), squeeze=False).flat
+    for axes, draw in zip(places, panels, strict=True):
+        draw(axes)
+
+
+def shares(names: Sequence[str], values: Tensor, sample: int, top: int) -> Panel:
+    """Return a sample's shares as bars, the largest first, with percentages of their sum.
+
+    Args:
+        names: Of the shares.
+        values: ``(B, len(names))``, nats.
+        sample: Which sample.
+        top: How many to show one by one; the others are shown as their sum.
+
+    Raises:
+        OptionError: If none should be shown.
+    """
+    if top < 1:
+        raise OptionError(f"expected top >= 1 shares to show, got {top}")
+    own = row(values, sample)
+    check_finite(own, sample)
+    order = own.abs().argsort(descending=True, stable=True).tolist()
+    labels = [names[i] for i in order[:top]]
+    lengths = [float(own[i]) for i in order[:top]]
+    colours = [_MORE if length >= 0 else _LESS for length in lengths]
+    if len(order) > top:
+        labels.append(f"others ({len(order) - top})")
+        lengths.append(float(own[order[top:]].sum()))
+        colours.append(_OTHERS)
+
+    def draw(axes: Axes) -> None:
+        bars = axes.barh(range(len(labels)), lengths, color=colours)
+        whole = sum(lengths)
+        if whole > 0:
+            percent = [f" {length / whole:.0%} " for length in lengths]
+            axes.bar_label(bars, percent, fontsize=_SMALL)
+            axes.margins(x=0.15)  # for the percentages
+        axes.axvline(0, color="black", lw=0.8)
+        axes.locator_params(axis="x", nbins=4)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.invert_yaxis()
+        axes.set_xlabel("share of the score (nats)", fontsize=_SMALL)
+        _plain(axes)
+
+    return draw
+
+
+def image(pixels: Tensor, title: str) -> Panel:
+    """Return an image with its own range of values from black to white, or in colours.
+
+    Args:
+        pixels: ``(H, W)`` or ``(C, H, W)``; of channels that are not three, the mean.
+        title: Above it.
+    """
+    planes = _planes(pixels)
+    low, high = planes.min(), planes.max()
+    scaled = (planes - low) / (high - low).clamp_min(torch.finfo(planes.dtype).tiny)
+    shown = scaled.permute(1, 2, 0) if len(scaled) == 3 else scaled.mean(0)
+
+    def draw(axes: Axes) -> None:
+        axes.imshow(shown.tolist(), cmap="gray", vmin=0.0, vmax=1.0)
+        axes.set_title(title, fontsize=_SMALL)
+        axes.set(xticks=[], yticks=[])
+
+    return draw
+
+
+def slope_map(gradient: Tensor) -> Panel:
+    """Return slopes of an image, summed over channels, with zero in the middle of the colours.
+
+    Args:
+        gradient: ``(H, W)`` or ``(C, H, W)``, nats per unit of the input.
+    """
+    slopes = _planes(gradient).sum(0)
+    limit = float(slopes.abs().max()) or 1.0
+
+    def draw(axes: Axes) -> None:
+        shown = axes.imshow(slopes.tolist(), cmap=_SLOPES, vmin=-limit, vmax=limit)
+        bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85)
+        bar.ax.tick_params(labelsize=_SMALL)
+        axes.set_title("slope of the score (nats per unit)", fontsize=_SMALL)
+        axes.set(xticks=[], yticks=[])
+
+    return draw
+
+
+def slopes(gradient: Tensor) -> Panel:
+    """Return slopes of a vector as bars, in its order.
+
+    Args:
+        gradient: ``(n,)``, nats per unit of the input.
+    """
+    lengths = gradient.tolist()
+    colours = [_MORE if length >= 0 else _LESS for length in lengths]
+
+    def draw(axes: Axes) -> None:
+        axes.bar(range(len(lengths)), lengths, color=colours)
+        axes.axhline(0, color="black", lw=0.8)
+        axes.set_xlabel("place in the input", fontsize=_SMALL)
+        axes.set_ylabel("slope of the score\n(nats per unit)", fontsize=_SMALL)
+        _plain(axes)
+
+    return draw
+
+
+def distances(index: Tensor, distance: Tensor) -> Panel:
+    """Return the nearest references of one sample as bars as long as they are far.
+
+    Args:
+        index: ``(count,)``, their places.
+        distance: ``(count,)``, sqrt(nats) / eps.
+    """
+    labels, lengths = [f"reference {i}" for i in index.tolist()], distance.tolist()
+
+    def draw(axes: Axes) -> None:
+        axes.barh(range(len(labels)), lengths, color=_OTHERS)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.invert_yaxis()
+        axes.set_xlabel("distance (sqrt(nats) / eps)", fontsize=_SMALL)
+        axes.set_title("nearest references", fontsize=_SMALL)
+        _plain(axes)
+
+    return draw
+
+
+def _planes(image: Tensor) -> Tensor:
+    """Return an image as ``(C, H, W)`` in float32 or float64.
+
+    Raises:
+        BatchError: If it is not an image.
+    """
+    if image.ndim not in (2, 3):
+        raise BatchError(
+            "expected an image (H, W) or (C, H, W) per sample to draw, got shape "
+            f"{tuple(image.shape)}; draw the tensor in a way of your own"
+        )
+    planes = image.detach().cpu().to(torch.promote_types(image.dtype, torch.float32))
+    return planes if planes.ndim == 3 else planes[None]
+
+
+def _plain(axes: Axes) -> None:
+    axes.tick_params(labelsize=_SMALL)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,263 @@
+"""Where a score comes from: exact shares by parameter, by layer and by output direction.
+
+The score ``tr(L^T Sigma L)`` is a sum over pairs of weights, and over directions. A parameter
+is given every pair of two weights of its own, and half of the pairs it has one weight of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from scodkit import score as scoring
+from scodkit.eigenbasis import Eigenbasis
+from scodkit.errors import BatchError, OptionError
+from scodkit.explain import plots
+from scodkit.factors import Factors, FactorSource, HeldFactors
+from scodkit.network import Inputs
+from scodkit.parameters import ParameterSet
+from scodkit.score import Energies
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PARAMETRIZATIONS = ".parametrizations."
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What the scores of a batch are the sums of.
+
+    Args:
+        names: Whose shares these are: parameters, layers or directions of the output.
+        values: ``(B, len(names))`` in float64, nats (squared units), larger = more of the
+            score is from there. Each row sums to the sample's score. NaN for samples with a
+            NaN or an infinity: their score is infinite, and has no parts.
+
+    Examples:
+        >>> shares = Shares(("body", "head"), torch.tensor([[1.5, 0.5]]))
+        >>> shares.values.sum(1)
+        tensor([2.])
+        >>> dict(zip(shares.names, shares.values[0].tolist()))
+        {'body': 1.5, 'head': 0.5}
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2 or self.values.shape[1] != len(self.names):
+            raise OptionError(
+                f"expected values of shape (B, {len(self.names)}), one column per name, got "
+                f"{tuple(self.values.shape)}; give as many names as there are columns"
+            )
+
+    def plot(self, sample: int = 0, top: int = 12) -> Figure:
+        """Return bars, the largest share first.
+
+        Args:
+            sample: Which sample of the batch.
+            top: How many shares to show; the others are shown as their sum.
+        """
+        panel = plots.shares(self.names, self.values, sample, top)
+        figure = plots.new_figure(6.0, 0.9 + 0.28 * min(top + 1, len(self.names)))
+        plots.draw_beside(figure, [panel])
+        return figure
+
+
+class Split(NamedTuple):
+    """The scores of a batch, split in three ways that each add up to them.
+
+    Args:
+        parameters: By parameter; see `shares_of`.
+        layers: By layer.
+        directions: By direction of the output.
+        score: ``(B,)`` in float64, nats (squared units), larger = more atypical.
+        features: ``U^T L``, ``(B, p, k)`` in float64, units of sqrt(nats) / eps.
+    """
+
+    parameters: Shares
+    layers: Shares
+    directions: Shares
+    score: Tensor
+    features: Tensor
+
+
+def shares_of(
+    source: FactorSource, call: Inputs, basis: Eigenbasis, prior_scale: float
+) -> Split:
+    """Split the scores of a batch by parameter, by layer and by output direction.
+
+    Shares of parameters and layers may be negative: weights of two layers can make up for one
+    another in the posterior, and each is given half of that. Shares of directions never are.
+
+    Rows are formed within the source's budget, and only projections of them are kept. The
+    score itself is the one scoring gives; what the shares' sums differ from it by rounding is
+    spread over them by size.
+
+    Args:
+        source: Turns batches into Fisher factors.
+        call: The batch.
+        basis: The eigenbasis, on the model's device.
+        prior_scale: ``eps``, the standard deviation of the prior of a weight.
+
+    Returns:
+        The shares. A layer is a module that owns parameters, its share their sum; parameters
+        of the model itself stand for themselves. A direction is a column of the likelihood's
+        factor: an output of `Gaussian`, a class of `Categorical()`. Samples with a NaN or an
+        infinity have an infinite score, and NaN for shares and features.
+
+    Raises:
+        BatchError: If the batch is empty.
+
+    Examples:
+        >>> from torch import nn
+        >>> from scodkit import Gaussian, Monitor
+        >>> from scodkit.factors import HookEngine
+        >>> from scodkit.network import Network
+        >>> from scodkit.parameters import select
+        >>> _ = torch.manual_seed(0)
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        >>> x = torch.randn(9, 2)
+        >>> basis = Monitor(net, Gaussian(), rank=5).fit([x], progress=False).basis
+        >>> network, call = Network(net), Inputs((x,), {})
+        >>> engine = HookEngine(network, select("all", network, call))
+        >>> split = shares_of(FactorSource(engine, Gaussian(), 1, 2**20), call, basis, 1.0)
+        >>> split.layers.names
+        ('0', '2')
+        >>> torch.allclose(split.layers.values.sum(1), split.score)
+        True
+    """
+    if call.batch_size == 0:
+        raise BatchError("expected samples to explain, got an empty batch; leave it out")
+    parameters = source.engine.parameters
+    with source.engine.network.evaluating():
+        _, energies = scoring.score_batch(source, call, basis)
+        found: dict[int, _Part] = {}
+        for piece in source.pieces(call, hold=True):
+            part = _part(piece.factors, parameters, basis, prior_scale)
+            start = piece.samples.start
+            found[start] = found[start].beside(part) if start in found else part
+    whole = _Part.of_all(found.values())
+    score = scoring.score(energies, basis, prior_scale)
+    bad = ~score.isfinite()
+    by_parameter = Shares(
+        parameters.names, whole.balanced(score).masked_fill(bad[:, None], torch.nan)
+    )
+    directions = whole.scaled_directions(score).masked_fill(bad[:, None], torch.nan)
+    return Split(
+        by_parameter,
+        _by_layer(by_parameter),
+        Shares(tuple(f"direction {q}" for q in range(directions.shape[1])), directions),
+        score,
+        whole.features.masked_fill(bad[:, None, None], torch.nan),
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What some directions of some samples contribute, all in float64.
+
+    Args:
+        sizes: ``eps^2 |L_b|_F^2`` for each parameter, ``(b, P)``.
+        shares: Of each parameter, ``(b, P)``, as rounded sums.
+        directions: Scores of the single directions, ``(b, q)``.
+        features: ``U^T L``, ``(b, q, k)``.
+    """
+
+    sizes: Tensor
+    shares: Tensor
+    directions: Tensor
+    features: Tensor
+
+    def beside(self, other: _Part) -> _Part:
+        """Return the part of these and of other directions of the same samples."""
+        return _Part(
+            self.sizes + other.sizes,
+            self.shares + other.shares,
+            torch.cat([self.directions, other.directions], dim=1),
+            torch.cat([self.features, other.features], dim=1),
+        )
+
+    @staticmethod
+    def of_all(parts: Iterable[_Part]) -> _Part:
+        """Return the part of all samples, given one after the other."""
+        columns = zip(
+            *((p.sizes, p.shares, p.directions, p.features) for p in parts), strict=True
+        )
+        return _Part(*map(torch.cat, columns))
+
+    def balanced(self, score: Tensor) -> Tensor:
+        """Return the parameters' shares with sums equal to the scores ``(b,)``.
+
+        A share is a difference of sums as large as its size, and so is its rounding error.
+        """
+        return self.shares + _in_proportion(self.sizes, score - self.shares.sum(1))
+
+    def scaled_directions(self, score: Tensor) -> Tensor:
+        """Return the directions' shares with sums equal to the scores, none negative."""
+        return _in_proportion(self.directions, score)
+
+
+def _in_proportion(sizes: Tensor, whole: Tensor) -> Tensor:
+    """Return ``whole (b,)`` cut in proportion to ``sizes (b, n)``."""
+    sizes = sizes + torch.finfo(sizes.dtype).tiny  # evenly where all have underflowed
+    return sizes / sizes.sum(1, keepdim=True) * whole[:, None]
+
+
+def _part(
+    factors: Factors, parameters: ParameterSet, basis: Eigenbasis, prior_scale: float
+) -> _Part:
+    sums: dict[int, tuple[Tensor, Tensor]] = {}
+    for i, columns, rows in _by_parameter(factors, parameters):
+        samples, directions, _ = rows.shape
+        # as if each row were a sample: norms are wanted for every direction
+        alone = HeldFactors([(columns, rows.flatten(0, 1)[:, None])])
+        norms, along = (t.view(samples, directions, -1) for t in alone.project(basis.vectors))
+        before = sums.get(i)
+        sums[i] = (norms, along) if before is None else (before[0] + norms, before[1] + along)
+    features = torch.stack([along for _, along in sums.values()]).sum(0)
+    determined = features * scoring.determined(basis, prior_scale)
+    sizes, shares = features.new_zeros(2, len(features), len(parameters.blocks))
+    total = features.new_zeros(features.shape[:2])
+    for i, (norms, along) in sums.items():
+        total += norms[..., 0]
+        sizes[:, i] = norms.sum((1, 2))
+        shares[:, i] = sizes[:, i] - (along * determined).sum((1, 2))
+    # as if each direction were a sample: its score is its share
+    energies = Energies(total.flatten(), features.square().flatten(0, 1))
+    scores = scoring.score(energies, basis, prior_scale).view_as(total)
+    return _Part(prior_scale**2 * sizes, prior_scale**2 * shares, scores, features)
+
+
+def _by_parameter(
+    factors: Factors, parameters: ParameterSet
+) -> Iterator[tuple[int, slice, Tensor]]:
+    """Yield the index of a parameter, some of its columns, and their rows ``(b, q, n)``."""
+    for columns, rows in factors.blocks():
+        for i, block in enumerate(parameters.blocks):
+            start = max(columns.start, block.columns.start)
+            stop = min(columns.stop, block.columns.stop)
+            if start < stop:
+                own = rows[:, :, start - columns.start : stop - columns.start]
+                yield i, slice(start, stop), own
+
+
+def _by_layer(shares: Shares) -> Shares:
+    members: dict[str, list[int]] = {}
+    for i, name in enumerate(shares.names):
+        members.setdefault(_layer_of(name), []).append(i)
+    values = torch.stack([shares.values[:, own].sum(1) for own in members.values()], dim=1)
+    return Shares(tuple(members), values)
+
+
+def _layer_of(name: str) -> str:
+    """Return the module a parameter belongs to, or its own name at the top of the model."""
+    owner = name.partition(_PARAMETRIZATIONS)[0]  # weight_norm keeps weights a floor below
+    if owner == name:
+        owner = name.rpartition(".")[0]
+    return owner or name

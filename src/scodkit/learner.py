@@ -1,0 +1,346 @@
+"""A network, and what was learnt from its training data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from scodkit import fitting, storage
+from scodkit.calibration import Calibration
+from scodkit.eigenbasis import Eigenbasis
+from scodkit.errors import NotFittedError, OptionError
+from scodkit.factors import FactorSource
+from scodkit.fitted import Fitted
+from scodkit.fitting import FitOptions, Recipe
+from scodkit.likelihoods import Likelihood
+from scodkit.network import Network
+from scodkit.parameters import Selection, select
+from scodkit.plan import Plan
+from scodkit.scorer import Question, Scorer
+from scodkit.sketch import Nystrom, Sketch
+from scodkit.task import Task
+
+_UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
+
+
+class Learner:
+    """Learns the curvature of a trained network on its training data, and keeps it.
+
+    Args:
+        model: Any trained ``nn.Module``. Its device, dtype, buffers, mode and gradients are
+            left as found.
+        likelihood: What distribution the output parametrises.
+        rank: ``k``, how many directions of the training data's curvature to keep.
+        sketch: How the curvature is summarised in one pass; `Nystrom` by default.
+        parameters: Which weights: ``"all"``, ``LastLayers(...)``, names or glob patterns, or a
+            callable on ``(name, parameter)``.
+        prior_scale: ``eps``, standard deviation of the prior of a weight.
+        task: What of the prediction matters downstream; all of it by default.
+        inputs: Picks the model's inputs from a batch: a tensor, a tuple (positional) or a dict
+            (keywords). Default: a tensor itself, the first of a tuple, what a dict has.
+        outputs: Picks the prediction from what the model returns.
+
+    Attributes:
+        memory_budget: Bytes that per-sample gradients may take at a time.
+        calibration: Held-out scores; None until calibrated.
+    """
+
+    memory_budget: int = 2**30
+
+    def __init__(  # noqa: PLR0913 (each a choice of its own)
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        rank: int = 50,
+        *,
+        sketch: Sketch | None = None,
+        parameters: Selection = "all",
+        prior_scale: float = 1.0,
+        task: Task | None = None,
+        inputs: Callable[[Any], Any] | None = None,
+        outputs: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        sketch = Nystrom() if sketch is None else sketch
+        fitting.check_options(model, likelihood, rank, sketch, prior_scale)
+        _check_task(task)
+        self.likelihood = likelihood
+        self.sketch = sketch
+        self.calibration: Calibration | None = None
+        self._by: Callable[[Tensor], Tensor] | None = None
+        self._rank = rank
+        self._prior_scale = prior_scale
+        self._task = task
+        self._selection = parameters
+        self._functions = {"inputs": inputs is not None, "outputs": outputs is not None}
+        self._network = Network(model, inputs, outputs)
+        self._scorer: Scorer | None = None
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        *,
+        progress: bool = True,
+        on_bad: Literal["raise", "skip"] = "raise",
+        check_deterministic: bool = True,
+        checkpoint: str | Path | None = None,
+        every: int = 100,
+        precision: torch.dtype | None = None,
+    ) -> Self:
+        """Summarise the training data in one pass. Labels are not needed.
+
+        Args:
+            loader: Batches as the model takes them; any iterable, read once.
+            progress: Show a progress bar.
+            on_bad: Raise on a sample with a NaN or an infinity, or skip it and count it in
+                ``monitor.skipped``.
+            check_deterministic: Compare two runs of the model on the first batch, and two
+                reads of the first item of the data set.
+            checkpoint: A file for the unfinished fit: killed and started again with it, a fit
+                goes on where it was and ends with the same result.
+            every: Batches between two checkpoints.
+            precision: ``torch.bfloat16`` to run the model and form gradients in it during the
+                fit, for speed on GPUs, without certificates. None for the model's own.
+
+        Returns:
+            The monitor itself, fitted. An earlier calibration is dropped.
+
+        Raises:
+            ScodError: As a subclass from `scodkit.errors`; the monitor is then as before.
+        """
+        path = None if checkpoint is None else Path(checkpoint)
+        options = FitOptions(progress, on_bad, check_deterministic, path, every, precision)
+        return self._adopt(*fitting.fit(self._network, self._recipe, loader, options))
+
+    def update(
+        self,
+        loader: Iterable[Any],
+        *,
+        progress: bool = True,
+        on_bad: Literal["raise", "skip"] = "raise",
+        check_deterministic: bool = True,
+        precision: torch.dtype | None = None,
+    ) -> Self:
+        """Add new data to a fit: one pass over the new data only.
+
+        Args:
+            loader: Batches of new training data.
+            progress: As in `fit`.
+            on_bad: As in `fit`.
+            check_deterministic: As in `fit`.
+            precision: As in `fit`.
+
+        Returns:
+            The monitor itself; an earlier calibration is dropped. If anything goes wrong the
+            monitor is as it was before.
+        """
+        before = self._ready().fitted
+        before.check_weights(self.model, "an update")
+        before.check_sketch()
+        recipe = replace(self._recipe, selection=before.parameters)
+        options = FitOptions(progress, on_bad, check_deterministic, precision=precision)
+        fresh, source = fitting.fit(self._network, recipe, loader, options)
+        return self._adopt(before.merged(fresh, self.rank, consume=True), source)
+
+    def merge(self, other: Learner) -> Self:
+        """Add the data of a monitor fitted on another part of the training data.
+
+        Args:
+            other: A monitor of the same model, parameters and sketch; left alone.
+
+        Returns:
+            This monitor, as if fitted on both parts; an earlier calibration is dropped.
+        """
+        mine, theirs = self._ready(), other._ready().fitted
+        mine.fitted.check_weights(self.model, "a merge")
+        return self._adopt(mine.fitted.merged(theirs, self.rank), mine.source)
+
+    def plan(self, batch: object, num_data: int | None = None) -> Plan:
+        """Return how much memory a fit and scoring will take, without allocating it.
+
+        Args:
+            batch: A batch as the loader yields it, as large as the ones to come.
+            num_data: Samples to come, where known (`Exact` needs it).
+        """
+        with self._network.evaluating():
+            call = self._network.inputs_of(batch)
+            parameters = select(self._selection, self._network, call)
+            return self._recipe.plan(self._network, parameters, call, num_data)
+
+    @property
+    def basis(self) -> Eigenbasis:
+        """The eigenbasis of the fit: eigenvalues, vectors, captured curvature, certificate."""
+        return self._ready().fitted.basis
+
+    @property
+    def rank(self) -> int:
+        """``k``. Setting a lower one needs no new fit, but drops the calibration."""
+        return self._rank
+
+    @rank.setter
+    def rank(self, value: int) -> None:
+        model, likelihood, sketch = self.model, self.likelihood, self.sketch
+        fitting.check_options(model, likelihood, value, sketch, self.prior_scale)
+        if self._scorer is None:
+            self._rank = value
+            return
+        fitted, kept = self._scorer.fitted, self.basis.rank
+        if value > max(kept, self.rank):
+            raise OptionError(
+                f"expected a rank of at most {kept}, as the fit has kept, got {value}; type "
+                f"Monitor(..., rank={value}) and fit again"
+            )
+        self._rank = value
+        self._adopt(replace(fitted, basis=fitted.basis.truncate(value)), self._scorer.source)
+
+    @property
+    def prior_scale(self) -> float:
+        """``eps``. Setting it needs no new fit, but drops the calibration."""
+        return self._prior_scale
+
+    @prior_scale.setter
+    def prior_scale(self, value: float) -> None:
+        fitting.check_options(self.model, self.likelihood, self.rank, self.sketch, value)
+        self._prior_scale = value
+        self._ask_anew()
+
+    @property
+    def task(self) -> Task | None:
+        """What of the prediction matters. Setting it needs no new fit, but a calibration."""
+        return self._task
+
+    @task.setter
+    def task(self, value: Task | None) -> None:
+        _check_task(value)
+        self._task = value
+        self._ask_anew()
+
+    @property
+    def skipped(self) -> int:
+        """Training samples left out of the fit because they were not finite."""
+        return self._ready().fitted.skipped
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, without wrappers."""
+        return self._network.model
+
+    def __repr__(self) -> str:
+        what = f"{type(self.model).__name__}, {self.likelihood}, rank={self.rank}"
+        if self._scorer is None:
+            return f"Monitor({what}, not fitted)"
+        basis = self.basis
+        return f"Monitor({what}, {basis.num_data} samples, captured={basis.captured:.3f})"
+
+    @property
+    def _recipe(self) -> Recipe:
+        return Recipe(
+            self.likelihood, self.rank, self.sketch, self._selection, self.memory_budget
+        )
+
+    def _ready(self) -> Scorer:
+        if self._scorer is None:
+            raise NotFittedError(_UNFITTED)
+        return self._scorer
+
+    def _adopt(self, fitted: Fitted, source: FactorSource | None) -> Self:
+        question = Question(self.prior_scale, self.task)
+        self._scorer = Scorer(self._network, self._recipe, fitted, source, question)
+        self.calibration = self._by = None  # held-out scores belong to what they were asked of
+        return self
+
+    def _ask_anew(self) -> None:
+        if self._scorer is not None:
+            self._adopt(self._scorer.fitted, self._scorer.source)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the monitor itself, with model, basis and sketch moved to a device.
+
+        Args:
+            device: Where to. A model that was moved by itself is followed without this.
+        """
+        self.model.to(device)
+        if self._scorer is not None:
+            self._scorer.fitted = self._scorer.fitted.to(device)
+        return self
+
+    def save(self, path: str | Path, *, sketch: bool = True) -> None:
+        """Write the monitor to one file, atomically; the model itself is not in it.
+
+        Args:
+            path: Where to; by custom it ends in ``.scod``.
+            sketch: Keep what `update` and `merge` need. Without it the file is several times
+                smaller and good for scoring only.
+
+        Raises:
+            MismatchError: If the model's weights changed since the fit.
+        """
+        fitted = self._ready().fitted
+        fitted.check_weights(self.model, "saving")
+        others = {"task": self.task is not None, "by": self._by is not None}
+        functions = {**self._functions, **others}
+        about = (self.likelihood, self.rank, self.sketch, self.prior_scale, functions)
+        stored = storage.Stored(*about, fitted, self.calibration)
+        storage.save(path, stored, sketch)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: nn.Module,
+        *,
+        likelihood: Likelihood | None = None,
+        sketch: Sketch | None = None,
+        task: Task | None = None,
+        by: Callable[[Tensor], Tensor] | None = None,
+        inputs: Callable[[Any], Any] | None = None,
+        outputs: Callable[[Any], Tensor] | None = None,
+    ) -> Self:
+        """Read a monitor written by `save`.
+
+        Args:
+            path: Where from.
+            model: The model it was fitted on, with the same weights.
+            likelihood: Needed only where a file cannot describe it: a `MonteCarlo` (its family
+                cannot be checked) or a class of your own.
+            sketch: Likewise.
+            task: The same task the monitor was made with, if there was one.
+            by: The same function it was calibrated with, if there was one.
+            inputs: The same function it was made with, if there was one.
+            outputs: Likewise.
+
+        Returns:
+            The monitor, on the model's device.
+
+        Raises:
+            ArtifactError: As a subclass: other weights or functions, a file cut off or altered.
+        """
+        given = {"inputs": inputs, "outputs": outputs, "task": task, "by": by}
+        functions = {name: function is not None for name, function in given.items()}
+        stored = storage.load(path, Network(model).model, likelihood, sketch, functions)
+        monitor = cls(
+            model,
+            stored.likelihood,
+            stored.rank,
+            sketch=stored.sketch,
+            parameters=stored.fitted.parameters,
+            prior_scale=stored.prior_scale,
+            task=task,
+            inputs=inputs,
+            outputs=outputs,
+        )
+        monitor._adopt(stored.fitted, None)
+        monitor.calibration, monitor._by = stored.calibration, by
+        return monitor
+
+
+def _check_task(task: object) -> None:
+    if task is not None and not isinstance(task, Task):
+        raise OptionError(
+            f"expected a task object, got {task!r}; type task=Task(lambda output: ...)"
+        )

@@ -1,0 +1,176 @@
+"""What a fit has found, and plain words where it looks wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from scodkit import score as scoring
+from scodkit.eigenbasis import Eigenbasis
+from scodkit.explain import plots
+from scodkit.score import Energies
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# captured curvature below which the rank is called small
+_LITTLE = 0.5
+# spread of scores over their mean below which they are called constant
+_CONSTANT = 1e-3
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a fit has found. Print it, or look at it with `plot`.
+
+    Args:
+        num_data: ``M``, samples in the fit.
+        skipped: Samples left out of it because they were not finite.
+        num_parameters: ``N``, weights it is about.
+        captured: Share of the curvature that was kept, in [0, 1].
+        effective_rank: How many directions the kept curvature is spread over: the exponential
+            of the entropy of the eigenvalues.
+        values: The spectrum, ``(k,)``, descending; nats per squared weight.
+        determined: How far data rather than the prior decides along each direction, ``(k,)``
+            in [0, 1).
+        certified: Whether scores are known to err on the safe side.
+        scores: Scores looked at, ``(n,)`` ascending; nats, larger = more atypical. None if
+            there were none.
+        explained: Mean share of ``|L|^2`` of the samples looked at that lies in the basis, in
+            [0, 1]; None if there were none.
+        notes: What looks wrong, and what to do about it.
+    """
+
+    num_data: int
+    skipped: int
+    num_parameters: int
+    captured: float
+    effective_rank: float
+    values: Tensor
+    determined: Tensor
+    certified: bool
+    scores: Tensor | None
+    explained: float | None
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"fitted on            {self.num_data} samples"
+            + (f", {self.skipped} skipped" if self.skipped else ""),
+            f"weights              {self.num_parameters}",
+            f"captured curvature   {self.captured:.3f} with rank {len(self.values)}, "
+            f"{'certified' if self.certified else 'not certified'}",
+            f"effective rank       {self.effective_rank:.1f}",
+        ]
+        if len(self.determined):
+            first, last = float(self.determined[0]), float(self.determined[-1])
+            lines.append(f"determined by data   {first:.3f} (first) to {last:.3f} (last)")
+        if self.scores is not None:
+            low, middle, high = _quantiles(self.scores)
+            lines.append(f"scores               {middle:.3g} ({low:.3g} to {high:.3g})")
+        if self.explained is not None:
+            lines.append(f"explained            {self.explained:.3f} of |L|^2 in the basis")
+        lines += [f"! {note}" for note in self.notes] or ["nothing looks wrong"]
+        return "\n".join(lines)
+
+    def plot(self) -> Figure:
+        """Return a figure: the spectrum, how far data decides, and scores if there are some."""
+        width = 4.2
+        panels = 2 if self.scores is None else 3
+        figure = plots.new_figure(panels * width, 3.2)
+        axes = figure.subplots(1, panels)
+        number = range(1, len(self.values) + 1)
+        axes[0].semilogy(number, self.values.clamp_min(1e-300), ".-", color="#0072B2")
+        axes[0].set(title=f"spectrum: {self.captured:.1%} captured", xlabel="direction")
+        axes[0].set_ylabel("eigenvalue, nats per squared weight")
+        axes[1].plot(number, self.determined, ".-", color="#009E73")
+        axes[1].set(title="decided by data, not the prior", xlabel="direction", ylim=(0, 1.05))
+        if self.scores is not None:
+            axes[2].hist(self.scores[self.scores.isfinite()].numpy(), bins=40, color="#E69F00")
+            axes[2].set(title="scores not fitted", xlabel="score, nats", ylabel="samples")
+        for panel in axes:
+            panel.grid(alpha=0.3)
+        return figure
+
+
+def summarise(
+    basis: Eigenbasis,
+    prior_scale: float,
+    skipped: int,
+    scores: Tensor | None,
+    parts: Energies | None,
+) -> Summary:
+    """Return what a fit has found.
+
+    Args:
+        basis: Its basis.
+        prior_scale: ``eps``.
+        skipped: Samples it left out.
+        scores: Scores of samples it has not seen, ``(n,)``, if there are any.
+        parts: What such scores are made of, if known.
+    """
+    values = basis.values.double().cpu()
+    determined = scoring.determined(basis, prior_scale).cpu()
+    if scores is not None:
+        scores = scores.detach().double().cpu().sort().values
+    explained = None
+    if parts is not None:
+        total = parts.total[parts.total.isfinite()]
+        along = parts.along[parts.total.isfinite()].sum(1)
+        explained = float((along / total.clamp_min(torch.finfo(total.dtype).tiny)).mean())
+    return Summary(
+        num_data=basis.num_data,
+        skipped=skipped,
+        num_parameters=basis.vectors.shape[0],
+        captured=basis.captured,
+        effective_rank=_effective_rank(values),
+        values=values,
+        determined=determined,
+        certified=basis.certified,
+        scores=scores,
+        explained=explained,
+        notes=tuple(_notes(basis, determined, scores)),
+    )
+
+
+def _effective_rank(values: Tensor) -> float:
+    positive = values[values > 0]
+    if not len(positive):
+        return 0.0
+    shares = positive / positive.sum()
+    return float((-(shares * shares.log()).sum()).exp())
+
+
+def _quantiles(scores: Tensor) -> list[float]:
+    levels = torch.tensor([0.05, 0.5, 0.95], dtype=scores.dtype)
+    return [float(q) for q in torch.quantile(scores, levels)]
+
+
+def _notes(basis: Eigenbasis, determined: Tensor, scores: Tensor | None) -> list[str]:
+    notes = []
+    if basis.trace == 0.0:
+        notes.append(
+            "no output depends on the chosen weights: every score is 0; choose other "
+            "parameters=..."
+        )
+    elif len(determined) and float(determined[0]) < _LITTLE:
+        notes.append(
+            "the prior dominates: even along the best-known direction the data decides less "
+            f"than half ({float(determined[0]):.2f}); raise prior_scale, or fit on more data"
+        )
+    elif basis.captured < _LITTLE:
+        notes.append(
+            f"the rank is too small: {basis.rank} directions hold {basis.captured:.0%} of the "
+            f"curvature; type Monitor(..., rank={2 * basis.rank}) or more"
+        )
+    if scores is not None and len(scores) > 1:
+        finite = scores[scores.isfinite()]
+        if len(finite) > 1 and float(finite.std()) <= _CONSTANT * float(finite.mean().abs()):
+            notes.append(
+                "the scores are constant: they do not tell inputs apart; choose parameters "
+                "whose gradients depend on the input (not the last bias alone)"
+            )
+    return notes
