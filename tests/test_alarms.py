@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,6 +56,7 @@ class TestDiscoveries:
             [Fraction(1, 20), Fraction(1, 10), Fraction(1, 3), Fraction(7, 10)]
         ),
     )
+    @example(steps=(10, [1] + [10] * 6), fdr=Fraction(7, 10))  # 0.1 * 7 > 0.7 in floats
     @MODEST
     def test_by_definition(self, steps, fdr):
         whole, numbers = steps
@@ -221,7 +222,7 @@ ALARMS = {"drift": drifting, "rollouts": rolling, "discoveries": discovering}
 TO_COME = [0.004, 0.9, 0.0, 0.003, 1.0, 0.5, 0.0001, 0.25, 1.0, 1.0]
 LOOK = {
     "drift": "[alarm.push(10 * s), alarm.log_wealth, alarm.wealth, alarm.num_seen]",
-    "rollouts": "[alarm.push(s), alarm.statistic, alarm.p_value(), alarm.num_frames]",
+    "rollouts": "[alarm.push(3 + s), alarm.statistic, alarm.p_value(), alarm.num_frames]",
     "discoveries": "[alarm.push(s), alarm.level, alarm.num_seen, alarm.num_found]",
 }
 

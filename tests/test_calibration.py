@@ -127,6 +127,11 @@ class TestThreshold:
         with pytest.raises(CalibrationError):
             Calibration(torch.zeros(needed - 1)).threshold(rate)
 
+    def test_the_number_it_takes_for_whole_fractions(self):
+        for parts in range(3, 250):  # 1 / (1 / 49) is not 49 in floats
+            with pytest.raises(CalibrationError, match=rf"at least {parts - 1} samples$"):
+                Calibration(torch.zeros(parts - 2)).threshold(1 / parts)
+
     @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 1.5, float("nan"), float("inf")])
     def test_not_a_rate(self, rate):
         with pytest.raises(CalibrationError, match="expected 0 < false_alarm < 1, got"):

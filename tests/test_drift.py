@@ -150,7 +150,9 @@ class TestAlarm:
         at = alarm.alarmed_at
         assert alarm.wealth >= 100
         assert at == alarm.num_seen
-        for step in range(20):  # ever more typical
+        assert alarm.push(10.0)
+        assert alarm.wealth >= 100
+        for step in range(30):  # ever more typical
             assert alarm.push(-10.0 - step)
         assert alarm.wealth < 10  # the alarm outlives the wealth
         assert alarm.alarmed_at == at

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cases import conv_batchnorm, mlp
-from engines import INF, NAN
+from engines import INF, NAN, everything
 from scodkit import Categorical, Gaussian, Monitor
 from scodkit.errors import BatchError, OptionError
-from scodkit.explain import Nearest, References, references
+from scodkit.explain import Nearest, References, explain, references
+from scodkit.factors import FactorSource, HookEngine
+from scodkit.network import Inputs, Network
 
 
 def brute_force(known: Tensor, asked: Tensor, count: int) -> tuple[list, list]:
@@ -176,6 +178,19 @@ def test_a_training_sample_is_nearest_to_itself() -> None:
     index = monitor.explain(broken, references=known).nearest.index
     assert index[0, 0] == 0
     assert index[1].tolist() == [-1, -1, -1]
+
+
+def test_as_many_are_named_as_asked_for() -> None:
+    torch.manual_seed(0)
+    model, x = mlp(3), torch.randn(9, 3)
+    monitor = Monitor(model, Categorical(), rank=4).fit([x], progress=False)
+    network, call = Network(model), Inputs((x,), {})
+    source = FactorSource(HookEngine(network, everything(network)), Categorical(), 3, 2**20)
+    known = monitor.references([x], progress=False)
+    told = explain(source, call, monitor.basis, 1.0, references=known, count=5)
+    assert told.nearest is not None
+    assert told.nearest.index.shape == (9, 5)
+    torch.testing.assert_close(told.score.float(), monitor.score(x))
 
 
 @pytest.mark.parametrize("saliency", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
@@ -9,99 +10,31 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function, gradcheck
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F  # noqa: N812
 
-from cases import CASES, Attention, Recurrent, conv_batchnorm, dilated_groupnorm, mlp
-from engines import INF, NAN, close, everything, randomised
+from cases import CASES, mlp
+from engines import close, everything, randomised
 from scodkit import (
-    Bernoulli,
     Categorical,
-    Gaussian,
-    HeteroscedasticGaussian,
     LastLayers,
     Monitor,
-    MonteCarlo,
-    Task,
 )
-from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
-from scodkit.explain import Saliency, differentiable_score
+from scodkit.errors import EngineFallbackWarning, OptionError
+from scodkit.explain import differentiable_score
 from scodkit.explain import saliency as saliency_module
 from scodkit.network import Inputs, Network
 from scodkit.score import Energies
-
-OUTPUTS = 4
-QUIET = pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")
-
-
-class Heads(nn.Module):
-    """Attention as transformers call it, which torch answers with a fused kernel."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(4, 12)
-        self.head = nn.Linear(4, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part[:, None] for part in self.qkv(x).chunk(3, dim=-1))
-        return self.head(F.scaled_dot_product_attention(q, k, v)[:, 0].mean(1))
-
-
-class PicksItsWay(nn.Module):
-    """Asks for values on the way, as no function transform allows."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x) if float(x.detach().sum()) < 1e9 else x
-
-
-NETS = {
-    "mlp": (mlp, (3,)),
-    "convolution": (conv_batchnorm, (2, 5, 5)),
-    "group norm": (dilated_groupnorm, (2, 6)),
-    "attention": (Attention, (4, 4)),
-    "fused attention": (Heads, (4, 4)),
-    "gru": (lambda outputs: Recurrent(nn.GRU, outputs), (4, 3)),
-}
-LIKELIHOODS = {
-    "gaussian": Gaussian(0.3),
-    "heteroscedastic": HeteroscedasticGaussian(),
-    "bernoulli": Bernoulli(),
-    "categorical": Categorical(),
-    "one direction": Categorical(directions=1),
-    "task": Task(lambda out: out[:, :2].square(), Gaussian(0.1)),
-}
-
-
-def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def fitted(
-    model: nn.Module, shape: tuple[int, ...], likelihood=None, dtype=torch.float64, **options
-) -> Monitor:
-    """A monitor of so low a rank that scores are partly inside and partly outside of it."""
-    likelihood = Categorical() if likelihood is None else likelihood
-    monitor = Monitor(model, likelihood, rank=4, prior_scale=0.6, **options)
-    return monitor.fit([noise(20, *shape, seed=1, dtype=dtype)], progress=False)
-
-
-def score_of(monitor: Monitor, x: Tensor) -> Tensor:
-    network = Network(monitor.model)
-    likelihood = monitor.likelihood
-    call = Inputs((x,), {})
-    parameters = everything(network)
-    return differentiable_score(network, parameters, likelihood, monitor.basis, 0.6, call)
-
-
-def slopes(monitor: Monitor, x: object) -> Tensor:
-    found = monitor.explain(x, saliency=True).saliency
-    assert found is not None
-    return found.gradient
-
+from slopes import (
+    LIKELIHOODS,
+    NETS,
+    OUTPUTS,
+    QUIET,
+    Heads,
+    PicksItsWay,
+    fitted,
+    noise,
+    score_of,
+    slopes,
+)
 
 # --- Right ---------------------------------------------------------------------------------
 
@@ -216,6 +149,30 @@ def test_fused_attention_is_back_afterwards() -> None:
     assert torch.backends.cuda.flash_sdp_enabled() == before
 
 
+def test_two_threads_turn_fused_attention_back_in_order() -> None:
+    before = torch.backends.cuda.flash_sdp_enabled()
+    first_in, second_in, first_out = (threading.Event() for _ in range(3))
+
+    def first() -> None:
+        with saliency_module._attention_by_products():
+            first_in.set()
+            second_in.wait(0.3)
+        first_out.set()
+
+    def second() -> None:
+        first_in.wait()
+        with saliency_module._attention_by_products():
+            second_in.set()
+            first_out.wait(0.3)
+
+    threads = [threading.Thread(target=run) for run in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.backends.cuda.flash_sdp_enabled() == before
+
+
 class Once(Function):
     """A square whose author did not think of second derivatives."""
 
@@ -244,187 +201,3 @@ def test_a_model_without_second_derivatives_is_refused() -> None:
     with pytest.raises(OptionError, match=r"differentiate twice.*once_diff.*saliency=False"):
         slopes(monitor, noise(2, 3))
     assert monitor.explain(noise(2, 3)).saliency is None
-
-
-# --- What is left alone --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_model_inputs_and_modes_are_left_as_they_were(mode) -> None:
-    model = conv_batchnorm(OUTPUTS).train()
-    monitor = fitted(model, (2, 5, 5), dtype=torch.float32)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    x = noise(3, 2, 5, 5, dtype=torch.float32)
-    expected = slopes(monitor, x.clone())
-    with mode():
-        given = x.clone()
-        found, again = score_of(monitor, given), slopes(monitor, given)
-        assert torch.is_grad_enabled() == (mode is torch.enable_grad)
-    assert torch.equal(given, x)
-    assert not any(tensor.requires_grad for tensor in (given, found, again))
-    torch.testing.assert_close(again, expected)
-    assert model.training
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-
-
-@QUIET
-@pytest.mark.parametrize("wrapped", [nn.Identity(), PicksItsWay(nn.Identity())])
-def test_a_model_that_writes_on_its_input(wrapped: nn.Module) -> None:
-    body, x = randomised(mlp(OUTPUTS)), noise(3, 3).requires_grad_()
-    monitor = fitted(body, (3,))
-    network = Network(nn.Sequential(nn.Sigmoid(), *body))
-    in_place = Network(nn.Sequential(wrapped, InPlace(), *body))
-    scores = [
-        differentiable_score(
-            one, everything(one), Categorical(), monitor.basis, 0.6, Inputs((x,), {})
-        )
-        for one in (network, in_place)
-    ]
-    (expected,), (found,) = (torch.autograd.grad(score.sum(), x) for score in scores)
-    close(found, expected)
-    assert torch.equal(x, noise(3, 3))
-
-
-class InPlace(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sigmoid_()
-
-
-def test_no_weight_is_part_of_the_graph() -> None:
-    model = randomised(mlp(OUTPUTS))
-    monitor = fitted(model, (3,), parameters=["2.weight", "2.bias", "0.weight", "0.bias"])
-    x = noise(2, 3).requires_grad_()
-    score_of(monitor, x).sum().backward()
-    assert x.grad is not None
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("budget", [1, 2**30])
-def test_samples_are_taken_within_the_budget(
-    budget: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes, call = [], saliency_module._Scores.__call__
-
-    def counted(self, some: Inputs) -> Tensor:
-        sizes.append(some.batch_size)
-        return call(self, some)
-
-    monkeypatch.setattr(saliency_module._Scores, "__call__", counted)
-    monitor, x = fitted(randomised(mlp(OUTPUTS)), (3,)), noise(4, 3)
-    expected = slopes(monitor, x)
-    sizes.clear()
-    monitor.memory_budget = budget
-    close(slopes(monitor, x), expected)
-    assert sizes == ([1] * 4 if budget == 1 else [4])
-
-
-@QUIET
-@pytest.mark.parametrize("net", ["mlp", "convolution", "gru"])
-@pytest.mark.parametrize("bad", [{2: NAN}, {0: INF, 1: -INF}, {0: NAN, 1: NAN, 2: NAN, 3: NAN}])
-def test_samples_with_a_nan_disturb_no_other(net: str, bad: dict[int, float]) -> None:
-    build, shape = NETS[net]
-    for likelihood in (Categorical(), Categorical(directions=1), Gaussian()):
-        monitor = fitted(randomised(build(OUTPUTS)), shape, likelihood)
-        x = noise(4, *shape, seed=2)
-        expected, broken = slopes(monitor, x), x.clone()
-        for i, value in bad.items():
-            broken[i].view(-1)[0] = value
-        found = slopes(monitor, broken)
-        score = score_of(monitor, broken)
-        for i in range(4):
-            if i in bad:
-                assert found[i].isnan().all()
-                assert score[i] == INF
-            else:
-                close(found[i], expected[i])
-
-
-# --- What is refused -----------------------------------------------------------------------
-
-
-class Several(nn.Module):
-    """Takes whole numbers, floating-point numbers, or both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(5, 3)
-        self.head = nn.Linear(3, 2)
-
-    def forward(self, ids: Tensor, scale: Tensor | None = None, shift: Tensor | None = None):
-        y = self.embed(ids)
-        y = y if scale is None else y * scale
-        return self.head(torch.tanh(y if shift is None else y + shift))
-
-
-def asked(**inputs: Tensor) -> Tensor:
-    monitor = Monitor(randomised(Several()), Gaussian(), rank=3).fit([inputs], progress=False)
-    return slopes(monitor, inputs)
-
-
-def test_inputs_without_a_slope_are_refused() -> None:
-    ids, floats = torch.arange(5), noise(5, 3)
-    with pytest.raises(
-        BatchError, match=r"one floating-point .* \(5,\) of torch.int64; a score"
-    ):
-        asked(ids=ids)
-    with pytest.raises(BatchError, match=r"one floating-point .*differentiable_score and"):
-        asked(ids=ids, scale=floats, shift=floats)
-    assert asked(ids=ids, scale=floats).abs().sum((1,)).all()
-
-
-def test_random_draws_are_refused() -> None:
-    poisson = MonteCarlo(lambda out: torch.distributions.Poisson(out.exp()))
-    monitor = fitted(randomised(mlp(2)), (3,), poisson)
-    with pytest.raises(
-        OptionError, match=r"without random draws, got MonteCarlo.*saliency=Fal"
-    ):
-        slopes(monitor, noise(2, 3))
-
-
-class Steps(nn.Module):
-    """Sees the signs of its inputs alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer((x > 0).to(x.dtype))
-
-
-def test_a_model_that_sees_signs_has_no_slopes() -> None:
-    assert not slopes(fitted(randomised(Steps()), (3,)), noise(2, 3)).any()
-
-
-# --- Pictures ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("shape", "panels"),
-    [((7,), 1), ((4, 5), 3), ((1, 4, 5), 3), ((3, 4, 5), 3), ((2, 4, 5), 3)],
-)
-def test_pictures(shape: tuple[int, ...], panels: int) -> None:
-    saliency = Saliency(noise(2, *shape), noise(2, *shape, seed=1))
-    figure = saliency.plot(1)
-    assert len(figure.axes) == panels  # a colour bar has axes of its own
-    if panels == 3:
-        (heat,) = figure.axes[1].images
-        assert heat.get_clim()[0] == -heat.get_clim()[1]
-        slope = saliency.gradient[1]
-        slope = slope if slope.ndim == 2 else slope.sum(0)
-        torch.testing.assert_close(torch.tensor(heat.get_array().data), slope)
-    else:
-        heights = [bar.get_height() for bar in figure.axes[0].patches]
-        torch.testing.assert_close(
-            torch.tensor(heights, dtype=torch.float64), saliency.gradient[1]
-        )
-
-
-def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(BatchError, match=r"expected an image .* got shape \(2, 2, 2, 2\)"):
-        Saliency(torch.zeros(1, 2, 2, 2, 2), torch.zeros(1, 2, 2, 2, 2)).plot()
-    with pytest.raises(BatchError, match=r"expected a sample with a finite score"):
-        Saliency(torch.full((1, 3), NAN), torch.zeros(1, 3)).plot()
-    with pytest.raises(OptionError, match="expected a sample from 0 to 0, got 1"):
-        Saliency(torch.zeros(1, 3), torch.zeros(1, 3)).plot(1)

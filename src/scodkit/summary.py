@@ -89,8 +89,10 @@ class Summary:
         axes[1].plot(number, self.determined, ".-", color="#009E73")
         axes[1].set(title="decided by data, not the prior", xlabel="direction", ylim=(0, 1.05))
         if self.scores is not None:
-            axes[2].hist(self.scores[self.scores.isfinite()].numpy(), bins=40, color="#E69F00")
-            axes[2].set(title="scores not fitted", xlabel="score, nats", ylabel="samples")
+            positive = self.scores[self.scores.isfinite() & (self.scores > 0)]
+            axes[2].hist(positive.log10().numpy(), bins=40, color="#E69F00")
+            axes[2].set(title="samples not fitted", ylabel="samples")
+            axes[2].set_xlabel("score, nats, as powers of ten")
         for panel in axes:
             panel.grid(alpha=0.3)
         return figure

@@ -223,7 +223,6 @@ class _Scores:
 
     def __call__(self, call: Inputs) -> Tensor:
         """Return the scores of a batch, ``(B,)`` in float64."""
-        call = call.map(ordinary)
         with self._network.evaluating(), _attention_by_products():
             # without graphs of their own: gradients are to go to the inputs only
             named = self._network.model.named_parameters()
@@ -278,11 +277,10 @@ class _Scores:
         """Return the energies of rows ``(B, p, d)`` at the output, by function transforms."""
 
         def of_one(tensors: list[Tensor], own_rows: Tensor) -> tuple[Tensor, Tensor]:
-            # clones: the model may begin with an in-place function
-            args, kwargs = call.with_tensors([t[None].clone() for t in tensors])
-
             def output_at(chosen: Weights) -> Tensor:
                 at = {**weights, **chosen}
+                # clones: the model may begin with an in-place function
+                args, kwargs = call.with_tensors([t[None].clone() for t in tensors])
                 return self._network.at_raw(at, args, kwargs, 1)[0].flatten()
 
             chosen = {name: weights[name] for name in self._parameters.names}
@@ -321,7 +319,6 @@ class _Scores:
         for block in self._parameters.blocks:
             rows, vectors = pulled[block.name].flatten(1), self._basis.vectors[block.columns]
             wide = torch.promote_types(rows.dtype, vectors.dtype)
-            wide = torch.promote_types(wide, torch.float32)  # sums in half precision are poor
             norms.append(rows.square().sum(dtype=torch.float64))
             along.append((rows.to(wide) @ vectors.to(wide)).double())
         return torch.stack(norms).sum(0), torch.stack(along).sum(0).square().sum(0)
@@ -372,7 +369,7 @@ def _gradient(score: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    own = ordinary(tensor).detach().clone()
+    own = ordinary(tensor).detach()
     return own.requires_grad_() if own.is_floating_point() else own
 
 

@@ -163,7 +163,7 @@ class _Part:
     """What some directions of some samples contribute, all in float64.
 
     Args:
-        sizes: ``eps^2 |L_b|_F^2`` for each parameter, ``(b, P)``.
+        sizes: ``|L_b|_F^2`` for each parameter, ``(b, P)``.
         shares: Of each parameter, ``(b, P)``, as rounded sums.
         directions: Scores of the single directions, ``(b, q)``.
         features: ``U^T L``, ``(b, q, k)``.
@@ -217,7 +217,9 @@ def _part(
         samples, directions, _ = rows.shape
         # as if each row were a sample: norms are wanted for every direction
         alone = HeldFactors([(columns, rows.flatten(0, 1)[:, None])])
-        norms, along = (t.view(samples, directions, -1) for t in alone.project(basis.vectors))
+        norms, along = (
+            t.reshape(samples, directions, -1) for t in alone.project(basis.vectors)
+        )
         before = sums.get(i)
         sums[i] = (norms, along) if before is None else (before[0] + norms, before[1] + along)
     features = torch.stack([along for _, along in sums.values()]).sum(0)
@@ -231,7 +233,7 @@ def _part(
     # as if each direction were a sample: its score is its share
     energies = Energies(total.flatten(), features.square().flatten(0, 1))
     scores = scoring.score(energies, basis, prior_scale).view_as(total)
-    return _Part(prior_scale**2 * sizes, prior_scale**2 * shares, scores, features)
+    return _Part(sizes, prior_scale**2 * shares, scores, features)
 
 
 def _by_parameter(
