@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -120,14 +121,16 @@ def test_a_model_that_cannot_be_batched_is_taken_alone_with_one_warning() -> Non
     assert "all at once it raised RuntimeError" in str(said[0].message)
 
 
-def test_wrong_slopes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["total", "along"])
+def test_wrong_slopes_are_noticed(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # torch's own batched layer norm has right values and wrong slopes, as of torch 2.13
     together = saliency_module._Scores._together
     expected = slopes(fitted(randomised(mlp(OUTPUTS)), (3,)), noise(2, 3, seed=2))
 
     def wrong(self, weights, call: Inputs, rows: Tensor) -> Energies:
         found = together(self, weights, call, rows)
-        return Energies(2 * found.total - found.total.detach(), found.along)
+        values = getattr(found, part)
+        return replace(found, **{part: 2 * values - values.detach()})
 
     monkeypatch.setattr(saliency_module._Scores, "_together", wrong)
     monitor, x = fitted(randomised(mlp(OUTPUTS)), (3,)), noise(2, 3, seed=2)

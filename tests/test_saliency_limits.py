@@ -15,8 +15,9 @@ from scodkit import (
     MonteCarlo,
 )
 from scodkit.errors import BatchError, OptionError
-from scodkit.explain import Saliency, differentiable_score
+from scodkit.explain import Saliency, differentiable_score, saliency_of
 from scodkit.explain import saliency as saliency_module
+from scodkit.factors import FactorSource, LoopEngine
 from scodkit.network import Inputs, Network
 from slopes import (
     NETS,
@@ -49,6 +50,15 @@ def test_model_inputs_and_modes_are_left_as_they_were(mode) -> None:
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_inputs_made_in_inference_mode() -> None:
+    monitor, x = fitted(randomised(mlp(OUTPUTS)), (3,)), noise(3, 3)
+    network = Network(monitor.model)
+    source = FactorSource(LoopEngine(network, everything(network)), Categorical(), 4, 2**20)
+    with torch.inference_mode():
+        found = saliency_of(source, Inputs((x.clone(),), {}), monitor.basis, 0.6)
+    close(found.gradient, slopes(monitor, x))
 
 
 @pytest.mark.parametrize(
