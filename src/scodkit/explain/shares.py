@@ -72,7 +72,7 @@ class Shares:
 class Split(NamedTuple):
     """The scores of a batch, split in three ways that each add up to them.
 
-    Args:
+    Attributes:
         parameters: By parameter; see `shares_of`.
         layers: By layer.
         directions: By direction of the output.
