@@ -219,3 +219,17 @@ def test_a_part_of_the_output_can_be_the_prediction() -> None:
     monitor = Monitor(model, Gaussian(), rank=5, outputs=lambda out: out[0][:, -1])
     monitor.fit([torch.randn(6, 5, 3)], progress=False)
     assert monitor(torch.randn(2, 5, 3)).output.shape == (2, 4)
+
+
+def test_a_model_that_begins_in_place_can_be_fitted() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    plain = nn.Sequential(nn.ReLU(), *model[1:])
+    x, test = torch.randn(20, 4).double(), torch.randn(5, 4).double()
+    expected, found = (
+        Monitor(net.double().eval(), Gaussian(), rank=10)
+        .fit([x.clone()], progress=False)
+        .score(test.clone())
+        for net in (plain, model)
+    )
+    torch.testing.assert_close(found, expected)

@@ -29,8 +29,9 @@ class _LoopLinearization(Linearization):
             name: weight.requires_grad_()
             for name, weight in parameters.weights(network.model).items()
         }
+        # copies: a model may begin with an in-place function, and samples share their memory
         self._outputs = [
-            network.at(self._weights, call.samples(slice(i, i + 1)))
+            network.at(self._weights, call.samples(slice(i, i + 1)).map(torch.clone))
             for i in range(call.batch_size)
         ]
         self.output = torch.cat([output.detach() for output in self._outputs])
