@@ -30,26 +30,7 @@ _UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
 
 
 class Learner:
-    """Learns the curvature of a trained network on its training data, and keeps it.
-
-    Args:
-        model: Any trained ``nn.Module``. Its device, dtype, buffers, mode and gradients are
-            left as found.
-        likelihood: What distribution the output parametrises.
-        rank: ``k``, how many directions of the training data's curvature to keep.
-        sketch: How the curvature is summarised in one pass; `Nystrom` by default.
-        parameters: Which weights: ``"all"``, ``LastLayers(...)``, names or glob patterns, or a
-            callable on ``(name, parameter)``.
-        prior_scale: ``eps``, standard deviation of the prior of a weight.
-        task: What of the prediction matters downstream; all of it by default.
-        inputs: Picks the model's inputs from a batch: a tensor, a tuple (positional) or a dict
-            (keywords). Default: a tensor itself, the first of a tuple, what a dict has.
-        outputs: Picks the prediction from what the model returns.
-
-    Attributes:
-        memory_budget: Bytes that per-sample gradients may take at a time.
-        calibration: Held-out scores; None until calibrated.
-    """
+    """What a `Monitor` knows of its training data; the arguments are explained there."""
 
     memory_budget: int = 2**30
 

@@ -75,10 +75,8 @@ class Monitor(Learner):
         Returns:
             The monitor itself, calibrated. If anything goes wrong it is as it was before.
         """
-        self._ready()
-        stream, length = open_stream(loader)[1], num_batches(loader)
         scores, groups = [torch.empty(0)], [torch.empty(0, dtype=torch.int64)]
-        for batch in batches_of(stream, length, "calibrating", progress):
+        for batch in self._batches(loader, "calibrating", progress):
             found = self._ready()(batch, self.memory_budget)
             scores.append(found.score.cpu())
             if by is not None:
@@ -188,9 +186,7 @@ class Monitor(Learner):
         Returns:
             The features, numbered in the loader's order.
         """
-        self._ready()
-        stream, length = open_stream(loader)[1], num_batches(loader)
-        batches = batches_of(stream, length, "looking", progress)
+        batches = self._batches(loader, "looking", progress)
         return References(torch.cat([self.features(batch).cpu() for batch in batches]))
 
     def summary(self, batch: object | None = None) -> Summary:
@@ -238,6 +234,10 @@ class Monitor(Learner):
         """
         fitted, source = self._ready().fitted, self._ready().source
         return self._adopt(replace(fitted, basis=fitted.basis.compress(dtype)), source)
+
+    def _batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Any]:
+        self._ready()  # before anything of the loader is read
+        return batches_of(open_stream(loader)[1], num_batches(loader), doing, progress)
 
     def _groups(self, found: Scores) -> Tensor | None:
         return None if self._by is None else groups_of(self._by, found.output)

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from scodkit import artifact
 from scodkit.alarms.checks import check_share, one_number
+from scodkit.alarms.kept import Kept
 from scodkit.calibration import scipy_part
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
-
-_KIND = "online discoveries"
 
 
 def discoveries(p_values: Tensor, fdr: float = 0.1) -> Tensor:
@@ -65,7 +62,7 @@ def discoveries(p_values: Tensor, fdr: float = 0.1) -> Tensor:
     return (torch.from_numpy(adjusted) <= fdr * (1 + 1e-12)).to(p_values.device)
 
 
-class OnlineDiscoveries:
+class OnlineDiscoveries(Kept):
     """Names atypical samples of a stream, one p-value at a time (LOND).
 
     The ``t``-th p-value is compared with ``fdr * g(t) * (d + 1)``, where ``d`` is the number of
@@ -93,6 +90,9 @@ class OnlineDiscoveries:
         >>> stream.num_seen, stream.num_found, round(stream.level, 4)
         (4, 2, 0.0075)
     """
+
+    kind = "online discoveries"
+    plain = ("fdr", "smallest", "num_seen", "num_found", "_warned")
 
     def __init__(self, fdr: float = 0.1, smallest: float | None = None) -> None:
         check_share("fdr", fdr, 0.1)
@@ -133,30 +133,6 @@ class OnlineDiscoveries:
         self.num_found += found
         self._warn_if_blind()
         return found
-
-    def save(self, path: str | Path) -> None:
-        """Write the state to a file, atomically.
-
-        Args:
-            path: Where to.
-        """
-        artifact.write(path, _KIND, vars(self), {})
-
-    @classmethod
-    def load(cls, path: str | Path) -> OnlineDiscoveries:
-        """Return what `save` wrote, to go on where it was.
-
-        Args:
-            path: Where from.
-
-        Raises:
-            ArtifactError: As a subclass: a file cut off, altered, or of another kind.
-        """
-        header, _ = artifact.read(path, _KIND)
-        stream = cls(header["fdr"])
-        for name in vars(stream):
-            setattr(stream, name, header[name])
-        return stream
 
     def _warn_if_blind(self) -> None:
         if self.smallest is None or self._warned or self.level >= self.smallest:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import bisect
 import math
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scodkit import artifact
 from scodkit.alarms.checks import check_share, many_scores, one_score
+from scodkit.alarms.kept import Kept
 from scodkit.calibration import Calibration
 from scodkit.errors import OptionError
 
-_KIND = "drift alarm"
-_PLAIN = ("false_alarm", "num_seen", "alarmed_at", "log_wealth", "_steps", "_shares")
 # exponents e of the bets e p^(e-1), from bold to timid: each pays for small p-values
 _EXPONENTS = (0.25, 0.5, 0.75)
 # share of each bet that is moved on at a step
@@ -26,7 +25,7 @@ _MOVED = 0.001
 _WAITING = 4096
 
 
-class DriftAlarm:
+class DriftAlarm(Kept):
     """Watches a stream for scores that have grown, with false alarms bounded once and for all.
 
     A conformal test martingale (Vovk, Gammerman and Shafer 2005) that bets like a jumper (Vovk
@@ -65,6 +64,9 @@ class DriftAlarm:
         >>> alarm.alarmed_at
         513
     """
+
+    kind = "drift alarm"
+    plain = ("false_alarm", "num_seen", "alarmed_at", "log_wealth", "_steps", "_shares")
 
     def __init__(
         self, calibration: Calibration, false_alarm: float = 0.01, seed: int = 0
@@ -129,34 +131,14 @@ class DriftAlarm:
         """
         return torch.tensor([self._push(s) for s in many_scores(scores)], dtype=torch.bool)
 
-    def save(self, path: str | Path) -> None:
-        """Write the state to a file, atomically.
+    def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        random = {"random": self._random.bit_generator.state}
+        return random, {"scores": self._ranks.scores()}
 
-        Args:
-            path: Where to.
-        """
-        header = {name: getattr(self, name) for name in _PLAIN}
-        header["random"] = self._random.bit_generator.state
-        artifact.write(path, _KIND, header, {"scores": self._ranks.scores()})
-
-    @classmethod
-    def load(cls, path: str | Path) -> DriftAlarm:
-        """Return what `save` wrote, to go on where it was, random numbers included.
-
-        Args:
-            path: Where from.
-
-        Raises:
-            ArtifactError: As a subclass: a file cut off, altered, or of another kind.
-        """
-        header, tensors = artifact.read(path, _KIND)
-        alarm = cls.__new__(cls)
-        for name in _PLAIN:
-            setattr(alarm, name, header[name])
-        alarm._ranks = _Ranks(tensors["scores"])
-        alarm._random = np.random.Generator(np.random.PCG64())
-        alarm._random.bit_generator.state = header["random"]
-        return alarm
+    def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self._ranks = _Ranks(tensors["scores"])
+        self._random = np.random.default_rng()
+        self._random.bit_generator.state = header["random"]
 
     def _push(self, score: float) -> bool:
         self._bet(self._p_value(score))

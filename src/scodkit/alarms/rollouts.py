@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from scodkit import artifact
 from scodkit.alarms.checks import many_scores, one_score
+from scodkit.alarms.kept import Kept
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 
-_KIND = "rollout alarm"
-_PLAIN = ("false_alarm", "confidence", "window", "threshold", "num_frames", "_longest")
 
-
-class RolloutAlarm:
+class RolloutAlarm(Kept):
     """Watches the frames of a rollout, with false alarms bounded per rollout.
 
     Frames of a robot or a video depend on their neighbours, so that rates per frame mean
@@ -64,6 +61,9 @@ class RolloutAlarm:
         >>> alarm.push(0.4)
         False
     """
+
+    kind = "rollout alarm"
+    plain = ("false_alarm", "confidence", "window", "threshold", "num_frames", "_longest")
 
     def __init__(
         self,
@@ -143,39 +143,19 @@ class RolloutAlarm:
             self._warn_too_long(len(scores))
         return largest.mean > self.threshold
 
-    def save(self, path: str | Path) -> None:
-        """Write the state to a file, atomically, with the rollout under way.
-
-        Args:
-            path: Where to.
-        """
-        header = {name: getattr(self, name) for name in _PLAIN}
+    def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {
             "held_out": self._calibration.scores,
             "last": torch.tensor(list(self._so_far.last), dtype=torch.float64),
             "statistic": torch.tensor(self.statistic, dtype=torch.float64),
         }
-        artifact.write(path, _KIND, header, tensors)
+        return {}, tensors
 
-    @classmethod
-    def load(cls, path: str | Path) -> RolloutAlarm:
-        """Return what `save` wrote, to go on where it was, within a rollout too.
-
-        Args:
-            path: Where from.
-
-        Raises:
-            ArtifactError: As a subclass: a file cut off, altered, or of another kind.
-        """
-        header, tensors = artifact.read(path, _KIND)
-        alarm = cls.__new__(cls)
-        for name in _PLAIN:
-            setattr(alarm, name, header[name])
-        alarm._calibration = Calibration(tensors["held_out"])
-        alarm._so_far = _Largest(alarm.window)
-        alarm._so_far.last.extend(tensors["last"].tolist())
-        alarm._so_far.mean = float(tensors["statistic"])
-        return alarm
+    def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self._calibration = Calibration(tensors["held_out"])
+        self._so_far = _Largest(self.window)
+        self._so_far.last.extend(tensors["last"].tolist())
+        self._so_far.mean = float(tensors["statistic"])
 
     def _warn_too_long(self, num_frames: int) -> None:
         warnings.warn(
