@@ -62,6 +62,10 @@ class MismatchError(ArtifactError):
     """The file belongs to other weights or to another configuration."""
 
 
+class MissingPeerError(ScodError, ImportError):
+    """A library that a baseline stands on is not installed."""
+
+
 class CalibrationError(ScodError, ValueError):
     """The held-out scores cannot support what was asked of them."""
 

@@ -29,7 +29,9 @@ _TILE = 4096
 _PROGRAMS = 1024
 
 # positions a program copies at a time: of a plane, and of as many planes as make up the last
+# while that leaves enough programs to keep a GPU busy
 _BLOCKS = (16, 64, 256, 1024)
+_BUSY = 128
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -154,7 +156,7 @@ def _patches(source: Tensor, geometry: list[int]) -> Tensor:
     high, wide, *steps, filled = geometry
     result = source.new_empty(b, q, c * high * wide, filled)
     block = next((block for block in _BLOCKS if block >= filled), _BLOCKS[-1])
-    planes = _BLOCKS[-1] // block
+    planes = min(_BLOCKS[-1] // block, _power_of_two(-(-q * b * c // _BUSY)))
     with torch.cuda.device(source.device):
         triton_kernels.patches[(-(-q * b * c // planes), -(-filled // block))](
             source,

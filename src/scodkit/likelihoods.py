@@ -207,19 +207,27 @@ class Categorical(Likelihood):
         Returns:
             Rows ``(B, p, d)``, block diagonal over positions.
         """
-        axis = self._axis(output.ndim)
-        logits = output.movedim(axis, -1)
-        batch, classes = logits.shape[0], logits.shape[-1]
-        rows = self._per_position(logits.reshape(batch, -1, classes))
+        logits = self.logits(output)
+        batch, _, classes = logits.shape
+        rows = self._per_position(logits)
         positions, kept = rows.shape[1], rows.shape[2]
         if positions == 1:
             return rows[:, 0]
         # put each position's rows where its logits sit in the flattened output
         where = torch.arange(output[0].numel(), device=output.device).reshape(output.shape[1:])
-        where = where.movedim(axis - 1, -1).reshape(positions, 1, classes)
+        where = where.movedim(self._axis(output.ndim) - 1, -1).reshape(positions, 1, classes)
         full = rows.new_zeros(batch, positions, kept, output[0].numel())
         full.scatter_(3, where.expand(batch, positions, kept, classes), rows)
         return full.reshape(batch, positions * kept, -1)
+
+    def logits(self, output: Tensor) -> Tensor:
+        """Return the logits of each variable, ``(B, positions, classes)``.
+
+        Args:
+            output: What the model returned, ``(B, *shape)``.
+        """
+        last = output.movedim(self._axis(output.ndim), -1)
+        return last.reshape(len(last), math.prod(last.shape[1:-1]), last.shape[-1])
 
     def _per_position(self, logits: Tensor) -> Tensor:
         q = logits.softmax(-1)

@@ -1,0 +1,268 @@
+"""What all baselines share: one way to fit, score, move, save and refuse."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypedDict
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self, Unpack
+
+from scodkit import artifact
+from scodkit.baselines.cost import Cost
+from scodkit.baselines.data import TrainingData, finite_samples
+from scodkit.errors import BatchError, MismatchError, NotFittedError, OptionError
+from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
+from scodkit.network import Inputs, Network
+from scodkit.parameters import state_fingerprint
+from scodkit.score import Scored
+from scodkit.version import __version__
+
+_KIND = "baseline"
+
+State = dict[str, Tensor]
+
+
+class Picks(TypedDict, total=False):
+    """Functions that say what is what in a batch and in the model's result.
+
+    Args:
+        inputs: As for `Monitor`.
+        outputs: As for `Monitor`.
+        targets: Picks the targets from a training batch; by default the second of a tuple, or
+            what a dict has under ``label``, ``labels``, ``target`` or ``targets``.
+    """
+
+    inputs: Callable[[Any], Any] | None
+    outputs: Callable[[Any], Tensor] | None
+    targets: Callable[[Any], Any] | None
+
+
+class Baseline(ABC):
+    """A method scores are compared with; a `Detector`, as the `Monitor` is.
+
+    Args:
+        model: The trained network; left as found.
+        likelihood: What distribution its output parametrises.
+        picks: ``inputs=``, ``outputs=``, ``targets=``; see `Picks`.
+
+    Attributes:
+        handles: Likelihoods the method is defined for.
+        because: Why not for others, to end the sentence "... is not for this one: ".
+        learns: Whether it has to be fitted before it can score.
+    """
+
+    handles: ClassVar[tuple[type[Likelihood], ...]]
+    because: ClassVar[str]
+    learns: ClassVar[bool] = True
+
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, **picks: Unpack[Picks]
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise OptionError(f"expected an nn.Module, got {type(model).__name__}")
+        name = type(self).__name__
+        if not isinstance(likelihood, self.handles):
+            known = " or ".join(f"{kind.__name__}()" for kind in self.handles)
+            raise OptionError(
+                f"expected {known} for {name}, got {likelihood!r}: {self.because}; compare "
+                "with another baseline here"
+            )
+        self.likelihood = likelihood
+        self._targets = picks.get("targets")
+        self._network = Network(model, picks.get("inputs"), picks.get("outputs"))
+        self._state: State | None = None if self.learns else {}
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, without wrappers."""
+        return self._network.model
+
+    def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
+        """Learn from training data; methods that do not learn leave it unread.
+
+        Args:
+            loader: Batches of training data; with targets for methods that say so.
+            progress: Show a progress bar.
+
+        Returns:
+            The method itself, fitted. If anything goes wrong it is as it was before.
+        """
+        if not self.learns:
+            return self
+        doing = f"fitting {type(self).__name__}" if progress else None
+        data = TrainingData(self._network, loader, self._targets, doing)
+        with self._network.evaluating():
+            state = self._learn(data)
+        self._state = {name: tensor.detach() for name, tensor in state.items()}
+        return self
+
+    def __call__(self, batch: object) -> Scored:
+        """Predict and score.
+
+        Args:
+            batch: As the loader yields it: a tensor, a tuple or list, a dict.
+
+        Returns:
+            Output and score; no p-value (see `scodkit.calibration.Calibration`).
+        """
+        state = self._ready()
+        with self._network.evaluating():
+            call = self._network.inputs_of(batch)
+            if call.batch_size == 0:
+                output = self._network(call).detach()
+                return Scored(output, output.new_empty(0), None)
+            output, score = self._judge(call, state)
+            output, score = output.detach(), score.detach().to(output.dtype)
+            good = finite_samples(call, output) & ~score.isnan()
+        return Scored(output, score.masked_fill(~good, torch.inf), None)
+
+    def score(self, batch: object) -> Tensor:
+        """Return the score ``(B,)``: larger = more atypical; infinite for NaN or infinity.
+
+        Args:
+            batch: As the loader yields it.
+        """
+        return self(batch).score
+
+    def cost(self, batch: object) -> Cost:
+        """Return what the method costs, for samples like these.
+
+        Args:
+            batch: As the loader yields it.
+        """
+        state = self._ready()
+        with self._network.evaluating(), torch.no_grad():
+            call = self._network.inputs_of(batch).samples(slice(0, 2))
+            return self._cost(call, state)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the method itself, with model and state moved to a device.
+
+        Args:
+            device: Where to. A model that was moved by itself is followed without this.
+        """
+        for model in self._models():
+            model.to(device)
+        if self._state is not None:
+            self._ready()
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write what was learnt to one file, atomically; the model itself is not in it.
+
+        Args:
+            path: Where to.
+        """
+        state = self._ready()
+        header = {
+            "scodkit_version": __version__,
+            "method": type(self).__name__,
+            "likelihood": artifact.describe(self.likelihood),
+            "options": self._options(),
+            "fingerprints": [state_fingerprint(model) for model in self._models()],
+        }
+        artifact.write(path, _KIND, header, state)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: Any,
+        *,
+        likelihood: Likelihood | None = None,
+        **picks: Unpack[Picks],
+    ) -> Self:
+        """Read what `save` wrote.
+
+        Args:
+            path: Where from.
+            model: What the method was made with, with the same weights.
+            likelihood: Needed only where a file cannot describe it.
+            picks: The same functions the method was made with, if there were any.
+
+        Returns:
+            The method, on the model's device.
+
+        Raises:
+            MismatchError: If the file is of another method, or of other weights.
+            ArtifactError: As a subclass: a file cut off or altered.
+        """
+        header, tensors = artifact.read(path, _KIND)
+        if header["method"] != cls.__name__:
+            raise MismatchError(
+                f"expected a saved {cls.__name__} at {path}, got a {header['method']}; type "
+                f"{header['method']}.load(...)"
+            )
+        likelihood = likelihood or artifact.build(header["likelihood"])
+        method = cls(model, likelihood, **header["options"], **picks)
+        fingerprints = [state_fingerprint(model) for model in method._models()]
+        if fingerprints != header["fingerprints"]:
+            raise MismatchError(
+                f"expected the weights {path} was made with, but weights or buffers differ; "
+                "load the weights of that time, or fit again"
+            )
+        method._state = tensors
+        return method
+
+    def __repr__(self) -> str:
+        fitted = "" if self._state is not None else ", not fitted"
+        options = "".join(f", {name}={value!r}" for name, value in self._options().items())
+        what = f"{type(self.model).__name__}, {self.likelihood}{options}"
+        return f"{type(self).__name__}({what}{fitted})"
+
+    def _ready(self) -> State:
+        """Return what was learnt, on the model's device.
+
+        Raises:
+            NotFittedError: If nothing was.
+        """
+        if self._state is None:
+            name = type(self).__name__
+            raise NotFittedError(f"expected a fitted {name}; type .fit(train_loader) first")
+        device = self._network.device
+        self._state = {name: tensor.to(device) for name, tensor in self._state.items()}
+        return self._state
+
+    def _models(self) -> list[nn.Module]:
+        """Return the networks the method looks at."""
+        return [self.model]
+
+    def _options(self) -> Mapping[str, Any]:
+        """Return the constructor's own options, as plain data."""
+        return {}
+
+    def _learn(self, data: TrainingData) -> State:
+        """Return what is to be known for scoring, by name; the model is in eval mode."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+        """Return output ``(B, *shape)`` and scores ``(B,)`` of at least one sample."""
+
+    @abstractmethod
+    def _cost(self, call: Inputs, state: State) -> Cost:
+        """Return the cost for samples like these."""
+
+
+def class_logits(likelihood: Likelihood, output: Tensor) -> Tensor:
+    """Return the logits ``(B, C)`` of one variable; a single logit stands for two classes.
+
+    Args:
+        likelihood: A `Categorical` or a `Bernoulli`.
+        output: Of the model.
+
+    Raises:
+        BatchError: If there are several variables (pixels, tokens, labels).
+    """
+    if isinstance(likelihood, Bernoulli) and output.shape[1:] == (1,):
+        return torch.cat([torch.zeros_like(output), output], dim=1)
+    if isinstance(likelihood, Categorical) and output.ndim == 2:
+        return output
+    raise BatchError(
+        f"expected one variable with logits (B, classes) for this baseline, got {likelihood!r} "
+        f"and an output of shape {tuple(output.shape)}; compare with Naive here"
+    )

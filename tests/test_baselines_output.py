@@ -1,0 +1,142 @@
+"""Baselines that look at the output alone, and the squared length without a sketch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Bernoulli as TorchBernoulli
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Normal
+
+from baseline_contracts import (
+    LIKELIHOODS,
+    OUTPUTS,
+    BaselineContract,
+    cases,
+    network,
+    parametrised,
+    some,
+)
+from oracles import dense_factors
+from scodkit import Bernoulli, Categorical, Gaussian, LastLayers, Monitor
+from scodkit.baselines import Energy, IdentityCurvature, MaxLogit, MaxSoftmax, Naive
+from scodkit.errors import BatchError, OptionError
+from scodkit.likelihoods import HeteroscedasticGaussian
+from scodkit.network import Inputs
+
+EVERY = tuple(OUTPUTS)
+
+
+@parametrised(
+    cases(Naive, *EVERY),
+    cases(MaxSoftmax, "categorical", "bernoulli"),
+    cases(Energy, "categorical"),
+    cases(lambda model, family: Energy(model, family, temperature=2.0), "categorical"),
+    cases(MaxLogit, "categorical"),
+    cases(IdentityCurvature, *EVERY),
+)
+class TestContract(BaselineContract):
+    pass
+
+
+def test_entropies_are_those_of_torch() -> None:
+    output = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pairs = [
+        (Categorical(), TorchCategorical(logits=output).entropy()),
+        (Bernoulli(), TorchBernoulli(logits=output).entropy().sum(1)),
+        (Gaussian(4.0), Normal(output, 2.0).entropy().sum(1)),
+        (Gaussian((1.0, 2.0, 3.0, 4.0)), None),
+        (
+            HeteroscedasticGaussian(),
+            Normal(output[:, :2], (0.5 * output[:, 2:]).exp()).entropy().sum(1),
+        ),
+    ]
+    spread = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64).sqrt().expand(5, 4)
+    for likelihood, wanted in pairs:
+        wanted = Normal(output, spread).entropy().sum(1) if wanted is None else wanted
+        found = Naive(nn.Identity(), likelihood).score(output)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_entropy_of_certain_predictions_is_zero() -> None:
+    output = torch.tensor([[1e5, 0.0, -1e5]])
+    assert Naive(nn.Identity(), Categorical()).score(output).tolist() == [0.0]
+    assert Naive(nn.Identity(), Bernoulli()).score(output[:, [0, 2]]).tolist() == [0.0]
+
+
+def test_entropy_of_maps_is_the_sum_over_positions() -> None:
+    output = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    wanted = TorchCategorical(logits=output.movedim(1, -1)).entropy().sum((1, 2))
+    found = Naive(nn.Identity(), Categorical(class_dim=1)).score(output)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_max_softmax_tells_confident_predictions_apart() -> None:
+    # in float32, 1 - q is zero from a margin of 17 on
+    found = MaxSoftmax(nn.Identity(), Categorical()).score(torch.tensor([[20.0, 0], [30.0, 0]]))
+    assert found[0] > found[1] > 0
+    torch.testing.assert_close(found, torch.tensor([math.exp(-20.0), math.exp(-30.0)]))
+
+
+def test_one_logit_is_two_classes() -> None:
+    z = torch.tensor([[-2.0], [0.5]])
+    found = MaxSoftmax(nn.Identity(), Bernoulli()).score(z)
+    torch.testing.assert_close(found, torch.minimum(z.sigmoid(), (-z).sigmoid())[:, 0])
+
+
+@pytest.mark.parametrize("method", [MaxSoftmax, MaxLogit, Energy])
+def test_several_variables_are_refused(method: type) -> None:
+    with pytest.raises(BatchError, match="one variable"):
+        method(nn.Identity(), Categorical(class_dim=1)).score(torch.zeros(2, 3, 4))
+
+
+def test_several_logits_are_refused() -> None:
+    with pytest.raises(BatchError, match="one variable"):
+        MaxSoftmax(nn.Identity(), Bernoulli()).score(torch.zeros(2, 3))
+
+
+def test_energy_of_one_temperature_is_not_that_of_another() -> None:
+    x = torch.tensor([[1.0, 2.0]])
+    hot = Energy(nn.Identity(), Categorical(), temperature=4.0).score(x)
+    torch.testing.assert_close(hot, -4 * (x / 4).exp().sum(1).log())
+    for bad in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(OptionError, match="temperature"):
+            Energy(nn.Identity(), Categorical(), temperature=bad)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_identity_curvature_is_the_dense_squared_length(kind: str) -> None:
+    model, x = network(kind), some()
+    rows = dense_factors(model, Inputs((x,), {}), LIKELIHOODS[kind])
+    found = IdentityCurvature(model, LIKELIHOODS[kind]).score(x)
+    torch.testing.assert_close(found, rows.square().sum((1, 2)), rtol=1e-9, atol=1e-12)
+
+
+def test_identity_curvature_is_a_monitor_without_data() -> None:
+    """With little data and a small prior, the data determines nothing."""
+    model, x = network("categorical"), some()
+    monitor = Monitor(model, Categorical(), rank=5, prior_scale=1e-6)
+    monitor.fit([some(seed=9)], progress=False)
+    found = IdentityCurvature(model, Categorical()).score(x)
+    torch.testing.assert_close(monitor.score(x) / 1e-12, found, rtol=1e-6, atol=0.0)
+
+
+def test_a_part_of_the_weights_gives_a_part_of_the_length() -> None:
+    model, x = network("categorical"), some()
+    both = [LastLayers(count=1), lambda name, _: not name.startswith("5.")]
+    parts = [IdentityCurvature(model, Categorical(), parameters=p).score(x) for p in both]
+    torch.testing.assert_close(sum(parts), IdentityCurvature(model, Categorical()).score(x))
+
+
+def test_a_choice_that_needs_a_batch_is_settled_before_saving(tmp_path) -> None:
+    model = network("categorical")
+    method = IdentityCurvature(model, Categorical(), parameters=LastLayers(count=1))
+    with pytest.raises(OptionError, match="before saving"):
+        method.save(tmp_path / "method")
+    wanted = method.score(some())
+    method.save(tmp_path / "method")
+    loaded = IdentityCurvature.load(tmp_path / "method", model)
+    assert torch.equal(loaded.score(some()), wanted)
