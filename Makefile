@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types imports unit bench bench-sketch bench-alarms picture docs clean
+.PHONY: demo test lint types imports unit bench bench-sketch bench-alarms bench-baselines picture docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -25,7 +25,7 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --doctest-modules --cov --cov-report=term:skip-covered src tests
 
 # speed, on the CPU (a quarter of an hour); on a GPU: python benchmarks/speed.py --device cuda
-bench: $(STAMP) .venv/.peers
+bench: $(STAMP)
 	$(BIN)/python benchmarks/speed.py --device cpu
 
 bench-sketch: $(STAMP)
@@ -34,6 +34,10 @@ bench-sketch: $(STAMP)
 bench-alarms: $(STAMP)
 	$(BIN)/python benchmarks/alarms.py
 
+# every baseline on four domains, three networks each (an hour and a half)
+bench-baselines: $(STAMP)
+	$(BIN)/python benchmarks/baselines.py
+
 picture: $(STAMP)
 	$(BIN)/python examples/digits_picture.py docs/digits.png
 
@@ -41,14 +45,10 @@ docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
 # pip alone: the pinned torch is a CPU build that other installers do not find
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt peers.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,bench,docs,dev]"
-	touch $@
-
-.venv/.peers: $(STAMP) benchmarks/peers.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[peers]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/peers.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,bench,peers,docs,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r peers.txt
 	touch $@
 
 clean:

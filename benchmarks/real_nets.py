@@ -51,11 +51,26 @@ def _idx(path: Path) -> Tensor:
     return torch.from_numpy(values.reshape(shape.astype(int)).copy())
 
 
+def idx_images(folder: Path, split: str) -> Tensor:
+    """Return the images of ``train`` or ``t10k``, standardised, ``(n, 1, 28, 28)``."""
+    images = _idx(folder / f"{split}-images-idx3-ubyte.gz").float().div_(255)
+    return ((images - 0.1307) / 0.3081)[:, None]
+
+
+def idx_labels(folder: Path, split: str) -> Tensor:
+    """Return the classes of ``train`` or ``t10k``, ``(n,)``."""
+    return _idx(folder / f"{split}-labels-idx1-ubyte.gz").long()
+
+
+def wine_table(colour: str) -> Tensor:
+    """Return the wines of a colour, ``(n, 12)``: eleven features, then the quality."""
+    path = data_folder() / "wine" / f"winequality-{colour}.csv"
+    return torch.from_numpy(np.loadtxt(path, delimiter=";", skiprows=1)).float()
+
+
 def _mnist(split: str) -> tuple[Tensor, Tensor]:
     folder = data_folder() / "mnist"
-    images = _idx(folder / f"{split}-images-idx3-ubyte.gz").float().div_(255)
-    labels = _idx(folder / f"{split}-labels-idx1-ubyte.gz").long()
-    return ((images - 0.1307) / 0.3081)[:, None], labels
+    return idx_images(folder, split), idx_labels(folder, split)
 
 
 def _train(
@@ -90,13 +105,7 @@ def mnist_net(num_data: int = 500, num_test: int = 2000) -> TrainedNet:
 def wine_net(num_data: int = 1000) -> TrainedNet:
     """Return a red-wine quality regressor (11,401 weights) with white wine as the unknown."""
     torch.manual_seed(0)
-    folder = data_folder() / "wine"
-    red, white = (
-        torch.from_numpy(
-            np.loadtxt(folder / f"winequality-{c}.csv", delimiter=";", skiprows=1)
-        ).float()
-        for c in ("red", "white")
-    )
+    red, white = wine_table("red"), wine_table("white")
     red = red[torch.randperm(len(red))]
     x, y = red[:num_data, :11], red[:num_data, 11:]
     model = wine()

@@ -23,7 +23,7 @@ from scodkit.errors import (
     CorruptArtifactError,
     MismatchError,
     NotFittedError,
-    OptionError,
+    UnsupportedLikelihoodError,
 )
 from scodkit.likelihoods import HeteroscedasticGaussian, Likelihood, MonteCarlo
 
@@ -253,7 +253,7 @@ class BaselineContract:
         others = [*LIKELIHOODS.values(), MonteCarlo(lambda o: None, 1)]  # type: ignore[arg-type,return-value]
         for likelihood in others:
             if not isinstance(likelihood, kind.handles):
-                with pytest.raises(OptionError, match=kind.because[:20]):
+                with pytest.raises(UnsupportedLikelihoodError, match=kind.because[:20]):
                     case.make(case.model("gaussian"), likelihood)
 
     def test_cost_counts_the_forward_passes(self, case: Case) -> None:

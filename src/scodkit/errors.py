@@ -22,6 +22,10 @@ class OptionError(ScodError, ValueError):
     """An option of a likelihood, a sketch or the monitor is out of its range."""
 
 
+class UnsupportedLikelihoodError(OptionError):
+    """A method is not defined for this likelihood."""
+
+
 class NotFittedError(ScodError, RuntimeError):
     """The monitor was asked for something that needs an earlier step."""
 

@@ -14,7 +14,13 @@ from typing_extensions import Self, Unpack
 from scodkit import artifact
 from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData, finite_samples
-from scodkit.errors import BatchError, MismatchError, NotFittedError, OptionError
+from scodkit.errors import (
+    BatchError,
+    MismatchError,
+    NotFittedError,
+    OptionError,
+    UnsupportedLikelihoodError,
+)
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.network import Inputs, Network
 from scodkit.parameters import state_fingerprint
@@ -67,7 +73,7 @@ class Baseline(ABC):
         name = type(self).__name__
         if not isinstance(likelihood, self.handles):
             known = " or ".join(f"{kind.__name__}()" for kind in self.handles)
-            raise OptionError(
+            raise UnsupportedLikelihoodError(
                 f"expected {known} for {name}, got {likelihood!r}: {self.because}; compare "
                 "with another baseline here"
             )
