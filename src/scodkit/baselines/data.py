@@ -65,7 +65,7 @@ class TrainingData:
         """
         for call, batch in self._pass():
             targets = _default_targets(batch) if self.targets is None else self.targets(batch)
-            if not isinstance(targets, Tensor) or len(targets) != call.batch_size:
+            if not isinstance(targets, Tensor) or targets.shape[:1] != (call.batch_size,):
                 raise BatchError(
                     f"expected a batch with {call.batch_size} targets beside its inputs, got "
                     f"{_what(targets)}; let the loader yield (inputs, targets), or say where "

@@ -1,0 +1,283 @@
+"""What enters a network's last layer: how to get at it, how it is spread, what uses it."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, one_hot
+from typing_extensions import Unpack
+
+from scodkit.baselines.baseline import Baseline, Picks
+from scodkit.baselines.data import check_finite
+from scodkit.errors import BatchError, OptionError
+from scodkit.likelihoods import Likelihood
+from scodkit.network import Inputs, Network
+
+# of the largest variance: a direction with less is taken for constant; rounding of features in
+# float32 leaves about 1e-14
+_NO_VARIANCE = 1e-12
+# of the largest logit of a sample: more is no rounding, in half precision neither
+_OTHER_LOGITS = 0.02
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """The result of one forward pass, and what entered a layer on the way.
+
+    Args:
+        output: Of the model, ``(B, *shape)``.
+        entered: The layer's input, ``(B, ..., m)``, as it was when the layer was called.
+        layer: The layer.
+        name: Its name in the model.
+    """
+
+    output: Tensor
+    entered: Tensor
+    layer: nn.Module
+    name: str
+
+    @functools.cached_property
+    def features(self) -> Tensor:
+        """The layer's input in float64, flattened to ``(B, m)``."""
+        return self.entered.reshape(len(self.entered), -1).double()
+
+    def head(self) -> tuple[Tensor, Tensor]:
+        """Return the weight ``(C, m)`` and the bias ``(C,)`` that make the ``C`` logits.
+
+        The first rows of the layer, where the model leaves out the last of its outputs.
+
+        Raises:
+            BatchError: If it is no Linear layer, is applied along further axes, or the output
+                is not what it returned.
+        """
+        layer = self.layer
+        if not isinstance(layer, nn.Linear) or self.entered.ndim != 2:
+            raise BatchError(
+                f"expected a Linear layer applied to features (B, m), got {self.name!r}, a "
+                f"{type(layer).__name__} applied to {tuple(self.entered.shape)}; name the "
+                "layer that makes the logits: layer='...', or compare with Mahalanobis or KNN "
+                "here"
+            )
+        weight = layer.weight.detach()[: self.output.shape[1]]
+        bias = weight.new_zeros(len(weight))
+        if layer.bias is not None:
+            bias = layer.bias.detach()[: len(weight)]
+        made = linear(self.entered.to(weight.dtype), weight, bias)
+        if made.shape != self.output.shape or not _same_logits(made, self.output):
+            raise BatchError(
+                f"expected a model that returns what its layer {self.name!r} makes, got other "
+                "numbers; let it return these logits as they are (all, or the first ones), "
+                "without softmax or temperature, or name the layer that makes the output: "
+                "layer='...'"
+            )
+        return weight, bias
+
+
+def _same_logits(made: Tensor, output: Tensor) -> bool:
+    finite = made.isfinite() & output.isfinite()
+    allowed = _OTHER_LOGITS * output.abs().amax(1, keepdim=True)
+    return bool(((made - output).abs() <= allowed).logical_or(~finite).all())
+
+
+def forward_pass(network: Network, call: Inputs, layer: str | None = None) -> ForwardPass:
+    """Run the model once, and note what enters a layer.
+
+    Args:
+        network: The model, held in eval mode.
+        call: Its inputs.
+        layer: Name of the module whose input is noted; None for the ``nn.Linear`` that is
+            called last.
+
+    Returns:
+        The output and the layer's input.
+
+    Raises:
+        BatchError: If no such layer is called, or it is called several times.
+    """
+    modules = dict(network.model.named_modules())
+    if layer is None:
+        linears = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+        watched = {name: modules[name] for name in linears}
+    else:
+        watched = {layer: network.model.get_submodule(layer)}
+    calls: Counter[str] = Counter()
+    last: list[tuple[str, Tensor | None]] = []
+
+    def noting(name: str) -> Callable[..., None]:
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            tensors = (v for v in (*args, *kwargs.values()) if isinstance(v, Tensor))
+            first = next(tensors, None)
+            calls[name] += 1
+            # a copy: the layer itself, or one after it, may change its input in place
+            last[:] = [(name, None if first is None else first.detach().clone())]
+
+        return note
+
+    handles = []
+    try:
+        for name, module in watched.items():
+            handles.append(module.register_forward_pre_hook(noting(name), with_kwargs=True))
+        with torch.no_grad():
+            output = network(call)
+    finally:
+        for handle in handles:
+            handle.remove()
+    name, entered = last[0] if last else (None, None)
+    if name is None:
+        what = "a Linear layer" if layer is None else f"the layer {layer!r}"
+        raise BatchError(
+            f"expected a forward pass that calls {what}, got one that does not; name a module "
+            f"that is called: layer=..., {_names(modules)}"
+        )
+    if calls[name] > 1 or entered is None or entered.shape[:1] != (call.batch_size,):
+        got = None if entered is None else tuple(entered.shape)
+        raise BatchError(
+            f"expected the layer {name!r} to be called once per forward pass, with a tensor "
+            f"({call.batch_size}, ...), one row per sample, got {calls[name]} calls, the last "
+            f"with {got}; name another module: layer=..., {_names(modules)}"
+        )
+    return ForwardPass(output, entered, watched[name], name)
+
+
+def _names(modules: Mapping[str, nn.Module]) -> str:
+    return "one of " + ", ".join(repr(name) for name in modules)
+
+
+class Moments:
+    """Number and mean of the samples of each class, and their scatter about these means.
+
+    In one pass and in float64. Batches are merged by the differences of their means from those
+    so far (Chan et al., 1983), so that a large common mean costs no digits.
+
+    Args:
+        classes: Number of classes.
+
+    Attributes:
+        width: Number of features ``m``; None before there were any.
+        counts: Samples per class, ``(C,)``.
+        means: ``(C, m)``; zero for classes without samples.
+
+    Examples:
+        >>> moments = Moments()
+        >>> moments.add(torch.tensor([[1.0], [3.0]]))
+        >>> moments.means, moments.covariance()
+        (tensor([[2.]], dtype=torch.float64), tensor([[1.]], dtype=torch.float64))
+    """
+
+    def __init__(self, classes: int = 1) -> None:
+        self.width: int | None = None
+        self.counts = torch.zeros(classes, dtype=torch.float64)
+        self.means = torch.zeros(classes, 0, dtype=torch.float64)
+        self._scatter = torch.zeros(0, 0, dtype=torch.float64)
+
+    def add(self, features: Tensor, labels: Tensor | None = None) -> None:
+        """Take in a batch.
+
+        Args:
+            features: ``(B, m)``.
+            labels: Class indices ``(B,)``; None where there is one class.
+        """
+        features = features.double()
+        if self.width is None:
+            self._start(features)
+        if labels is None:
+            labels = torch.zeros(len(features), dtype=torch.long, device=features.device)
+        present, local = torch.unique(labels, return_inverse=True)
+        member = one_hot(local, len(present)).double()
+        new, old = member.sum(0), self.counts[present]
+        apart = features - self.means[labels]
+        shift = member.T @ apart / new[:, None]
+        inner = apart - shift[local]
+        self._scatter += inner.T @ inner
+        self._scatter += shift.T @ (shift * (old * new / (old + new))[:, None])
+        self.counts[present] += new
+        self.means[present] += shift * (new / (old + new))[:, None]
+
+    def covariance(self) -> Tensor:
+        """Return the covariance ``(m, m)`` about the classes' means: the mean over samples."""
+        return self._scatter / self.counts.sum()
+
+    def _start(self, features: Tensor) -> None:
+        self.width = features.shape[1]
+        self.counts = self.counts.to(features.device)
+        self.means = features.new_zeros(len(self.counts), self.width)
+        self._scatter = features.new_zeros(self.width, self.width)
+
+
+def principal_components(covariance: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return variances ``(m,)``, largest first, their directions ``(m, m)``, and the rank.
+
+    Args:
+        covariance: ``(m, m)``. Directions with less than 1e-12 of the largest variance do not
+            count in the rank: what is left there is rounding.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = values.flip(0), vectors.flip(1)
+    rank = int((values > _NO_VARIANCE * values[0]).sum()) if values[0] > 0 else 0
+    return values, vectors, rank
+
+
+class FeatureBaseline(Baseline):
+    """A method that looks at what enters a layer: the last Linear one, unless named.
+
+    Features are flattened to ``(B, m)``, whatever axes the layer is applied along, and taken
+    in the same forward pass as the output. Methods that need the layer's weights as well
+    refuse further axes; see `ForwardPass.head`.
+
+    Args:
+        model: The trained network.
+        likelihood: What distribution its output parametrises; any.
+        layer: Name of the module whose input are the features, as in ``named_modules()``; None
+            for the ``nn.Linear`` that the forward pass calls last.
+        picks: ``inputs=``, ``outputs=``, ``targets=``; see `Picks`.
+    """
+
+    handles: ClassVar[tuple[type[Likelihood], ...]] = (Likelihood,)
+    because: ClassVar[str] = "it is no likelihood"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        *,
+        layer: str | None = None,
+        **picks: Unpack[Picks],
+    ) -> None:
+        super().__init__(model, likelihood, **picks)
+        modules = dict(self.model.named_modules(remove_duplicate=False))
+        if layer is not None and layer not in modules:
+            raise OptionError(
+                f"expected the name of a module of the model, got layer={layer!r}; type "
+                f"{_names(modules)}, or None for the last Linear layer"
+            )
+        self.layer = layer
+
+    def _pass(self, call: Inputs, width: int | None = None) -> ForwardPass:
+        """Return one forward pass, with features of a known width (None: of any).
+
+        Raises:
+            BatchError: If there are more or fewer features.
+        """
+        seen = forward_pass(self._network, call, self.layer)
+        found = seen.features.shape[1]
+        if width is not None and found != width:
+            raise BatchError(
+                f"expected {width} features per sample, as there were before, got {found}; let "
+                "all samples have one size, or name a layer behind the pooling: layer='...'"
+            )
+        return seen
+
+    def _training_pass(self, call: Inputs, width: int | None) -> ForwardPass:
+        """Return one forward pass with finite features, for a fit."""
+        seen = self._pass(call, width)
+        check_finite(seen.features, "features")
+        return seen
+
+    def _options(self) -> Mapping[str, Any]:
+        return {"layer": self.layer}

@@ -1,0 +1,145 @@
+"""Distance to the k-th nearest training feature (Sun et al., 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from typing_extensions import Unpack
+
+from scodkit.baselines.baseline import Picks, State
+from scodkit.baselines.cost import Cost
+from scodkit.baselines.data import TrainingData
+from scodkit.baselines.features import FeatureBaseline
+from scodkit.errors import BatchError, OptionError
+from scodkit.likelihoods import Likelihood
+from scodkit.network import Inputs
+
+# candidates beyond the k nearest whose distances are computed by differences
+_SPARE = 16
+
+
+class KNN(FeatureBaseline):
+    """Euclidean distance of the features to the k-th nearest of the training data; >= 0.
+
+    Of features scaled to length 1, so at most 2, unless ``normalise`` is off. The search is
+    exact. One pass over the data, one forward pass a sample.
+
+    Args:
+        model: The trained network.
+        likelihood: What distribution its output parametrises; any.
+        k: Which neighbour; 50 as in the paper for CIFAR-10, and as in pytorch-ood.
+        normalise: Scale features to length 1 first.
+        most: Training samples to keep; of more, a random choice.
+        seed: Fixes that choice.
+        layer: Name of the module whose input are the features; None for the last Linear one.
+        picks: ``inputs=``, ``outputs=``; see `Picks`.
+
+    Attributes:
+        memory_budget: Bytes that distances may take at a time.
+
+    Examples:
+        >>> from scodkit import Gaussian
+        >>> method = KNN(nn.Linear(1, 1), Gaussian(), k=2, normalise=False)
+        >>> method = method.fit([torch.tensor([[0.0], [1.0], [5.0]])], progress=False)
+        >>> method.score(torch.tensor([[0.0], [9.0]]))
+        tensor([1., 8.])
+    """
+
+    memory_budget: int = 2**28
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        *,
+        k: int = 50,
+        normalise: bool = True,
+        most: int = 50_000,
+        seed: int = 0,
+        layer: str | None = None,
+        **picks: Unpack[Picks],
+    ) -> None:
+        super().__init__(model, likelihood, layer=layer, **picks)
+        if k < 1 or most < k:
+            raise OptionError(f"expected 1 <= k <= most, got k={k} and most={most}")
+        self.k = k
+        self.normalise = normalise
+        self.most = most
+        self.seed = seed
+
+    def _learn(self, data: TrainingData) -> State:
+        generator = torch.Generator().manual_seed(self.seed)
+        kept: list[Tensor] = []
+        keys: list[Tensor] = []
+        width = None
+        for call in data.calls():
+            features = self._training_pass(call, width).features
+            width = features.shape[1]
+            kept.append(self._scaled(features))
+            # those with the smallest keys stay: a random choice, however many there will be
+            keys.append(torch.rand(len(features), generator=generator, dtype=torch.float64))
+            if sum(map(len, keys)) > 2 * self.most:
+                kept, keys = _smallest(kept, keys, self.most)
+        (bank,), _ = _smallest(kept, keys, self.most)
+        if len(bank) < self.k:
+            raise BatchError(
+                f"expected at least k={self.k} training samples, got {len(bank)}; fit on more, "
+                f"or type k={len(bank)} or less"
+            )
+        return {"bank": bank, "squares": bank.square().sum(1)}
+
+    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+        bank = state["bank"]
+        seen = self._pass(call, bank.shape[1])
+        queries = self._scaled(seen.features)
+        largest = max(len(bank), (self.k + _SPARE) * bank.shape[1])
+        rows = max(1, self.memory_budget // (8 * largest))
+        squares, parts = state["squares"], torch.split(queries, rows)
+        found = torch.cat([_kth_distance(part, bank, squares, self.k) for part in parts])
+        return seen.output, found
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        return normalize(features) if self.normalise else features
+
+    def _cost(self, call: Inputs, state: State) -> Cost:
+        samples, width = state["bank"].shape
+        return Cost(
+            forwards=1,
+            products=(samples + min(samples, self.k + _SPARE)) * width,
+            kept=sum(tensor.numel() for tensor in state.values()),
+            passes=1,
+            fit_forwards=1,
+        )
+
+    def _options(self) -> Mapping[str, Any]:
+        options = {"k": self.k, "normalise": self.normalise}
+        return {**options, "most": self.most, "seed": self.seed, **super()._options()}
+
+
+def _smallest(
+    kept: list[Tensor], keys: list[Tensor], most: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the samples with the ``most`` smallest keys, in their order, as one piece."""
+    samples, key = torch.cat(kept), torch.cat(keys)
+    if len(key) <= most:
+        return [samples], [key]
+    chosen = key.topk(most, largest=False).indices.sort().values
+    return [samples[chosen.to(samples.device)]], [key[chosen]]
+
+
+def _kth_distance(queries: Tensor, bank: Tensor, squares: Tensor, k: int) -> Tensor:
+    """Return the distance ``(B,)`` of queries ``(B, m)`` to the k-th nearest in the bank.
+
+    Candidates are found by a matrix product, which is fast but cancels for neighbours that are
+    very near; so some more than k are taken, and their distances computed by differences.
+    """
+    expanded = torch.addmm(squares, queries, bank.T, alpha=-2)
+    count = min(k + _SPARE, len(bank))
+    nearest = expanded.topk(count, dim=1, largest=False, sorted=False).indices
+    exact = torch.linalg.vector_norm(queries[:, None] - bank[nearest], dim=2)
+    found: Tensor = exact.kthvalue(k, dim=1).values
+    return found

@@ -1,0 +1,90 @@
+"""How precise the prior of the weights is: by the evidence, or by held-out targets.
+
+The prior of each weight is a Gaussian around zero with a variance of one over the precision.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from scodkit.baselines.predictive import Predictive
+from scodkit.errors import BatchError, NonFiniteError
+from scodkit.likelihoods import Bernoulli, Categorical
+
+# halvings of the bracket, which spans a few decades: below rounding
+_HALVINGS = 60
+
+
+def most_evident(values: Tensor, squared_norm: float) -> float:
+    """Return the prior precision with the largest marginal likelihood of the training data.
+
+    Under Laplace's approximation (MacKay, 1992) its logarithm is, up to a constant,
+    ``-1/2 (sum log(1 + values / t) + t squared_norm)``. That has one stationary point, where
+    ``sum values / (values + t) = t squared_norm``: the left side falls with ``t``, the right
+    one grows.
+
+    Args:
+        values: Eigenvalues of the Fisher information, summed over the data, in any order.
+        squared_norm: Of the trained weights.
+
+    Raises:
+        NonFiniteError: If there is no such point, as weights or Fisher information are zero.
+    """
+    values = values.double()
+
+    def too_small(precision: float) -> bool:
+        return float((values / (values + precision)).sum()) > precision * squared_norm
+
+    if not 0 < squared_norm < math.inf or not 0 < float(values.max()) < math.inf:
+        raise NonFiniteError(
+            "expected weights and Fisher information other than zero to choose a prior "
+            "precision by, got zero or infinity; type prior_precision=1.0"
+        )
+    # no more than all of the weights can be determined by the data
+    high = math.log(values.numel() / squared_norm)
+    low = high - 1
+    while not too_small(math.exp(low)):
+        low -= 2 * (high - low)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_small(math.exp(middle)) else (low, middle)
+    return math.exp(low)
+
+
+def negative_log_likelihood(predictive: Predictive, targets: Tensor) -> Tensor:
+    """Return how badly targets are predicted, ``(B,)`` in nats.
+
+    For regression each output is taken to be Gaussian with its total variance.
+
+    Args:
+        predictive: Of a batch.
+        targets: Classes ``(B,)``, or numbers of the shape of the output.
+
+    Raises:
+        BatchError: If there are as many targets as do not fit the outputs.
+    """
+    likelihood, output, variance = (
+        predictive.likelihood,
+        predictive.output,
+        predictive.variance,
+    )
+    variables = output[:, 0] if isinstance(likelihood, Categorical) else output
+    if targets.numel() != variables.numel():
+        raise BatchError(
+            f"expected targets of shape {tuple(variables.shape)}, got {tuple(targets.shape)}; "
+            "pick them with targets=lambda batch: ..."
+        )
+    targets = targets.reshape(variables.shape)
+    if isinstance(likelihood, Categorical):
+        return cross_entropy(output, targets, reduction="none")
+    if isinstance(likelihood, Bernoulli):
+        targets = targets.to(output.dtype)
+        each = binary_cross_entropy_with_logits(output, targets, reduction="none")
+        return each.flatten(1).sum(1)
+    assert variance is not None
+    squares = (output - targets).flatten(1).square()
+    return 0.5 * (squares / variance + torch.log(2 * math.pi * variance)).sum(1)

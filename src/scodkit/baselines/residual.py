@@ -1,0 +1,116 @@
+"""What of the features lies outside the training data's principal components.
+
+As a score by itself: Ndiour et al. (2020); as part of ViM: Wang et al. (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from scodkit.baselines.baseline import Picks, State
+from scodkit.baselines.cost import Cost
+from scodkit.baselines.data import TrainingData
+from scodkit.baselines.features import FeatureBaseline, Moments, principal_components
+from scodkit.errors import OptionError
+from scodkit.likelihoods import Likelihood
+from scodkit.network import Inputs
+
+
+class Residual(FeatureBaseline):
+    """Length of the centred features' part outside ``dim`` principal components; >= 0.
+
+    Units of the features. Directions in which the training features do not vary at all always
+    count as outside. One pass over the data, one forward pass a sample.
+
+    Args:
+        model: The trained network.
+        likelihood: What distribution its output parametrises; any.
+        dim: Number of components, less than there are features ``m``. None for 1000 from
+            ``m = 2048`` on and 512 from 768 on, as in the paper of ViM, and ``m // 2`` below.
+        layer: Name of the module whose input are the features; None for the last Linear one.
+        picks: ``inputs=``, ``outputs=``; see `Picks`.
+
+    Examples:
+        >>> from scodkit import Gaussian
+        >>> x = torch.tensor([[-3.0, 0.1], [-3.0, -0.1], [3.0, 0.1], [3.0, -0.1]])
+        >>> method = Residual(nn.Linear(2, 1), Gaussian(), dim=1).fit([x], progress=False)
+        >>> method.score(torch.tensor([[100.0, 0.5]]))
+        tensor([0.5000])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        *,
+        dim: int | None = None,
+        layer: str | None = None,
+        **picks: Unpack[Picks],
+    ) -> None:
+        super().__init__(model, likelihood, layer=layer, **picks)
+        check_dim(dim)
+        self.dim = dim
+
+    def _learn(self, data: TrainingData) -> State:
+        moments = Moments()
+        for call in data.calls():
+            moments.add(self._training_pass(call, moments.width).features)
+        dim = settled_dim(self.dim, moments.means.shape[1])
+        _, directions, rank = principal_components(moments.covariance())
+        outside = directions[:, min(dim, rank) :].contiguous()  # without the others' memory
+        return {"mean": moments.means[0], "outside": outside}
+
+    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+        seen = self._pass(call, len(state["mean"]))
+        outside = (seen.features - state["mean"]) @ state["outside"]
+        return seen.output, torch.linalg.vector_norm(outside, dim=1)
+
+    def _cost(self, call: Inputs, state: State) -> Cost:
+        return Cost(
+            forwards=1,
+            products=state["outside"].numel(),
+            kept=sum(tensor.numel() for tensor in state.values()),
+            passes=1,
+            fit_forwards=1,
+        )
+
+    def _options(self) -> Mapping[str, Any]:
+        return {"dim": self.dim, **super()._options()}
+
+
+def check_dim(dim: int | None) -> None:
+    """Make sure that a number of components is one.
+
+    Args:
+        dim: Number of components, or None for the rule.
+
+    Raises:
+        OptionError: If it is below 1.
+    """
+    if dim is not None and dim < 1:
+        raise OptionError(f"expected dim >= 1, or None for the rule, got {dim}")
+
+
+def settled_dim(dim: int | None, width: int) -> int:
+    """Return the number of principal components to use.
+
+    Args:
+        dim: As asked for; None for the rule.
+        width: Number of features.
+
+    Raises:
+        OptionError: If no direction would be left outside.
+    """
+    if dim is None:
+        return 1000 if width >= 2048 else 512 if width >= 768 else width // 2
+    if dim >= width:
+        raise OptionError(
+            f"expected dim below the number of features, {width}, got {dim}; type "
+            f"dim={width // 2}, or None for the rule"
+        )
+    return dim

@@ -1,0 +1,133 @@
+"""Virtual-logit matching (Wang et al., 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from scodkit.baselines.baseline import Picks, State, class_logits
+from scodkit.baselines.cost import Cost
+from scodkit.baselines.data import TrainingData, check_finite
+from scodkit.baselines.energy import energy
+from scodkit.baselines.features import FeatureBaseline, Moments, principal_components
+from scodkit.baselines.residual import check_dim, settled_dim
+from scodkit.errors import BatchError, OptionError
+from scodkit.likelihoods import Categorical, Likelihood
+from scodkit.network import Inputs
+
+
+class ViM(FeatureBaseline):
+    """A virtual logit, made of the features' residual, minus logsumexp of the real ones.
+
+    The log odds of the virtual class, in units of logits, of any sign: ranks as the paper's
+    probability does, without its rounding to 0 or 1. The virtual logit is ``alpha`` times the
+    length of the features' part outside ``dim`` principal components. These are taken about
+    the point ``-W^+ b``, where the logits are nearest to zero; ``alpha`` is such that over the
+    training data the virtual logit and the largest real one have the same mean. Two passes
+    over the data, with one forward pass a sample each.
+
+    Args:
+        model: The trained network; its output is what the last Linear layer returns, or the
+            first of it.
+        likelihood: `Categorical`.
+        dim: Number of components, less than there are features ``m``. None for 1000 from
+            ``m = 2048`` on and 512 from 768 on, as in the paper, and ``m // 2`` below.
+        layer: Name of the Linear layer that makes the logits; None for the one called last.
+        picks: ``inputs=``, ``outputs=``; see `Picks`.
+
+    Examples:
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> model.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+        >>> x = torch.tensor([[6.0, 0.1], [-6.0, 0.1], [6.0, -0.1], [-6.0, -0.1]])
+        >>> method = ViM(model, Categorical(), dim=1).fit([x], progress=False)
+        >>> method.score(torch.tensor([[6.0, 0.05], [6.0, 1.0]]))  # virtual logits 3 and 60
+        tensor([-3.0000, 54.0000])
+    """
+
+    handles: ClassVar = (Categorical,)
+    because: ClassVar = "it needs one logit per class, whose common offset means something"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        *,
+        dim: int | None = None,
+        layer: str | None = None,
+        **picks: Unpack[Picks],
+    ) -> None:
+        super().__init__(model, likelihood, layer=layer, **picks)
+        check_dim(dim)
+        self.dim = dim
+
+    def _learn(self, data: TrainingData) -> State:
+        data.check_repeatable("ViM")
+        moments = Moments()
+        for call in data.calls():
+            seen = self._training_pass(call, moments.width)
+            weight, bias = seen.head()
+            moments.add(seen.features)
+        # the shortest features whose logits come nearest to zero
+        origin: Tensor = -torch.linalg.pinv(weight.double()) @ bias.double()
+        offset = moments.means[0] - origin
+        _, directions, rank = principal_components(
+            moments.covariance() + offset[:, None] * offset
+        )
+        dim = settled_dim(self.dim, len(origin))
+        if dim >= rank:
+            raise OptionError(
+                f"expected dim below {rank}, the number of directions in which the training "
+                f"features vary, got {dim}, outside of which nothing is left; type a smaller "
+                "dim, or compare with Residual here"
+            )
+        state = {"origin": origin, "outside": directions[:, dim:].contiguous()}
+        return {**state, "alpha": self._alpha(data, state)}
+
+    def _alpha(self, data: TrainingData, state: State) -> Tensor:
+        """Return the mean largest logit over the mean length outside, over the training data.
+
+        Raises:
+            BatchError: If it is not positive.
+        """
+        largest = torch.zeros((), dtype=torch.float64, device=state["origin"].device)
+        length = largest.clone()
+        for call in data.calls():
+            seen = self._training_pass(call, len(state["origin"]))
+            logits = check_finite(class_logits(self.likelihood, seen.output), "logits")
+            largest += logits.double().amax(1).sum()
+            length += _length_outside(seen.features, state).sum()
+        if not largest > 0:
+            raise BatchError(
+                "expected the largest logit to be positive on average, as the scale of the "
+                "virtual one, got a negative mean over the training data; compare with "
+                "Residual here"
+            )
+        return largest / length
+
+    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+        seen = self._pass(call, len(state["origin"]))
+        logits = class_logits(self.likelihood, seen.output).double()
+        virtual = state["alpha"] * _length_outside(seen.features, state)
+        return seen.output, virtual + energy(logits)
+
+    def _cost(self, call: Inputs, state: State) -> Cost:
+        return Cost(
+            forwards=1,
+            products=state["outside"].numel(),
+            kept=sum(tensor.numel() for tensor in state.values()),
+            passes=2,
+            fit_forwards=2,
+        )
+
+    def _options(self) -> Mapping[str, Any]:
+        return {"dim": self.dim, **super()._options()}
+
+
+def _length_outside(features: Tensor, state: State) -> Tensor:
+    outside = (features - state["origin"]) @ state["outside"]
+    length: Tensor = torch.linalg.vector_norm(outside, dim=1)
+    return length

@@ -1,0 +1,1 @@
+"""The paper's six domains, from data to tables."""

@@ -1,0 +1,59 @@
+"""Wine quality from red wines; white wines, and noise, are unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from scodkit.bench.data import load
+from scodkit.bench.domain import Domain, SketchSize, Splits
+from scodkit.bench.domains.splitting import order
+from scodkit.bench.nets import wine_net
+from scodkit.bench.samples import TensorSamples
+from scodkit.bench.training import Recipe
+from scodkit.likelihoods import Gaussian
+from scodkit.parameters import LastLayers
+
+_TRAIN, _SELECTION = 1000, 200
+
+
+def splits(folder: Path | None = None) -> Splits:
+    """Return 1000 red wines to learn, 200 to choose with, 399 to test, raw features.
+
+    Unknown are all white wines, and as many points drawn evenly from the box of their ranges.
+    """
+    tables = load.wine(folder)
+    red = tables["red"][order(len(tables["red"]))]
+    parts = torch.tensor_split(red, [_TRAIN, _TRAIN + _SELECTION])
+    train, selection, test = (TensorSamples(part[:, :11], part[:, 11:]) for part in parts)
+    white = tables["white"]
+    low, high = white[:, :11].amin(0), white[:, :11].amax(0)
+    even = torch.rand(len(white), 11, generator=torch.Generator().manual_seed(0))
+    noise = low + (high - low) * even
+    novel = {
+        "white_wine": TensorSamples(white[:, :11], white[:, 11:]),
+        "noise": TensorSamples(noise, torch.zeros(len(noise), 1)),
+    }
+    return Splits(train, selection, test, novel)
+
+
+def xavier(module: nn.Module) -> None:
+    """Draw the weights of a linear layer with the gain that suits tanh, 5/3."""
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_normal_(module.weight, gain=5 / 3)
+
+
+WINE = Domain(
+    name="wine",
+    title="Wine",
+    likelihood=Gaussian(),
+    build=wine_net,
+    splits=splits,
+    recipe=Recipe(torch.optim.Adam, rate=0.02, batch=5, epochs=20, start=xavier),
+    all_layers=SketchSize(604, 100),
+    last_layers=LastLayers(count=2),
+    last=SketchSize(604, 100),
+    local_rank=20,
+)

@@ -1,0 +1,86 @@
+"""The methods that are compared, made for a domain's trained network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from scodkit import baselines
+from scodkit.baselines import Baseline, Detector
+from scodkit.bench.domain import Domain
+from scodkit.monitor import Monitor
+from scodkit.sketch import FrequentDirections, Nystrom, Sketch, TwoSided
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a method is made of.
+
+    Args:
+        domain: Likelihood, sketch sizes, last layers.
+        networks: The network that is looked at, then others for ensembles.
+    """
+
+    domain: Domain
+    networks: Sequence[nn.Module]
+
+
+Make = Callable[[Case], Detector]
+
+
+def _scod(case: Case, sketch: Sketch | None = None) -> Detector:
+    chosen = case.domain.all_layers
+    sketch = Nystrom(size=chosen.size) if sketch is None else sketch
+    return Monitor(case.networks[0], case.domain.likelihood, chosen.rank, sketch=sketch)
+
+
+def _scod_last(case: Case) -> Detector:
+    chosen, layers = case.domain.last, case.domain.last_layers
+    return Monitor(
+        case.networks[0],
+        case.domain.likelihood,
+        chosen.rank,
+        sketch=Nystrom(size=chosen.size),
+        parameters=layers,
+    )
+
+
+def _baseline(kind: Callable[..., Baseline], **options: object) -> Make:
+    return lambda case: kind(case.networks[0], case.domain.likelihood, **options)
+
+
+# names are the files' of the baselines; what comes after is the same with other options
+METHODS: dict[str, Make] = {
+    "scod": _scod,
+    "scod_ll": _scod_last,
+    "naive": _baseline(baselines.Naive),
+    "deep_ensemble": lambda case: baselines.DeepEnsemble(case.networks, case.domain.likelihood),
+    "local_ensemble": lambda case: baselines.LocalEnsemble(
+        case.networks[0], case.domain.likelihood, rank=case.domain.local_rank
+    ),
+    "kfac_laplace": _baseline(baselines.KFACLaplace),
+    "kfac_laplace_glm": _baseline(baselines.KFACLaplace, samples=None),
+    "kfac_laplace_ll": _baseline(baselines.KFACLaplace, samples=None, last_layer=True),
+    "sketched_lanczos": lambda case: baselines.SketchedLanczos(
+        case.networks[0], case.domain.likelihood, rank=case.domain.all_layers.rank
+    ),
+    "identity_curvature": _baseline(baselines.IdentityCurvature),
+    "max_softmax": _baseline(baselines.MaxSoftmax),
+    "max_logit": _baseline(baselines.MaxLogit),
+    "energy": _baseline(baselines.Energy),
+    "mahalanobis": _baseline(baselines.Mahalanobis),
+    "knn": _baseline(baselines.KNN),
+    "vim": _baseline(baselines.ViM),
+    "residual": _baseline(baselines.Residual),
+    "grad_norm": _baseline(baselines.GradNorm),
+    # other sketches, at the memory of the first
+    "scod_two_sided": lambda case: _scod(case, TwoSided(size=case.domain.all_layers.size)),
+    "scod_frequent_directions": lambda case: _scod(
+        case, FrequentDirections(size=case.domain.all_layers.size // 2)
+    ),
+}
+
+# the paper's own comparison
+PAPER = ("scod", "scod_ll", "naive", "deep_ensemble", "local_ensemble", "kfac_laplace")

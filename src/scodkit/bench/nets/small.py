@@ -1,0 +1,41 @@
+"""Networks small enough for a CPU."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def wine_net() -> nn.Module:
+    """Return the net for wine quality: 11 features to 1 number, 11,401 weights.
+
+    Examples:
+        >>> sum(p.numel() for p in wine_net().parameters())
+        11401
+    """
+    return nn.Sequential(
+        nn.Linear(11, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 1)
+    )
+
+
+def digits_net(*head: nn.Module) -> nn.Module:
+    """Return the backbone for digits ``(B, 1, 28, 28)`` with a head on its 288 features.
+
+    Args:
+        head: What comes after the features.
+
+    Examples:
+        >>> sum(p.numel() for p in digits_net(nn.Linear(288, 5)).parameters())
+        15493
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        *head,
+    )

@@ -1,0 +1,1 @@
+"""The command ``scod``: one file per verb."""
