@@ -16,9 +16,9 @@ from scodkit.bench.runway import (
     render,
     sample_poses,
 )
-from scodkit.bench.runway.clouds import opacity, thickness
+from scodkit.bench.runway.clouds import opacity, thickness, towards_sun
 from scodkit.bench.runway.conditions import draw
-from scodkit.bench.runway.noise import fractal, hashed, value_noise
+from scodkit.bench.runway.noise import fractal, hashed, value_noise, visible
 from scodkit.bench.runway.sunlight import sun_direction
 from scodkit.errors import BatchError, OptionError, ScodError
 
@@ -73,6 +73,19 @@ def test_noise_finer_than_a_pixel_is_left_out():
     assert spreads[0] > spreads[1] > spreads[2] == 0
 
 
+@pytest.mark.parametrize("nearer", ["up", "down"])
+def test_fractal_is_the_sum_over_all_rows(nearer):
+    rng = torch.Generator().manual_seed(4)
+    x, y = torch.rand(2, 2, 30, 20, generator=rng) * 90
+    width = torch.linspace(0, 1.2, 30)[:, None].expand_as(x)
+    width = width if nearer == "up" else width.flip(1)
+    expected = torch.zeros_like(x)
+    for i, strength in enumerate((1.0, 0.7, 0.49)):
+        noise = value_noise(x * 2**i + 7.3 * i, y * 2**i + 3.1 * i, 11 + i) - 0.5
+        expected += noise * visible(width * 2**i) * strength / 2.19
+    assert torch.allclose(fractal(x, y, width, 11, 3, roughness=0.7), expected, atol=1e-6)
+
+
 def test_clouds_cover_the_share_they_should():
     rng = torch.Generator().manual_seed(2)
     x, y = torch.rand(2, 1, 300, 300, generator=rng) * 1e6
@@ -82,11 +95,42 @@ def test_clouds_cover_the_share_they_should():
         assert float(opacity(thick).mean()) == pytest.approx(cover, abs=0.05)
 
 
+def test_cloud_shadows_come_from_the_clouds_before_the_sun():
+    sun = torch.tensor([0.48, -0.36, 0.8])[None, :, None, None]
+    x, y = towards_sun(torch.full((1, 2, 2), 10.0), torch.full((1, 2, 2), 5.0), sun)
+    # 1500 m up along the sun's direction is 900 m ahead and 675 m to the right
+    assert torch.allclose(x, torch.tensor(910.0))
+    assert torch.allclose(y, torch.tensor(-670.0))
+
+
 def test_frames_have_the_papers_form():
-    frames = render(sample_poses(3, seed=1), EVENING, torch.arange(3))
+    # towards the rising sun, which is brighter than the sensor can tell
+    poses = torch.tensor([[0.0, -30, 100], [-5, 0, 900], [10, -20, 2400]])
+    frames = render(poses, Condition(hours=(5.75, 5.75)), torch.arange(3))
     assert frames.shape == (3, 3, 260, 300)
     assert frames.dtype == torch.float32
-    assert 0 <= float(frames.min()) < 0.2 < 0.8 < float(frames.max()) <= 1
+    assert 0 <= float(frames.min()) < 0.2
+    assert float(frames.max()) == 1
+
+
+@pytest.mark.parametrize(
+    "camera",
+    [
+        TINY,
+        Camera(pitch_deg=60, vertical_fov_deg=20, rows=26, columns=30),  # no sky
+        Camera(pitch_deg=22, rows=26, columns=30),  # hardly any
+        Camera(pitch_deg=0, rows=26, columns=30),
+    ],
+)
+def test_frames_at_the_limits_are_finite(camera):
+    poses = torch.tensor([[14.0, 60, -100], [-14, -60, 3148], [0, 0, 0], [0, -40, 3048]])
+    for condition in (
+        Condition(hours=(5.5, 5.5), cloud_cover=(1, 1), visibility_km=(1, 1)),
+        Condition(hours=(18.75, 18.75), cloud_cover=(0, 0)),
+    ):
+        frames = render(poses, condition, torch.arange(4), camera)
+        assert frames.isfinite().all()
+        assert frames.std(dim=(1, 2, 3)).min() > 0.02
 
 
 @pytest.mark.parametrize("condition", [MORNING, AFTERNOON, EVENING, CLOUDY, all_day()])
@@ -100,6 +144,14 @@ def test_a_frame_depends_on_nothing_but_itself(condition):
     assert torch.equal(together[order], render(poses[order], condition, seeds[order], SMALL))
     again = render(poses.double(), condition, seeds.to(torch.int64), SMALL)
     assert torch.equal(together, again)
+
+
+def test_frames_rendered_together_are_those_rendered_alone(monkeypatch):
+    # as on a GPU; a CPU takes one at a time, to agree to the last bit
+    poses, seeds = sample_poses(5, seed=3), torch.arange(5)
+    alone = render(poses, CLOUDY, seeds, SMALL)
+    monkeypatch.setattr("scodkit.bench.runway.rendering._CPU_CHUNK", 3)
+    assert torch.allclose(render(poses, CLOUDY, seeds, SMALL), alone, atol=1e-5)
 
 
 def test_rendering_leaves_the_random_numbers_of_others_alone():
@@ -138,7 +190,7 @@ def test_each_draw_fills_its_range_and_is_unrelated_to_the_others():
     drawn = draw(CLOUDY, torch.arange(4000))
     ranges = {
         "hour": (8.5, 9.5),
-        "cloud_cover": (0.7, 1.0),
+        "cloud_cover": (0.8, 1.0),
         "visibility_m": (8e3, 25e3),
         "exposure": (0.92, 1.08),
         "warmth": (-0.02, 0.02),
@@ -182,7 +234,7 @@ def test_conditions_differ_in_warmth_as_they_should(by_condition):
     ground = {name: f[:, :, 18:28, 20:].mean(dim=(0, 2, 3)) for name, f in by_condition.items()}
     warmth = {name: float(colour[0] / colour[2]) for name, colour in ground.items()}
     assert warmth["evening"] > 1.05 * warmth["morning"]
-    assert warmth["cloudy"] < 0.96 * warmth["morning"]
+    assert warmth["cloudy"] < 0.98 * warmth["morning"]
     # a cloudy sky is grey, a clear one blue
     sky = {name: f[:, :, :12, 20:].mean(dim=(0, 2, 3)) for name, f in by_condition.items()}
     blue = {name: float(colour[2] / colour[0]) for name, colour in sky.items()}

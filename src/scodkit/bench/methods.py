@@ -47,6 +47,14 @@ def _scod_last(case: Case) -> Detector:
     )
 
 
+def _sketched_lanczos(case: Case) -> Detector:
+    """Return SLU at SCOD's memory for scoring: as many vectors, so none has to be sketched."""
+    network = case.networks[0]
+    weights = sum(parameter.numel() for parameter in network.parameters())
+    rank = case.domain.all_layers.rank
+    return baselines.SketchedLanczos(network, case.domain.likelihood, rank=rank, size=weights)
+
+
 def _baseline(kind: Callable[..., Baseline], **options: object) -> Make:
     return lambda case: kind(case.networks[0], case.domain.likelihood, **options)
 
@@ -63,9 +71,7 @@ METHODS: dict[str, Make] = {
     "kfac_laplace": _baseline(baselines.KFACLaplace),
     "kfac_laplace_glm": _baseline(baselines.KFACLaplace, samples=None),
     "kfac_laplace_ll": _baseline(baselines.KFACLaplace, samples=None, last_layer=True),
-    "sketched_lanczos": lambda case: baselines.SketchedLanczos(
-        case.networks[0], case.domain.likelihood, rank=case.domain.all_layers.rank
-    ),
+    "sketched_lanczos": _sketched_lanczos,
     "identity_curvature": _baseline(baselines.IdentityCurvature),
     "max_softmax": _baseline(baselines.MaxSoftmax),
     "max_logit": _baseline(baselines.MaxLogit),

@@ -14,7 +14,7 @@ from scodkit.bench.runway.conditions import (
     all_day,
 )
 from scodkit.bench.runway.poses import sample_poses
-from scodkit.bench.runway.render import render
+from scodkit.bench.runway.rendering import render
 
 __all__ = [
     "AFTERNOON",

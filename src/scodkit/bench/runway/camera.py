@@ -129,6 +129,7 @@ class Rays:
         left: ``(R, C)`` to the left, from the aircraft's reference point.
         sky_azimuth: ``(S, C)`` above the horizon, radians to the left of the nose.
         sky_elevation: ``(S, C)`` above the horizon, radians.
+        row_angle: Radians from one row to the next, in the middle of the image.
     """
 
     ahead: Tensor
@@ -141,6 +142,7 @@ class Rays:
     left: Tensor
     sky_azimuth: Tensor
     sky_elevation: Tensor
+    row_angle: float
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,8 @@ def rays(camera: Camera, device: torch.device) -> Rays:
         "sky_azimuth": -torch.atan2(right, level) - yaw,
         "sky_elevation": torch.atan2(rise, torch.hypot(right, level)),
     }
-    return Rays(**{name: t.float().contiguous().to(device) for name, t in tensors.items()})
+    held = {name: t.float().contiguous().to(device) for name, t in tensors.items()}
+    return Rays(**held, row_angle=1 / camera.focal_rows)
 
 
 def look_down(seen: Rays, camera: Camera, poses: Tensor) -> Ground:

@@ -17,7 +17,7 @@ def thickness(x: Tensor, y: Tensor, width: Tensor, cover: Tensor, pattern: Tenso
     """Return how thick the clouds are over a place; 0 and less where there are none.
 
     Args:
-        x: ``(B, R, C)`` metres along the runway, at the height of the clouds.
+        x: ``(B, R, C)`` metres along the runway, from the aircraft, at the clouds' height.
         y: ``(B, R, C)`` metres to the left.
         width: ``(B, R, C)`` how many metres a pixel covers.
         cover: ``(B, 1, 1)`` share of the sky with clouds, 0 to 1.
@@ -35,18 +35,21 @@ def opacity(thick: Tensor) -> Tensor:
     return (thick / 0.9 + 0.5).clamp(0.0, 1.0)
 
 
-def overhead(azimuth: Tensor, elevation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def overhead(
+    azimuth: Tensor, elevation: Tensor, row_angle: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return where lines of sight pass the clouds, and how wide they are there.
 
     Args:
         azimuth: ``(B, R, C)`` radians to the left of the runway's direction.
         elevation: ``(R, C)`` radians above the horizon.
+        row_angle: Radians from one row to the next.
 
     Returns:
         Metres ahead, metres to the left, and metres per pixel.
     """
     distance = HEIGHT_M / torch.tan(elevation.clamp(min=0.005))
-    width = (distance.square() / HEIGHT_M * 0.003).expand_as(azimuth)
+    width = (distance.square() / HEIGHT_M * row_angle).expand_as(azimuth)
     return distance * azimuth.cos(), distance * azimuth.sin(), width
 
 
@@ -54,7 +57,7 @@ def towards_sun(x: Tensor, y: Tensor, sun: Tensor) -> tuple[Tensor, Tensor]:
     """Return where the sun's rays that reach the ground have passed the clouds.
 
     Args:
-        x: ``(B, R, C)`` metres along the runway.
+        x: ``(B, R, C)`` metres along the runway, from the aircraft.
         y: ``(B, R, C)`` metres to the left.
         sun: ``(B, 3, 1, 1)`` unit vectors towards the sun.
     """

@@ -59,7 +59,7 @@ class Condition:
 MORNING = Condition(hours=(8.5, 9.5))
 AFTERNOON = Condition(hours=(15.0, 16.5))
 EVENING = Condition(hours=(17.5, 18.4), visibility_km=(10.0, 30.0))
-CLOUDY = Condition(hours=(8.5, 9.5), cloud_cover=(0.7, 1.0), visibility_km=(8.0, 25.0))
+CLOUDY = Condition(hours=(8.5, 9.5), cloud_cover=(0.8, 1.0), visibility_km=(8.0, 25.0))
 
 
 def all_day(first_hour: float = 8.5, last_hour: float = 16.5) -> Condition:

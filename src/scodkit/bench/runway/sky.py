@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from scodkit.bench.runway import clouds
+from scodkit.bench.runway.camera import Rays
 from scodkit.bench.runway.colour import cover, plane
 from scodkit.bench.runway.noise import hashed, value_noise
 from scodkit.bench.runway.sunlight import Light
@@ -30,19 +31,20 @@ def horizon_colour(light: Light) -> Tensor:
     return torch.lerp(clear, _CLOUD_RADIANCE * light.sky, light.cloud_cover[:, None])
 
 
-def sky_colour(azimuth: Tensor, elevation: Tensor, light: Light) -> Tensor:
+def sky_colour(seen: Rays, heading: Tensor, light: Light) -> Tensor:
     """Return what is seen above the horizon, ``(B, 3, S, C)`` in linear colours.
 
     Args:
-        azimuth: ``(B, S, C)`` radians to the left of the runway's direction.
-        elevation: ``(S, C)`` radians above the horizon.
+        seen: The camera's rays.
+        heading: ``(B, 1, 1)`` radians, of the nose, to the left of the runway's direction.
         light: The frames' light.
     """
+    azimuth, elevation = seen.sky_azimuth + heading, seen.sky_elevation
     distant = horizon_colour(light)
     height = 1 - torch.exp(-elevation / math.radians(5.0))
     colour = distant + (0.86 * _CLEAR_RADIANCE * light.clear_sky - distant) * height
     colour = colour + _halo(azimuth, elevation, light)[:, None] * light.glow
-    place = clouds.overhead(azimuth, elevation)
+    place = clouds.overhead(azimuth, elevation, seen.row_angle)
     thick = clouds.thickness(*place, light.cloud_cover, light.pattern)
     clear_air = torch.exp(
         -clouds.HEIGHT_M / elevation.clamp(min=0.005) / (3 * light.visibility_m)
@@ -53,7 +55,7 @@ def sky_colour(azimuth: Tensor, elevation: Tensor, light: Light) -> Tensor:
     grey = _CLOUD_RADIANCE * light.sky
     heavy = (0.35 + thick / 2.5).clamp(0.0, 1.3)
     cloud = torch.lerp(thin, grey, heavy[:, None])
-    return _land(cover(colour, cloud, amount), azimuth, elevation, light, distant)
+    return _with_land(cover(colour, cloud, amount), azimuth, seen, light)
 
 
 def _halo(azimuth: Tensor, elevation: Tensor, light: Light) -> Tensor:
@@ -67,12 +69,10 @@ def _halo(azimuth: Tensor, elevation: Tensor, light: Light) -> Tensor:
     return (0.5 * wide + 1.2 * close + 8 * disc) * (1 - light.cloud_cover)
 
 
-def _land(
-    colour: Tensor, azimuth: Tensor, elevation: Tensor, light: Light, distant: Tensor
-) -> Tensor:
+def _with_land(colour: Tensor, azimuth: Tensor, seen: Rays, light: Light) -> Tensor:
     """Return the sky with hills in front of it, and trees and sheds in front of those."""
-    degrees, height = torch.rad2deg(azimuth), torch.rad2deg(elevation)
-    pixel = torch.rad2deg(elevation[:1] - elevation[1:2]).abs()
+    degrees, height = torch.rad2deg(azimuth), torch.rad2deg(seen.sky_elevation)
+    pixel, distant = math.degrees(seen.row_angle), horizon_colour(light)
     flat = torch.zeros_like(degrees)
     ridge = 0.7 * value_noise(degrees / 9, flat, _HILLS) * value_noise(degrees / 2, flat, 1001)
     hills = _below(height, 0.1 + ridge, pixel)
@@ -87,5 +87,5 @@ def _land(
     return cover(colour, tree, _below(height, tall, pixel))
 
 
-def _below(height: Tensor, top: Tensor, pixel: Tensor) -> Tensor:
+def _below(height: Tensor, top: Tensor, pixel: float) -> Tensor:
     return ((top - height) / pixel + 0.5).clamp(0.0, 1.0)

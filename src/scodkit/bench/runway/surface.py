@@ -64,9 +64,8 @@ def _rubber(ground: Ground) -> Tensor:
 def _cracks(ground: Ground) -> Tensor:
     """Return thin dark lines: cracks across the runway, and the seams between its lanes."""
     x, y = ground.x, ground.y
-    wander = value_noise(y / 2.3, (x / 19).floor(), _CRACKS) + 4 * value_noise(
-        y / 17, x / 400, 501
-    )
+    wander = value_noise(y / 2.3, (x / 19).floor(), _CRACKS)
+    wander = wander + 4 * value_noise(y / 17, x / 400, _CRACKS + 1)
     across = torch.remainder(x + wander, 19.0) - 9.5
     broken = ((value_noise(x / 5, y / 3, _CRACKS + 2) - 0.45) * 6).clamp(0.0, 1.0)
     crack = band(across, ground.width_x, -0.025, 0.025) * broken

@@ -88,18 +88,24 @@ def _frames(poses: Tensor, shining: Light, fixed: _Fixed) -> Tensor:
     seen = fixed.seen
     heading = per_frame(torch.deg2rad(poses[:, 1]), seen.ahead.device)
     sun = from_aircraft(shining.sun, heading)
-    below = _lit_ground(look_down(seen, fixed.camera, poses), seen, sun, shining)
-    above = sky_colour(seen.sky_azimuth + heading, seen.sky_elevation, shining)
+    ground = look_down(seen, fixed.camera, poses)
+    # the clouds come with the aircraft, so that those above it are those that shade it
+    place = per_frame(poses[:, 2], seen.ahead.device)
+    overhead = clouds.towards_sun(ground.x - place, ground.y, shining.sun)
+    width = torch.maximum(ground.width_x, ground.width_y)
+    cloud = clouds.thickness(*overhead, width, shining.cloud_cover, shining.pattern)
+    direct = (1 - clouds.DARKNESS * clouds.opacity(cloud)) * (1 - shadow(seen, sun))
+    below = _lit_ground(ground, seen, direct, shining)
+    above = sky_colour(seen, heading, shining)
     picture = torch.cat([above, below], dim=2)
     return expose(draw_nose(picture, fixed.nose, sun, shining), shining)
 
 
-def _lit_ground(ground: Ground, seen: Rays, sun: Tensor, shining: Light) -> Tensor:
-    """Return the ground as the camera sees it, ``(B, 3, R, C)`` in linear colours."""
-    overhead = clouds.towards_sun(ground.x, ground.y, shining.sun)
-    width = torch.maximum(ground.width_x, ground.width_y)
-    cloud = clouds.thickness(*overhead, width, shining.cloud_cover, shining.pattern)
-    direct = (1 - clouds.DARKNESS * clouds.opacity(cloud)) * (1 - shadow(seen, sun))
+def _lit_ground(ground: Ground, seen: Rays, direct: Tensor, shining: Light) -> Tensor:
+    """Return the ground as the camera sees it, ``(B, 3, R, C)`` in linear colours.
+
+    ``direct``, ``(B, R, C)``, is the share of the sun's beam that arrives.
+    """
     level = shining.beam * shining.sun[:, 2:]
     colour = surface_colour(ground) * (level * direct[:, None] + shining.sky)
     haze = 1 - torch.exp(-seen.distance / (0.4 * shining.visibility_m))
