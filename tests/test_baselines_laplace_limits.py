@@ -189,6 +189,17 @@ def test_what_cannot_be_vectorised_is_run_at_one_sample_after_the_other(
     assert method.cost(x).forwards == 4
 
 
+def test_weights_that_are_certain_are_the_models_own() -> None:
+    model, x = small_net(), noise(20, 3)
+    method = linear_fit(model, [x], samples=4, last_layer=True)
+    before = method.score(x)
+    model[0].weight = nn.Parameter(2 * model[0].weight.detach())
+    found = method.score(x)
+    assert not torch.allclose(found, before)
+    method._runs.works = False
+    torch.testing.assert_close(found, method.score(x), **CLOSE)
+
+
 def test_scoring_needs_no_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = small_net(), noise(20, 3)
     for samples in (None, 4):

@@ -113,7 +113,7 @@ class KFACLaplace(Baseline):
             progress: Show a progress bar.
 
         Returns:
-            The method itself, with the precision of least mean negative log-likelihood.
+            The method itself, with the precision of least negative log-likelihood.
 
         Raises:
             NonFiniteError: If that is infinite or NaN at every precision.
@@ -187,13 +187,12 @@ class KFACLaplace(Baseline):
         )
 
     def _loss(self, data: TrainingData, state: State) -> float:
-        """Return the mean negative log-likelihood of the targets, in nats; no NaN."""
-        total, count = 0.0, 0
+        """Return the negative log-likelihood of all targets, in nats; no NaN."""
+        total = 0.0
         for call, targets in data.pairs():
             total += float(negative_log_likelihood(self._predict(call, state), targets).sum())
-            count += call.batch_size
         # weights drawn from a wide posterior may be beyond what a network can compute with
-        return math.inf if math.isnan(total) else total / count
+        return math.inf if math.isnan(total) else total
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         predictive = self._predict(call, state)

@@ -279,7 +279,7 @@ class _Fisher:
         near = vector.to(self.dtype)
         along = torch.stack([rows @ near[columns] for columns, rows in blocks]).double().sum(0)
         for columns, rows in blocks:
-            product[columns] = along.to(self.dtype) @ rows
+            product[columns] += along.to(self.dtype) @ rows
         return factors.squared_norms()
 
     def _compare(self, trace: float) -> None:
