@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types imports unit bench bench-sketch bench-alarms bench-baselines picture docs clean
+.PHONY: demo test lint types imports unit bench bench-sketch bench-alarms results picture docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
@@ -34,9 +34,13 @@ bench-sketch: $(STAMP)
 bench-alarms: $(STAMP)
 	$(BIN)/python benchmarks/alarms.py
 
-# every baseline on four domains, three networks each (an hour and a half)
-bench-baselines: $(STAMP)
-	$(BIN)/python benchmarks/baselines.py
+# the paper's small domains, all methods, three networks each (an hour and a half on two cores);
+# then: scod bench run --domain taxinet --domain cifar10 --device cuda
+results: $(STAMP)
+	$(BIN)/scod bench run --domain wine --domain rotated_mnist --domain binary_mnist --domain mnist --seeds 3 --processes 2
+	$(BIN)/scod bench sweep --domain wine --domain rotated_mnist --domain binary_mnist --domain mnist --seeds 1 --processes 2
+	$(BIN)/scod bench table --output results
+	$(BIN)/scod bench figures
 
 picture: $(STAMP)
 	$(BIN)/python examples/digits_picture.py docs/digits.png

@@ -153,6 +153,8 @@ def test_a_weight_without_a_part_in_the_loss_has_no_curvature() -> None:
     parameters = select_names(net.model, ["unused", "line.weight"])
     hessian = LossHessian(net, parameters, Gaussian(), data)
     assert hessian.times(torch.ones(4)).tolist() == [0.0, 0.0, 0.5, 0.5]
+    alone = LossHessian(net, select_names(net.model, ["unused"]), Gaussian(), data)
+    assert alone.times(torch.ones(2)).tolist() == [0.0, 0.0]
 
 
 def test_attention_can_be_differentiated_twice() -> None:
@@ -196,6 +198,19 @@ def test_data_that_changes_between_passes_is_refused(drop: bool) -> None:
     method = LocalEnsemble(network("categorical"), Categorical(), rank=4)
     with pytest.raises(NondeterministicError, match="same data in every pass"):
         method.fit(Changing("categorical", drop), progress=False)
+
+
+def test_a_pass_with_fewer_samples_of_the_same_loss_is_refused() -> None:
+    class Shrinking:
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return iter([training_data("gaussian")[0]] * (3 if self.passes < 4 else 2))
+
+    method = LocalEnsemble(network("gaussian"), Gaussian(), rank=4)
+    with pytest.raises(NondeterministicError, match="24 samples of mean loss"):
+        method.fit(Shrinking(), progress=False)
 
 
 @pytest.mark.parametrize("where", [0, 1])

@@ -284,6 +284,15 @@ def test_float32_gives_about_the_same_scores() -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=1e-4)
 
 
+def test_directions_may_come_one_by_one() -> None:
+    for size in (60, 10_000):
+        method = SketchedLanczos(network("categorical"), Categorical(), rank=4, size=size)
+        method.memory_budget = 1
+        method.fit(training_data("categorical"), progress=False)
+        wanted = fitted("categorical", rank=4, size=size).score(some())
+        torch.testing.assert_close(method.score(some()), wanted, rtol=1e-9, atol=1e-12)
+
+
 def test_cost_counts_passes_and_numbers() -> None:
     method = fitted("categorical", rank=4, size=50)
     cost = method.cost(some())
@@ -313,6 +322,11 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         SketchedLanczos(model, Gaussian(), rank=3).fit(iter(data), progress=False)
     with pytest.raises(OptionError, match="rank < 6, the number of weights"):
         SketchedLanczos(model, Gaussian(), rank=6, parameters=["5.*"]).fit(data, progress=False)
+    unseen = nn.Sequential(nn.AvgPool1d(2, stride=3), nn.Linear(1, 1)).double()
+    ignored = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, torch.nan]], dtype=torch.float64)
+    assert unseen(ignored).isfinite().all()
+    with pytest.raises(NonFiniteError, match="finite training data"):
+        SketchedLanczos(unseen, Gaussian(), rank=1).fit([ignored], progress=False)
     data[1][2, 0, 0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match="finite training data"):
         SketchedLanczos(model, Gaussian(), rank=3).fit(data, progress=False)

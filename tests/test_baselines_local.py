@@ -141,6 +141,13 @@ def test_draws_depend_on_the_key_and_the_seed_alone() -> None:
     assert not torch.allclose(rows, LabelGradients(Gaussian(), 4, 1).factor(output, keys))
 
 
+def test_draws_beside_a_large_mean_keep_their_digits() -> None:
+    family, keys = LabelGradients(Gaussian(), 4, 0), torch.tensor([7])
+    far, near = (family.factor(torch.full((1, 2), mean), keys) for mean in (1e6, 0.0))
+    assert far.dtype == torch.float32
+    torch.testing.assert_close(far, near)
+
+
 @pytest.mark.parametrize(
     ("family", "shape", "labels", "wanted"),
     [

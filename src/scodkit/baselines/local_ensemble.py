@@ -163,7 +163,7 @@ class LabelGradients(Likelihood):
             return torch.ones_like(output).flatten(1)[:, None]
         assert keys is not None
         targets = self._targets(output, keys.tolist()).to(output.device)
-        # in float64, for 1 - q of a confident prediction; each label has a copy of the output
+        # in float64: a draw is near its mean, which may be large; a copy for each label
         theta = output.detach().double().repeat_interleave(targets.shape[1], 0)
         theta.requires_grad_()
         loss = negative_log_likelihood(self.family, theta, targets.flatten(0, 1)).sum()
@@ -178,7 +178,7 @@ class LabelGradients(Likelihood):
         return choices**variables if self._can_list(choices, variables) else self.labels
 
     def _is_prediction(self, shape: Sequence[int]) -> bool:
-        return isinstance(self.family, Gaussian) and False
+        return isinstance(self.family, Gaussian) and math.prod(shape) == 1
 
     def _can_list(self, choices: int, variables: int) -> bool:
         # in logarithms: the labels of an image of classes are a number of many digits

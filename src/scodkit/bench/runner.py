@@ -18,6 +18,7 @@ from scodkit.bench.domain import Splits
 from scodkit.bench.domains import DOMAINS
 from scodkit.bench.measure import Setup, measure
 from scodkit.bench.rows import Row
+from scodkit.bench.sweeps import SWEEPS, applies
 from scodkit.bench.trained import trained
 
 MEMBERS = 5  # of an ensemble, the network itself being the first
@@ -31,6 +32,7 @@ class Job:
         domain: Name of the domain.
         seed: Of the network.
         method: What to measure; None to train only.
+        sweep: Whether that is one of `SWEEPS`, and not a method.
         folder: Of the data.
         cache: Of trained networks.
         device: Where.
@@ -39,6 +41,7 @@ class Job:
     domain: str
     seed: int
     method: str | None = None
+    sweep: bool = False
     folder: Path | None = None
     cache: Path | None = None
     device: str = "cpu"
@@ -70,6 +73,7 @@ def run(
     seeds: int,
     where: Where,
     *,
+    sweep: bool = False,
     processes: int = 1,
     progress: bool = True,
 ) -> list[Row]:
@@ -80,27 +84,29 @@ def run(
 
     Args:
         domains: Names of `DOMAINS`.
-        methods: Names of `scodkit.bench.methods.METHODS`.
+        methods: Names of `scodkit.bench.methods.METHODS`, or of `scodkit.bench.sweeps.SWEEPS`.
         seeds: How many networks of each domain; networks that come with the data are one.
         where: Places.
+        sweep: Whether the names are those of sweeps.
         processes: How many work at a time, each with one thread.
         progress: Show a progress bar.
 
     Returns:
         All rows of the file.
     """
-    done = {(r["domain"], r["seed"], r["method"]) for r in result_rows.read(where.rows)}
+    key = "sweep" if sweep else "method"
+    done = {(r["domain"], r["seed"], r.get(key)) for r in result_rows.read(where.rows)}
     places = {"folder": where.folder, "cache": where.cache, "device": where.device}
     jobs = [
-        Job(domain, seed, method, **places)  # type: ignore[arg-type]
+        Job(domain, seed, method, sweep, **places)  # type: ignore[arg-type]
         for domain in domains
         for seed in range(seeds if DOMAINS[domain].recipe else 1)
         for method in methods
-        if (domain, seed, method) not in done and _applies(domain, method)
+        if (domain, seed, method) not in done and _applies(domain, method, sweep)
     ]
     # each network is trained once, before several processes ask for it
     networks = {(j.domain, s) for j in jobs for s in _seeds_of(j) if DOMAINS[j.domain].recipe}
-    training = [Job(d, s, None, **places) for d, s in sorted(networks)]  # type: ignore[arg-type]
+    training = [Job(d, s, **places) for d, s in sorted(networks)]  # type: ignore[arg-type]
     with _workers(processes) as submit:
         for jobs_now, doing in ((training, "training"), (jobs, "measuring")):
             bar = tqdm(total=len(jobs_now), desc=doing, unit="job", disable=not progress)
@@ -112,7 +118,9 @@ def run(
     return result_rows.read(where.rows)
 
 
-def _applies(domain: str, method: str) -> bool:
+def _applies(domain: str, method: str, sweep: bool) -> bool:
+    if sweep:
+        return applies(method, DOMAINS[domain])
     return DOMAINS[domain].ensemble or method != "deep_ensemble"
 
 
@@ -187,6 +195,8 @@ def do(job: Job) -> list[Row]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # engines that fall back, deprecations of peers
         setup = Setup(domain, splits, job.seed, networks, torch.device(job.device))
+        if job.sweep:
+            return list(SWEEPS[job.method](setup))
         return measure(setup, job.method)
 
 

@@ -13,8 +13,15 @@ from scodkit.errors import OptionError
 app = typer.Typer(help="Run the paper's domains; make its tables and figures.")
 
 ROWS = Path("results/rows.jsonl")
+SWEEPS = Path("results/sweeps.jsonl")
 
 RowsOption = Annotated[Path, typer.Option("--rows", help="File of result rows, JSON lines.")]
+DomainOption = Annotated[
+    list[str] | None, typer.Option("--domain", help="May be repeated; all by default.")
+]
+SeedsOption = Annotated[int, typer.Option(min=1, help="Trained networks per domain.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, or cuda.")]
+ProcessesOption = Annotated[int, typer.Option(min=1, help="That work at a time.")]
 DataOption = Annotated[
     Path | None,
     typer.Option("--data", help="Folder of the data; else SCODKIT_DATA, else a cache."),
@@ -23,15 +30,13 @@ DataOption = Annotated[
 
 @app.command()
 def run(
-    domain: Annotated[
-        list[str] | None, typer.Option(help="A domain; may be repeated. All by default.")
-    ] = None,
+    domain: DomainOption = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="A method; may be repeated. All by default.")
+        list[str] | None, typer.Option(help="May be repeated; all by default.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trained networks per domain.")] = 5,
-    device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
-    processes: Annotated[int, typer.Option(min=1, help="That work at a time.")] = 1,
+    seeds: SeedsOption = 5,
+    device: DeviceOption = "cpu",
+    processes: ProcessesOption = 1,
     rows: RowsOption = ROWS,
     data: DataOption = None,
 ) -> None:
@@ -76,6 +81,52 @@ def table(
             output.mkdir(parents=True, exist_ok=True)
             (output / f"{name}.md").write_text(markdown(lines), encoding="utf-8")
             (output / f"{name}.csv").write_text(comma_separated(lines), encoding="utf-8")
+
+
+@app.command()
+def sweep(
+    domain: DomainOption = None,
+    name: Annotated[
+        list[str] | None, typer.Option("--sweep", help="May be repeated; all by default.")
+    ] = None,
+    seeds: SeedsOption = 1,
+    device: DeviceOption = "cpu",
+    processes: ProcessesOption = 1,
+    rows: RowsOption = SWEEPS,
+    data: DataOption = None,
+) -> None:
+    """Vary one choice at a time: rank, prior, layers, sketch; and compare with no sketch.
+
+    Example: scod bench sweep --domain mnist --sweep rank
+    """
+    from scodkit.bench import runner
+    from scodkit.bench.domains import DOMAINS
+    from scodkit.bench.sweeps import SWEEPS as KNOWN
+
+    domains = _chosen("domain", domain, DOMAINS)
+    where = runner.Where(rows, data, device=device)
+    runner.run(
+        domains, _chosen("sweep", name, KNOWN), seeds, where, sweep=True, processes=processes
+    )
+
+
+@app.command()
+def figures(
+    rows: RowsOption = ROWS,
+    sweeps: Annotated[Path, typer.Option(help="File of the rows of sweeps.")] = SWEEPS,
+    output: Annotated[Path, typer.Option(help="Folder for SVG and PNG files.")] = Path(
+        "results/figures"
+    ),
+) -> None:
+    """Draw every figure there are rows for.
+
+    Example: scod bench figures
+    """
+    from scodkit.bench import figures as drawing
+    from scodkit.bench import rows as result_rows
+
+    for path in drawing.draw(result_rows.read(rows), result_rows.read(sweeps), output):
+        typer.echo(str(path))
 
 
 def _chosen(what: str, given: list[str] | None, known: Iterable[str]) -> list[str]:
