@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 
 import pytest
 import torch
@@ -372,3 +373,20 @@ def test_networks_that_predict_other_things_are_refused() -> None:
 
 def test_the_limit_is_on_samples_times_networks() -> None:
     assert weight_sets._TOGETHER == 256  # what the tests above are made for
+
+
+def test_ensembles_that_share_networks_do_not_wait_for_each_other() -> None:
+    models = [network("gaussian", seed=s) for s in range(2)]
+    orders = (models, models[::-1])
+    found: list[Tensor] = []
+
+    def score(members: list[nn.Module]) -> None:
+        method = DeepEnsemble(members, Gaussian())
+        found.extend(method.score(some()) for _ in range(30))
+
+    threads = [threading.Thread(target=score, args=(o,), daemon=True) for o in orders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(found) == 60

@@ -110,6 +110,7 @@ def test_other_labels_are_drawn_for_each_sample(kind: str) -> None:
 def test_drawn_loss_gradients_have_the_fisher_information_as_their_mean_square(
     kind: str,
 ) -> None:
+    torch.manual_seed(0)
     family, draws = LIKELIHOODS[kind], 40_000
     if kind == "bernoulli":
         output = torch.randn(2, 17, dtype=torch.float64)  # too many labels to list
@@ -227,6 +228,7 @@ def test_lengths_outside_are_those_of_the_dense_projection(
 
 
 def test_what_little_is_outside_keeps_its_digits() -> None:
+    torch.manual_seed(0)
     basis = torch.linalg.qr(torch.randn(50, 5, dtype=torch.float64)).Q
     other = torch.linalg.qr(torch.randn(50, 45, dtype=torch.float64)).Q[:, :1]
     other = torch.linalg.qr(other - basis @ (basis.mT @ other)).Q[:, 0]

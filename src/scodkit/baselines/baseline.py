@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -101,7 +102,7 @@ class Baseline(ABC):
             return self
         doing = f"fitting {type(self).__name__}" if progress else None
         data = TrainingData(self._network, loader, self._targets, doing)
-        with self._network.evaluating():
+        with self._evaluating():
             state = self._learn(data)
         self._state = {name: tensor.detach() for name, tensor in state.items()}
         return self
@@ -116,7 +117,7 @@ class Baseline(ABC):
             Output and score; no p-value (see `scodkit.calibration.Calibration`).
         """
         state = self._ready()
-        with self._network.evaluating():
+        with self._evaluating():
             call = self._network.inputs_of(batch)
             if call.batch_size == 0:
                 output = self._network(call).detach()
@@ -141,7 +142,7 @@ class Baseline(ABC):
             batch: As the loader yields it.
         """
         state = self._ready()
-        with self._network.evaluating(), torch.no_grad():
+        with self._evaluating(), torch.no_grad():
             call = self._network.inputs_of(batch).samples(slice(0, 2))
             return self._cost(call, state)
 
@@ -232,6 +233,10 @@ class Baseline(ABC):
         device = self._network.device
         self._state = {name: tensor.to(device) for name, tensor in self._state.items()}
         return self._state
+
+    def _evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that holds the networks alone, in eval mode."""
+        return self._network.evaluating()
 
     def _models(self) -> list[nn.Module]:
         """Return the networks the method looks at."""

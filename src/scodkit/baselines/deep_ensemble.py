@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -68,16 +68,21 @@ class DeepEnsemble(Baseline):
         self._members = [self._network, *others]
         self._runs = WeightSets(self._network)
 
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        # in one order for all ensembles: two that share networks must not wait for each other
+        with contextlib.ExitStack() as stack:
+            for member in sorted(self._members, key=lambda member: id(member.model)):
+                stack.enter_context(member.evaluating())
+            yield
+
     def _models(self) -> list[nn.Module]:
         return [member.model for member in self._members]
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         self._check_devices()
-        with contextlib.ExitStack() as stack:
-            for member in self._members:
-                stack.enter_context(member.evaluating())
-            sets = Sets(len(self._members), self._stacked, self._one_by_one)
-            outputs = self._runs.outputs(sets, call)
+        sets = Sets(len(self._members), self._stacked, self._one_by_one)
+        outputs = self._runs.outputs(sets, call)
         predictive = mixture(self.likelihood, outputs)
         return predictive.output, predictive.score
 

@@ -71,6 +71,14 @@ class LossHessian:
     Attributes:
         passes: How often the data was read so far.
         dtype: Of the products: float64 if a chosen weight is, else float32.
+
+    Examples:
+        >>> from scodkit.parameters import select_names
+        >>> net = Network(torch.nn.Linear(1, 1, bias=False))
+        >>> data = TrainingData(net, [(torch.tensor([[3.0], [1.0]]), torch.zeros(2))])
+        >>> hessian = LossHessian(net, select_names(net.model, ["weight"]), Gaussian(), data)
+        >>> hessian.times(torch.ones(1))  # the mean of 3^2 and 1^2
+        tensor([5.])
     """
 
     def __init__(

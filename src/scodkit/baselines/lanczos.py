@@ -31,10 +31,8 @@ def lanczos_vectors(
         return
     known = [start / length]
     reach = 0.0
-    for step in range(steps):
-        yield known[-1]
-        if step + 1 == steps:
-            return
+    yield known[-1]
+    for _ in range(steps - 1):
         image = times(known[-1])
         reach = max(reach, float(image.norm()))
         for _ in range(2):  # once more, for what rounding left
@@ -44,3 +42,4 @@ def lanczos_vectors(
         if length <= 64 * precision * reach:  # nothing but rounding
             return
         known = [known[-1], image / length]
+        yield known[-1]

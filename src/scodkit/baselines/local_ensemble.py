@@ -41,7 +41,7 @@ class LocalEnsemble(WeightSpaceBaseline):
     ``labels`` draws from the model's own prediction, as the SCOD paper (Sharma, Azizan and
     Pavone, 2021) has it. What is drawn for a sample depends on that sample and the seed alone.
 
-    The fit needs targets and reads the data about 2.5 times ``rank`` times. A score is a
+    The fit needs targets and reads the data two to three times ``rank`` times. A score is a
     length, >= 0: output units or nats, per unit of weight.
 
     Args:
@@ -145,6 +145,11 @@ class LabelGradients(Likelihood):
         family: Says what labels there are, and which loss.
         labels: How many to draw where there are more.
         seed: With a sample's key it fixes that sample's draws.
+
+    Examples:
+        >>> LabelGradients(Categorical(), 10, 0).factor(torch.zeros(1, 2), torch.tensor([7]))
+        tensor([[[-0.5000,  0.5000],
+                 [ 0.5000, -0.5000]]])
     """
 
     draws: ClassVar[bool] = True
