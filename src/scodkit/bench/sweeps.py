@@ -87,7 +87,7 @@ SWEEPS: dict[str, Sweep] = {
 def applies(sweep: str, domain: Domain) -> bool:
     """Return whether a sweep is for a domain: the exact Fisher is for small networks only."""
     large = domain.name in ("cifar10", "taxinet")
-    return not (large and sweep in ("fidelity", "sketch", "rank")) or sweep == "layers"
+    return not (large and sweep in ("fidelity", "sketch", "rank"))
 
 
 def _fitted(setup: Setup, sketch: Sketch, rank: int, layers: Selection = "all") -> Monitor:
