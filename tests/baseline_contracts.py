@@ -73,6 +73,11 @@ class Case:
     make: Callable[[Any, Likelihood], Baseline]
     # the constructor's first argument, where it is not a single network
     model: Callable[[str], Any] = network
+    # where scores are higher: far from all training data, or where the network itself is
+    # unsure; "" for a constant
+    rises: str = "far"
+    # whether the method draws by the bytes of a sample, which differ between dtypes
+    draws: bool = False
 
     def __str__(self) -> str:
         return self.kind
@@ -92,9 +97,11 @@ def cases(
     make: Callable[[Any, Likelihood], Baseline],
     *kinds: str,
     model: Callable[[str], Any] = network,
+    rises: str = "far",
+    draws: bool = False,
 ) -> list[Case]:
     """Return one case per kind of likelihood."""
-    return [Case(kind, make, model) for kind in kinds]
+    return [Case(kind, make, model, rises, draws) for kind in kinds]
 
 
 def parametrised(*made: list[Case]) -> pytest.MarkDecorator:
@@ -110,6 +117,7 @@ class BaselineContract:
 
     def test_is_a_detector(self, case: Case) -> None:
         assert isinstance(case.fresh(), Detector)
+        assert type(case.fresh()).__name__ in repr(case.fresh())
         assert isinstance(Monitor(network(case.kind), case.likelihood), Detector)
 
     def test_scores_have_one_number_per_sample(self, case: Case) -> None:
@@ -145,6 +153,45 @@ class BaselineContract:
             rtol=self.rounding,
             atol=self.rounding,
         )
+
+    def test_larger_is_more_atypical(self, case: Case) -> None:
+        if case.rises == "far":
+            method = case.fitted()
+            known = torch.cat([method.score(x) for x, _ in training_data(case.kind)])
+            assert method.score(30 * some(40)).median() > known.median()
+        elif case.rises == "unsure":
+            unsure, sure = (self._mean_score(case, scale) for scale in (0.02, 20.0))
+            assert unsure > sure
+        else:
+            assert len(case.fitted().score(some()).unique()) == 1
+
+    def _mean_score(self, case: Case, scale: float) -> Tensor:
+        """The mean score of networks whose last layer is scaled: sure where it is large."""
+        model = case.model(case.kind)
+        for part in model if isinstance(model, list) else [model]:
+            with torch.no_grad():
+                part[5].weight.mul_(scale)
+                # a log-variance is no logit: lower is surer
+                part[5].bias.fill_(-scale if case.kind == "heteroscedastic" else 0.0)
+        return case.fitted(model).score(some(40)).mean()
+
+    def test_float32_agrees_with_float64(self, case: Case) -> None:
+        exact = case.fitted().score(some())
+        model = case.model(case.kind)
+        parts = model if isinstance(model, list) else [model]
+        for part in parts:
+            part.float()
+        data = [
+            (x.float(), y.float() if y.is_floating_point() else y)
+            for x, y in training_data(case.kind)
+        ]
+        method = case.fresh(model).fit(data, progress=False)
+        found = method.score(some().float())
+        assert found.dtype == torch.float32
+        assert found.isfinite().all()
+        if not case.draws:
+            close = 1e-4 * float(exact.abs().max())
+            torch.testing.assert_close(found.double(), exact, rtol=0.0, atol=close)
 
     def test_two_fits_agree_to_the_bit(self, case: Case) -> None:
         torch.manual_seed(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from baseline_contracts import network, some
 from scodkit import Categorical
 from scodkit.baselines import Energy, MaxLogit, Naive
 from scodkit.baselines.data import TrainingData, check_finite
+from scodkit.baselines.options import whole_number
 from scodkit.baselines.peers import peer
 from scodkit.errors import (
     BatchError,
@@ -96,7 +98,7 @@ def test_check_finite_names_the_row() -> None:
         check_finite(torch.tensor([torch.inf, 1.0]), "targets")
 
 
-@pytest.mark.parametrize("name", ["laplace", "curvlinops", "curvlinops.hessian"])
+@pytest.mark.parametrize("name", ["laplace", "laplace.curvature"])
 def test_a_missing_library_says_what_to_type(name: str, monkeypatch) -> None:
     for loaded in [m for m in sys.modules if m.split(".")[0] == name.split(".")[0]]:
         monkeypatch.delitem(sys.modules, loaded)
@@ -105,12 +107,42 @@ def test_a_missing_library_says_what_to_type(name: str, monkeypatch) -> None:
         peer(name)
 
 
+def test_what_to_type_is_what_the_project_installs() -> None:
+    from scodkit.baselines.peers import _INSTALL
+
+    lines = (Path(__file__).parent.parent / "peers.txt").read_text().splitlines()
+    pinned = {line for line in lines if "==" in line}
+    for packages in _INSTALL.values():
+        assert set(packages.split()) <= pinned
+
+
 def test_a_file_of_another_method_is_refused(tmp_path: Path) -> None:
     model = network("categorical")
     Energy(model, Categorical(), temperature=3.0).save(tmp_path / "method")
     with pytest.raises(MismatchError, match=r"a Energy; type Energy.load"):
         MaxLogit.load(tmp_path / "method", model)
     assert Energy.load(tmp_path / "method", model).temperature == 3.0
+
+
+def test_a_misspelt_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        Energy(network("categorical"), Categorical(), temprature=5.0)  # type: ignore[call-arg]
+
+
+def test_a_class_in_place_of_a_likelihood_says_what_to_type() -> None:
+    with pytest.raises(OptionError, match=r"type Categorical\(\)"):
+        Naive(network("categorical"), Categorical)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [2.5, "3", True, 0, None])
+def test_counts_are_whole_numbers(value: object) -> None:
+    with pytest.raises(OptionError, match="rank"):
+        whole_number("rank", value)
+
+
+def test_counts_of_numpy_become_plain() -> None:
+    found = whole_number("rank", np.int64(3))
+    assert (found, type(found)) == (3, int)
 
 
 def test_something_else_than_a_model_is_refused() -> None:

@@ -25,9 +25,9 @@ from baseline_contracts import (
 )
 from laplace_oracles import dense_covariances, dense_precision, factors_of
 from scodkit import Bernoulli, Categorical, Gaussian
+from scodkit.baselines.entropy import entropy
 from scodkit.baselines.kfac_laplace import KFACLaplace
 from scodkit.baselines.kronecker import Block
-from scodkit.baselines.naive import entropy
 from scodkit.likelihoods import Likelihood
 
 KINDS = ("categorical", "bernoulli", "gaussian", "scaled")
@@ -39,9 +39,11 @@ def method_of(**options: object):
 
 
 @parametrised(
-    cases(method_of(), *KINDS),
-    cases(method_of(samples=None), *KINDS),
-    cases(method_of(last_layer=True), "categorical"),
+    cases(method_of(), "categorical", "bernoulli", rises="unsure"),
+    cases(method_of(), "gaussian", "scaled"),
+    cases(method_of(samples=None), "categorical", "bernoulli", rises="unsure"),
+    cases(method_of(samples=None), "gaussian", "scaled"),
+    cases(method_of(last_layer=True), "categorical", rises="unsure"),
     cases(method_of(last_layer=True, samples=None, prior_precision=2.0), "gaussian"),
 )
 class TestContract(BaselineContract):

@@ -21,7 +21,7 @@ from laplace_oracles import dense_fisher_blocks, log_evidence
 from scodkit import Bernoulli, Categorical, Gaussian
 from scodkit.baselines.kfac_laplace import GRID, KFACLaplace
 from scodkit.baselines.predictive import Predictive
-from scodkit.baselines.prior_precision import most_evident, negative_log_likelihood
+from scodkit.baselines.prior_precision import most_evident, surprise
 from scodkit.errors import BatchError, NonFiniteError, NotFittedError, OptionError
 
 KINDS = ("categorical", "bernoulli", "gaussian", "scaled")
@@ -142,14 +142,14 @@ def test_negative_log_likelihoods_are_those_of_torch() -> None:
         (Gaussian(), labels, Normal(output, variance.sqrt()).log_prob(labels).sum(1)),
     ]:
         predictive = Predictive(likelihood, output, variance)
-        found = negative_log_likelihood(predictive, targets)
+        found = surprise(predictive, targets)
         torch.testing.assert_close(found, -wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_targets_that_do_not_fit_are_refused() -> None:
     method = KFACLaplace(network("gaussian"), Gaussian())
     method.fit(training_data("gaussian"), progress=False)
-    with pytest.raises(BatchError, match=r"shape \(6, 1\), got \(6, 2\)"):
+    with pytest.raises(BatchError, match=r"1 target\(s\) a sample.*shape \(6, 2\)"):
         method.tune([(some(), torch.zeros(6, 2))], progress=False)
     with pytest.raises(BatchError, match="6 targets beside"):
         method.tune([some()], progress=False)

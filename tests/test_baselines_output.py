@@ -24,18 +24,23 @@ from oracles import dense_factors
 from scodkit import Bernoulli, Categorical, Gaussian, LastLayers, Monitor
 from scodkit.baselines import Energy, IdentityCurvature, MaxLogit, MaxSoftmax, Naive
 from scodkit.errors import BatchError, OptionError
-from scodkit.likelihoods import HeteroscedasticGaussian
+from scodkit.likelihoods import HeteroscedasticGaussian, Likelihood
 from scodkit.network import Inputs
 
 EVERY = tuple(OUTPUTS)
 
 
+def hot_energy(model: nn.Module, family: Likelihood) -> Energy:
+    return Energy(model, family, temperature=2.0)
+
+
 @parametrised(
-    cases(Naive, *EVERY),
-    cases(MaxSoftmax, "categorical", "bernoulli"),
-    cases(Energy, "categorical"),
-    cases(lambda model, family: Energy(model, family, temperature=2.0), "categorical"),
-    cases(MaxLogit, "categorical"),
+    cases(Naive, "categorical", "bernoulli", "heteroscedastic", rises="unsure"),
+    cases(Naive, "gaussian", "scaled", rises=""),
+    cases(MaxSoftmax, "categorical", "bernoulli", rises="unsure"),
+    cases(Energy, "categorical", rises="unsure"),
+    cases(hot_energy, "categorical", rises="unsure"),
+    cases(MaxLogit, "categorical", rises="unsure"),
     cases(IdentityCurvature, *EVERY),
 )
 class TestContract(BaselineContract):
@@ -65,6 +70,45 @@ def test_entropy_of_certain_predictions_is_zero() -> None:
     output = torch.tensor([[1e5, 0.0, -1e5]])
     assert Naive(nn.Identity(), Categorical()).score(output).tolist() == [0.0]
     assert Naive(nn.Identity(), Bernoulli()).score(output[:, [0, 2]]).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("family", [Bernoulli(), Categorical()], ids=str)
+def test_entropies_keep_their_order_in_float32(family: Likelihood) -> None:
+    """Where 1 - q is rounded away, twice the surer prediction still has the lower entropy."""
+    margin = torch.linspace(0, 80, 641)
+    outputs = {1.0: margin, -1.0: -margin}
+    found = []
+    for z in outputs.values():
+        output = z[:, None] if isinstance(family, Bernoulli) else torch.stack([z, -0 * z], 1)
+        found.append(Naive(nn.Identity(), family).score(output))
+        wanted = Naive(nn.Identity(), family).score(output.double())
+        torch.testing.assert_close(found[-1].double(), wanted, rtol=2e-5, atol=1e-38)
+        assert (found[-1].diff() < 0).all()
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("method", [Naive, MaxSoftmax, Energy, MaxLogit])
+def test_half_precision_ties_nothing_more_than_it_must(method: type) -> None:
+    logits = torch.linspace(-3, 3, 50)[:, None] * torch.tensor([1.0, -0.4, 0.3])
+    found = method(nn.Identity(), Categorical()).score(logits.bfloat16())
+    assert found.dtype == torch.float32
+    coarse = method(nn.Identity(), Categorical()).score(logits.bfloat16().float())
+    assert torch.equal(found, coarse)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "said"),
+    [
+        (HeteroscedasticGaussian(), 3, "even number"),
+        (HeteroscedasticGaussian(), 1, "even number"),
+        (Gaussian((0.5, 2.0)), 3, "expected 2 outputs"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_refused(
+    likelihood: Likelihood, outputs: int, said: str
+) -> None:
+    with pytest.raises(BatchError, match=said):
+        Naive(nn.Identity(), likelihood).score(torch.zeros(2, outputs))
 
 
 def test_entropy_of_maps_is_the_sum_over_positions() -> None:
@@ -134,6 +178,7 @@ def test_a_part_of_the_weights_gives_a_part_of_the_length() -> None:
 def test_a_choice_that_needs_a_batch_is_settled_before_saving(tmp_path) -> None:
     model = network("categorical")
     method = IdentityCurvature(model, Categorical(), parameters=LastLayers(count=1))
+    assert "LastLayers" in repr(method)
     with pytest.raises(OptionError, match="before saving"):
         method.save(tmp_path / "method")
     wanted = method.score(some())

@@ -119,7 +119,12 @@ def batch_digest(call: Inputs, before: str = "") -> str:
 
 
 def batches_of(
-    batches: Iterable[Any], total: int | None, description: str, progress: bool
+    batches: Iterable[Any],
+    total: int | None,
+    description: str,
+    progress: bool,
+    *,
+    leave: bool = True,
 ) -> Iterator[Any]:
     """Yield batches, behind a progress bar if one is wanted.
 
@@ -128,11 +133,14 @@ def batches_of(
         total: How many there will be, where that is known.
         description: What is being done.
         progress: Whether to show the bar.
+        leave: Whether it stays when all are done.
 
     Yields:
         The batches, unchanged.
     """
-    yield from tqdm(batches, total=total, desc=description, unit="batch", disable=not progress)
+    yield from tqdm(
+        batches, description, total, leave=leave, unit="batch", disable=not progress
+    )
 
 
 def num_batches(loader: object) -> int | None:

@@ -15,6 +15,7 @@ from typing_extensions import Self, Unpack
 from scodkit import artifact
 from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData, finite_samples
+from scodkit.baselines.entropy import wide
 from scodkit.errors import (
     BatchError,
     MismatchError,
@@ -72,6 +73,13 @@ class Baseline(ABC):
         if not isinstance(model, nn.Module):
             raise OptionError(f"expected an nn.Module, got {type(model).__name__}")
         name = type(self).__name__
+        unknown = picks.keys() - Picks.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"{name} got an unexpected option {min(unknown)!r}")
+        if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
+            raise OptionError(
+                f"expected a likelihood object, got the class; type {likelihood.__name__}()"
+            )
         if not isinstance(likelihood, self.handles):
             known = " or ".join(f"{kind.__name__}()" for kind in self.handles)
             raise UnsupportedLikelihoodError(
@@ -121,9 +129,10 @@ class Baseline(ABC):
             call = self._network.inputs_of(batch)
             if call.batch_size == 0:
                 output = self._network(call).detach()
-                return Scored(output, output.new_empty(0), None)
+                return Scored(output, wide(output).new_empty(0), None)
             output, score = self._judge(call, state)
-            output, score = output.detach(), score.detach().to(output.dtype)
+            output = output.detach()
+            score = score.detach().to(torch.promote_types(output.dtype, torch.float32))
             good = finite_samples(call, output) & ~score.isnan()
         return Scored(output, score.masked_fill(~good, torch.inf), None)
 
@@ -270,9 +279,9 @@ def class_logits(likelihood: Likelihood, output: Tensor) -> Tensor:
         BatchError: If there are several variables (pixels, tokens, labels).
     """
     if isinstance(likelihood, Bernoulli) and output.shape[1:] == (1,):
-        return torch.cat([torch.zeros_like(output), output], dim=1)
+        return wide(torch.cat([torch.zeros_like(output), output], dim=1))
     if isinstance(likelihood, Categorical) and output.ndim == 2:
-        return output
+        return wide(output)
     raise BatchError(
         f"expected one variable with logits (B, classes) for this baseline, got {likelihood!r} "
         f"and an output of shape {tuple(output.shape)}; compare with Naive here"

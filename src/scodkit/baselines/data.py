@@ -77,7 +77,9 @@ class TrainingData:
         _, stream = open_stream(self.loader)
         total = num_batches(self.loader)
         seen = 0
-        for batch in batches_of(stream, total, self.doing or "", self.doing is not None):
+        for batch in batches_of(
+            stream, total, self.doing or "", self.doing is not None, leave=False
+        ):
             call = self.network.inputs_of(batch)
             if call.batch_size:
                 yield call, batch

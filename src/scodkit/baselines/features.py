@@ -24,6 +24,10 @@ from scodkit.network import Inputs, Network
 _NO_VARIANCE = 1e-12
 # of the largest logit of a sample: more is no rounding, in half precision neither
 _OTHER_LOGITS = 0.02
+# names of modules that a message lists, the last ones
+_LISTED = 20
+# rounding steps of a feature that a sum of products may be off by
+_ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,12 @@ class ForwardPass:
     def features(self) -> Tensor:
         """The layer's input in float64, flattened to ``(B, m)``."""
         return self.entered.reshape(len(self.entered), -1).double()
+
+    @property
+    def precision(self) -> float:
+        """Relative rounding of the features."""
+        floating = self.entered.is_floating_point()
+        return torch.finfo(self.entered.dtype).eps if floating else 0.0
 
     def head(self) -> tuple[Tensor, Tensor]:
         """Return the weight ``(C, m)`` and the bias ``(C,)`` that make the ``C`` logits.
@@ -80,7 +90,7 @@ class ForwardPass:
 
 
 def _same_logits(made: Tensor, output: Tensor) -> bool:
-    finite = made.isfinite() & output.isfinite()
+    finite = (made.isfinite() & output.isfinite()).all(1, keepdim=True)
     allowed = _OTHER_LOGITS * output.abs().amax(1, keepdim=True)
     return bool(((made - output).abs() <= allowed).logical_or(~finite).all())
 
@@ -146,7 +156,9 @@ def forward_pass(network: Network, call: Inputs, layer: str | None = None) -> Fo
 
 
 def _names(modules: Mapping[str, nn.Module]) -> str:
-    return "one of " + ", ".join(repr(name) for name in modules)
+    named = [repr(name) for name in modules if name]
+    more = f" and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+    return "one of " + ", ".join(named[-_LISTED:]) + more
 
 
 class Moments:
@@ -175,14 +187,19 @@ class Moments:
         self.counts = torch.zeros(classes, dtype=torch.float64)
         self.means = torch.zeros(classes, 0, dtype=torch.float64)
         self._scatter = torch.zeros(0, 0, dtype=torch.float64)
+        self._precision = 0.0
 
-    def add(self, features: Tensor, labels: Tensor | None = None) -> None:
+    def add(
+        self, features: Tensor, labels: Tensor | None = None, precision: float = 0.0
+    ) -> None:
         """Take in a batch.
 
         Args:
             features: ``(B, m)``.
             labels: Class indices ``(B,)``; None where there is one class.
+            precision: Relative rounding of the features.
         """
+        self._precision = max(self._precision, precision)
         features = features.double()
         if self.width is None:
             self._start(features)
@@ -203,6 +220,11 @@ class Moments:
         """Return the covariance ``(m, m)`` about the classes' means: the mean over samples."""
         return self._scatter / self.counts.sum()
 
+    def rounding(self) -> float:
+        """Return the variance that rounding of the features alone may leave."""
+        largest = self.means.square().amax(0) + self.covariance().diagonal()
+        return float((_ROUNDINGS * self._precision) ** 2 * largest.max())
+
     def _start(self, features: Tensor) -> None:
         self.width = features.shape[1]
         self.counts = self.counts.to(features.device)
@@ -210,16 +232,20 @@ class Moments:
         self._scatter = features.new_zeros(self.width, self.width)
 
 
-def principal_components(covariance: Tensor) -> tuple[Tensor, Tensor, int]:
+def principal_components(
+    covariance: Tensor, rounding: float = 0.0
+) -> tuple[Tensor, Tensor, int]:
     """Return variances ``(m,)``, largest first, their directions ``(m, m)``, and the rank.
 
     Args:
         covariance: ``(m, m)``. Directions with less than 1e-12 of the largest variance do not
             count in the rank: what is left there is rounding.
+        rounding: Variance that does not count either; see `Moments.rounding`.
     """
     values, vectors = torch.linalg.eigh(covariance)
     values, vectors = values.flip(0), vectors.flip(1)
-    rank = int((values > _NO_VARIANCE * values[0]).sum()) if values[0] > 0 else 0
+    least = max(_NO_VARIANCE * float(values[0]), rounding)
+    rank = int((values > least).sum()) if values[0] > 0 else 0
     return values, vectors, rank
 
 

@@ -12,8 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import logsigmoid
 
 from scodkit.baselines.data import TrainingData, check_finite
+from scodkit.baselines.targets import check_targets
 from scodkit.calibration import scipy_part
-from scodkit.errors import BatchError, NondeterministicError, OptionError
+from scodkit.errors import NondeterministicError, OptionError
 from scodkit.likelihoods import (
     Bernoulli,
     Categorical,
@@ -141,7 +142,7 @@ class LossHessian:
                 for tensor in (*call.tensors(), output, targets):
                     if tensor.is_floating_point():
                         check_finite(tensor, "training data")
-                _check_targets(self._likelihood, output, targets)
+                check_targets(self._likelihood, output, targets)
                 loss = negative_log_likelihood(self._likelihood, output, targets)
                 num_data += call.batch_size
                 loss_sum += float(loss.sum())
@@ -220,31 +221,3 @@ def _gradients(
     if not value.requires_grad:  # it depends on no chosen weight
         return (None,) * len(leaves)
     return torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True)
-
-
-def _check_targets(likelihood: Likelihood, output: Tensor, targets: Tensor) -> None:
-    """Refuse targets the loss is not defined for.
-
-    Raises:
-        BatchError: With what was expected.
-    """
-    likelihood.factor(output[:1])  # refuses outputs that are not its own
-    wanted, form = output[0].numel(), "finite numbers"
-    fits = True
-    if isinstance(likelihood, Categorical):
-        _, wanted, classes = likelihood.logits(output).shape
-        form = f"class indices from 0 to {classes - 1}"
-        inside = (targets >= 0) & (targets < classes)
-        fits = not targets.is_floating_point() and bool(inside.all())
-    elif isinstance(likelihood, HeteroscedasticGaussian):
-        wanted //= 2
-    elif isinstance(likelihood, Bernoulli):
-        form = "numbers from 0 to 1"
-        fits = bool(((targets >= 0) & (targets <= 1)).all())
-    if not fits or targets[0].numel() != wanted:
-        raise BatchError(
-            f"expected {wanted} target(s) a sample, {form}, for {likelihood!r} and an output "
-            f"of shape {tuple(output.shape)}, got a {targets.dtype} of shape "
-            f"{tuple(targets.shape)} from {targets.min()} to {targets.max()}; say which they "
-            "are: targets=lambda batch: ..."
-        )

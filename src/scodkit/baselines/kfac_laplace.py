@@ -16,7 +16,7 @@ from scodkit.baselines.data import TrainingData
 from scodkit.baselines.kronecker import Block, KroneckerFactors, pack, unpack
 from scodkit.baselines.kronecker_layers import supported_parameters
 from scodkit.baselines.predictive import Predictive, linearised, mixture
-from scodkit.baselines.prior_precision import most_evident, negative_log_likelihood
+from scodkit.baselines.prior_precision import most_evident, surprise
 from scodkit.baselines.weight_sets import Sets, WeightSets, copies
 from scodkit.errors import NonFiniteError, OptionError
 from scodkit.factors import Factors, FactorSource, choose_engine
@@ -51,7 +51,8 @@ class KFACLaplace(Baseline):
         samples: Weights drawn from the posterior to average over, once and for all; None for
             the closed form of the network linearised in its weights.
         prior_precision: One over the variance of a weight before training. None for that with
-            the largest marginal likelihood of the training data; see also `tune`.
+            the largest marginal likelihood of the training data, which suits the closed form;
+            sampled weights want a larger one: see `tune`, and `chosen_precision`.
         seed: Of the draws.
         skip_unsupported: Keep the weights of layers without Kronecker factors as they are
             (normalisations, embeddings, ...), rather than refuse them.
@@ -96,6 +97,11 @@ class KFACLaplace(Baseline):
         self.skip_unsupported = skip_unsupported
         self._runs = WeightSets(self._network, shared=last_layer)
         self._last_source: FactorSource | None = None
+
+    @property
+    def chosen_precision(self) -> float:
+        """The prior precision in use: given, or chosen by `fit` or `tune`."""
+        return float(self._ready()["prior_precision"])
 
     def tune(
         self,
@@ -190,7 +196,7 @@ class KFACLaplace(Baseline):
         """Return the negative log-likelihood of all targets, in nats; no NaN."""
         total = 0.0
         for call, targets in data.pairs():
-            total += float(negative_log_likelihood(self._predict(call, state), targets).sum())
+            total += float(surprise(self._predict(call, state), targets).sum())
         # weights drawn from a wide posterior may be beyond what a network can compute with
         return math.inf if math.isnan(total) else total
 

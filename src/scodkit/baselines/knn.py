@@ -14,6 +14,7 @@ from scodkit.baselines.baseline import Picks, State
 from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData
 from scodkit.baselines.features import FeatureBaseline
+from scodkit.baselines.options import whole_number
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs
@@ -64,7 +65,8 @@ class KNN(FeatureBaseline):
         **picks: Unpack[Picks],
     ) -> None:
         super().__init__(model, likelihood, layer=layer, **picks)
-        if k < 1 or most < k:
+        k, most = whole_number("k", k), whole_number("most", most)
+        if most < k:
             raise OptionError(f"expected 1 <= k <= most, got k={k} and most={most}")
         self.k = k
         self.normalise = normalise

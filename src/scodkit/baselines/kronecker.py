@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from scodkit.baselines.baseline import State, class_logits
 from scodkit.baselines.data import check_finite
+from scodkit.baselines.entropy import noise_variance
 from scodkit.baselines.peers import peer
-from scodkit.baselines.predictive import noise_variance
 from scodkit.baselines.weight_sets import copies
 from scodkit.likelihoods import Gaussian, Likelihood
 from scodkit.network import Inputs, Network

@@ -15,6 +15,7 @@ from scodkit.baselines.baseline import Picks, State
 from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData
 from scodkit.baselines.hessian import LossHessian, negative_log_likelihood, top_eigenspace
+from scodkit.baselines.options import whole_number
 from scodkit.baselines.weight_space import WeightSpaceBaseline
 from scodkit.errors import OptionError
 from scodkit.factors import Factors, FactorSource
@@ -79,9 +80,7 @@ class LocalEnsemble(WeightSpaceBaseline):
         **picks: Unpack[Picks],
     ) -> None:
         super().__init__(model, likelihood, parameters=parameters, **picks)
-        for name, value in (("rank", rank), ("labels", labels)):
-            if value < 1:
-                raise OptionError(f"expected {name} >= 1, got {value}")
+        rank, labels = whole_number("rank", rank), whole_number("labels", labels)
         if not 0 <= tolerance < 1:
             raise OptionError(f"expected 0 <= tolerance < 1, got {tolerance}")
         self.rank, self.labels, self.tolerance, self.seed = rank, labels, tolerance, seed

@@ -58,7 +58,7 @@ class Mahalanobis(FeatureBaseline):
             else:
                 labels, classes = _class_indices(self.likelihood, seen.output, targets)
             moments = moments or Moments(classes)
-            moments.add(seen.features, labels)
+            moments.add(seen.features, labels, seen.precision)
         assert moments is not None  # data without samples is refused before
         return _whitening(moments)
 
@@ -93,7 +93,7 @@ def _whitening(moments: Moments) -> State:
         BatchError: If the features do not vary within any class.
     """
     means = moments.means[moments.counts > 0]
-    variances, directions, rank = principal_components(moments.covariance())
+    variances, directions, rank = principal_components(moments.covariance(), moments.rounding())
     # a constant's mean is off by rounding, which is no variance
     if not rank or variances[0] <= (1e-14 * means.abs().max()).square():
         raise BatchError(

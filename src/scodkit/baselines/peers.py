@@ -11,8 +11,6 @@ from scodkit.errors import MissingPeerError
 _INSTALL = {
     "laplace": "laplace-torch==0.3 curvlinops-for-pytorch==3.0.1 asdfghjkl==0.1a4 "
     "backpack-for-pytorch==1.7.1 unfoldNd==0.2.3 einconv==0.1.0",
-    "curvlinops": "curvlinops-for-pytorch==3.0.1 backpack-for-pytorch==1.7.1 "
-    "unfoldNd==0.2.3 einconv==0.1.0",
 }
 
 
@@ -20,7 +18,7 @@ def peer(name: str) -> ModuleType:
     """Return another library's module.
 
     Args:
-        name: Of the module: ``laplace``, ``curvlinops`` or one of their submodules.
+        name: Of the module: ``laplace`` or one of its submodules.
 
     Raises:
         MissingPeerError: If it is not installed, with what to type.

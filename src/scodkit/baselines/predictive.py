@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from scodkit.baselines.naive import entropy
-from scodkit.errors import BatchError
+from scodkit.baselines.entropy import entropy, halves, noise_variance, wide
 from scodkit.likelihoods import (
     Bernoulli,
     Categorical,
@@ -54,7 +53,7 @@ def mixture(likelihood: Likelihood, outputs: Tensor) -> Predictive:
     Returns:
         Mean of the means, or the mean probabilities as logits; computed in logarithms.
     """
-    count = math.log(len(outputs))
+    outputs, count = wide(outputs), math.log(len(outputs))
     if isinstance(likelihood, Categorical):
         likelihood.logits(outputs[0])  # refuses outputs that have no such axis
         axis = 1 if likelihood.class_dim is None else likelihood.class_dim
@@ -65,7 +64,7 @@ def mixture(likelihood: Likelihood, outputs: Tensor) -> Predictive:
         odds = logsigmoid(outputs).logsumexp(0) - logsigmoid(-outputs).logsumexp(0)
         return Predictive(likelihood, odds, None)
     if isinstance(likelihood, HeteroscedasticGaussian):
-        means, log_variances = _halves(outputs)
+        means, log_variances = halves(outputs, axis=2)
         # of squared means and variances; in logarithms, as the model's own variance is
         spread = means.var(0, correction=0).log()
         log_total = torch.logaddexp(spread, log_variances.logsumexp(0) - count)
@@ -93,38 +92,3 @@ def linearised(likelihood: Likelihood, output: Tensor, variance: Tensor) -> Pred
         return Predictive(likelihood, output, variance + noise_variance(likelihood, output))
     scale = (1 + math.pi / 8 * variance).rsqrt()
     return Predictive(likelihood, output * scale.reshape(output.shape), None)
-
-
-def noise_variance(likelihood: Gaussian, output: Tensor) -> Tensor:
-    """Return the variance of the noise on each output, ``(d,)`` in squared output units.
-
-    Args:
-        likelihood: With one variance, or one per output.
-        output: ``(B, *shape)``.
-
-    Raises:
-        BatchError: If there are as many variances as do not fit the outputs.
-    """
-    variance = torch.as_tensor(likelihood.variance, dtype=output.dtype, device=output.device)
-    outputs = math.prod(output.shape[1:])
-    if variance.numel() not in (1, outputs):
-        raise BatchError(
-            f"expected {variance.numel()} outputs, one per variance given to Gaussian, got "
-            f"{outputs}; pass one variance or {outputs} of them"
-        )
-    return variance.expand(outputs)
-
-
-def _halves(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return means and log-variances ``(K, B, ...)``, which share the axis after the batch.
-
-    Raises:
-        BatchError: If they are not as many.
-    """
-    if outputs.shape[2] % 2:
-        raise BatchError(
-            "expected an even number of outputs (means, then log-variances) along axis 1, got "
-            f"{outputs.shape[2]}; for a known noise level use Gaussian(variance=...)"
-        )
-    means, log_variances = outputs.chunk(2, dim=2)
-    return means, log_variances

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from scodkit.baselines.predictive import Predictive
-from scodkit.errors import BatchError, NonFiniteError
+from scodkit.baselines.targets import check_targets
+from scodkit.errors import NonFiniteError
 from scodkit.likelihoods import Bernoulli, Categorical
 
 # halvings of the bracket, which spans a few decades: below rounding
@@ -55,7 +56,7 @@ def most_evident(values: Tensor, squared_norm: float) -> float:
     return math.exp(low)
 
 
-def negative_log_likelihood(predictive: Predictive, targets: Tensor) -> Tensor:
+def surprise(predictive: Predictive, targets: Tensor) -> Tensor:
     """Return how badly targets are predicted, ``(B,)`` in nats.
 
     For regression each output is taken to be Gaussian with its total variance.
@@ -63,26 +64,17 @@ def negative_log_likelihood(predictive: Predictive, targets: Tensor) -> Tensor:
     Args:
         predictive: Of a batch.
         targets: Classes ``(B,)``, or numbers of the shape of the output.
-
-    Raises:
-        BatchError: If there are as many targets as do not fit the outputs.
     """
     likelihood, output, variance = (
         predictive.likelihood,
         predictive.output,
         predictive.variance,
     )
-    variables = output[:, 0] if isinstance(likelihood, Categorical) else output
-    if targets.numel() != variables.numel():
-        raise BatchError(
-            f"expected targets of shape {tuple(variables.shape)}, got {tuple(targets.shape)}; "
-            "pick them with targets=lambda batch: ..."
-        )
-    targets = targets.reshape(variables.shape)
+    check_targets(likelihood, output, targets)
     if isinstance(likelihood, Categorical):
-        return cross_entropy(output, targets, reduction="none")
+        return cross_entropy(output, targets.flatten().long(), reduction="none")
+    targets = targets.reshape(output.shape).to(output.dtype)
     if isinstance(likelihood, Bernoulli):
-        targets = targets.to(output.dtype)
         each = binary_cross_entropy_with_logits(output, targets, reduction="none")
         return each.flatten(1).sum(1)
     assert variance is not None

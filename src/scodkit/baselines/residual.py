@@ -16,6 +16,7 @@ from scodkit.baselines.baseline import Picks, State
 from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData
 from scodkit.baselines.features import FeatureBaseline, Moments, principal_components
+from scodkit.baselines.options import whole_number
 from scodkit.errors import OptionError
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs
@@ -59,9 +60,10 @@ class Residual(FeatureBaseline):
     def _learn(self, data: TrainingData) -> State:
         moments = Moments()
         for call in data.calls():
-            moments.add(self._training_pass(call, moments.width).features)
+            seen = self._training_pass(call, moments.width)
+            moments.add(seen.features, precision=seen.precision)
         dim = settled_dim(self.dim, moments.means.shape[1])
-        _, directions, rank = principal_components(moments.covariance())
+        _, directions, rank = principal_components(moments.covariance(), moments.rounding())
         outside = directions[:, min(dim, rank) :].contiguous()  # without the others' memory
         return {"mean": moments.means[0], "outside": outside}
 
@@ -92,8 +94,8 @@ def check_dim(dim: int | None) -> None:
     Raises:
         OptionError: If it is below 1.
     """
-    if dim is not None and dim < 1:
-        raise OptionError(f"expected dim >= 1, or None for the rule, got {dim}")
+    if dim is not None:
+        whole_number("dim", dim)
 
 
 def settled_dim(dim: int | None, width: int) -> int:

@@ -70,12 +70,12 @@ class ViM(FeatureBaseline):
         for call in data.calls():
             seen = self._training_pass(call, moments.width)
             weight, bias = seen.head()
-            moments.add(seen.features)
+            moments.add(seen.features, precision=seen.precision)
         # the shortest features whose logits come nearest to zero
         origin: Tensor = -torch.linalg.pinv(weight.double()) @ bias.double()
         offset = moments.means[0] - origin
         _, directions, rank = principal_components(
-            moments.covariance() + offset[:, None] * offset
+            moments.covariance() + offset[:, None] * offset, moments.rounding()
         )
         dim = settled_dim(self.dim, len(origin))
         if dim >= rank:

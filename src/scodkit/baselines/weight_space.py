@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -65,15 +66,27 @@ class WeightSpaceBaseline(Baseline):
             self._last_source = source
         return source
 
-    def _options(self) -> Mapping[str, Any]:
-        if self._chosen is not None:
-            return {"parameters": [block.name for block in self._chosen.blocks]}
-        if not isinstance(self._selection, (str, list, tuple)):
+    def save(self, path: str | Path) -> None:
+        """Write what was learnt to one file, atomically; the model itself is not in it.
+
+        Args:
+            path: Where to.
+
+        Raises:
+            OptionError: If the choice of weights needs a batch, and there was none yet.
+        """
+        self._ready()
+        if self._chosen is None and not isinstance(self._selection, (str, list, tuple)):
             raise OptionError(
                 f"expected settled parameters, but {self._selection!r} is settled by the "
                 "first batch; fit or score one before saving"
             )
-        return {"parameters": self._selection}
+        super().save(path)
+
+    def _options(self) -> Mapping[str, Any]:
+        if self._chosen is None:
+            return {"parameters": self._selection}
+        return {"parameters": [block.name for block in self._chosen.blocks]}
 
 
 def squared_lengths(source: FactorSource, call: Inputs) -> tuple[Tensor, Tensor]:
