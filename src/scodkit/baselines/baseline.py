@@ -37,7 +37,7 @@ State = dict[str, Tensor]
 class Picks(TypedDict, total=False):
     """Functions that say what is what in a batch and in the model's result.
 
-    Args:
+    Attributes:
         inputs: As for `Monitor`.
         outputs: As for `Monitor`.
         targets: Picks the targets from a training batch; by default the second of a tuple, or
