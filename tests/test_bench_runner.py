@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from scodkit.bench import rows as result_rows
+from scodkit.bench import runner
 
 METHODS = ("scod", "naive", "mahalanobis", "energy")
 KEYS = {"domain", "ood", "method", "seed", "auroc", "aupr", "fpr95", "auroc_low", "auroc_high"}
@@ -121,7 +122,8 @@ def test_a_killed_run_goes_on_where_it_was(
     limit = time.monotonic() + 200
     while process.poll() is None and time.monotonic() < limit:
         nets = list((tmp_path / "scodkit" / "nets").glob("*.safetensors"))
-        if path.exists() if after == "a row" else nets:
+        there = bool(result_rows.read(path)) if after == "a row" else bool(nets)
+        if there:
             break
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
@@ -130,12 +132,29 @@ def test_a_killed_run_goes_on_where_it_was(
     trained_at = [net.stat().st_mtime_ns for net in nets]
     before = path.read_bytes() if path.exists() else b""
     if after == "a row":
+        assert before
         path.write_bytes(before[:-7])  # as if the kill had come while a line was written
     again = start(data, tmp_path)
     _, err = again.communicate(timeout=300)
     assert again.returncode == 0, err
     assert [net.stat().st_mtime_ns for net in nets] == trained_at  # not trained again
     assert figures(path) == figures(whole[0] / "rows.jsonl")
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3, 4, 5])
+def test_rows_of_an_unfinished_job_are_made_again(
+    kept: int, data: Path, whole: tuple[Path, str], tmp_path: Path
+) -> None:
+    """As if a kill had come after any number of lines, in the process itself for speed."""
+    rows = result_rows.read(whole[0] / "rows.jsonl")
+    path = tmp_path / "rows.jsonl"
+    result_rows.rewrite(path, rows[:kept])
+    where = runner.Where(path, data, whole[0] / "scodkit" / "nets")
+    runner.run(["wine"], ("naive", "energy"), 1, where, progress=False)
+    finished = [row["method"] for row in rows[:kept] if row.get("last")]
+    found = [row["id"] for row in result_rows.read(path)]
+    wanted = [r["id"] for r in rows if r["method"] in {*finished, "naive", "energy"}]
+    assert sorted(found) == sorted(wanted)
 
 
 def test_what_is_there_is_not_done_again(data: Path, whole: tuple[Path, str]) -> None:
@@ -160,6 +179,7 @@ def test_several_processes_find_the_same(
     [
         (["--domain", "beer"], "expected a domain among wine"),
         (["--method", "magic"], "expected a method among scod"),
+        (["--device", "gpu"], "expected the device cpu"),
     ],
 )
 def test_unknown_names_are_refused(

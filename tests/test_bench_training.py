@@ -14,7 +14,7 @@ from scodkit.bench.domain import Domain, SketchSize, Splits
 from scodkit.bench.samples import Loader, TensorSamples
 from scodkit.bench.trained import trained
 from scodkit.bench.training import Recipe, loss, mean_loss, train
-from scodkit.errors import OptionError
+from scodkit.errors import NonFiniteError, OptionError
 from scodkit.likelihoods import HeteroscedasticGaussian
 from scodkit.parameters import LastLayers
 
@@ -120,6 +120,11 @@ class TestTraining:
         assert found.loss == pytest.approx(mean_loss(found.model, Gaussian(), data[1], "cpu"))
         assert found.loss <= found.last_loss
         assert torch.equal(found.model.weight, once.model.weight)
+
+    def test_a_network_that_blows_up_is_not_kept(self) -> None:
+        mad = replace(SGD, rate=1e30)
+        with pytest.raises(NonFiniteError, match="lower the rate"):
+            train(build, Gaussian(), mad, (line(64, 0), line(32, 1)), 0, progress=False)
 
     def test_losses_are_torchs(self) -> None:
         output = torch.randn(6, 3)

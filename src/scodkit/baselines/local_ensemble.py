@@ -42,8 +42,8 @@ class LocalEnsemble(WeightSpaceBaseline):
     ``labels`` draws from the model's own prediction, as the SCOD paper (Sharma, Azizan and
     Pavone, 2021) has it. What is drawn for a sample depends on that sample and the seed alone.
 
-    The fit needs targets and reads the data two to three times ``rank`` times. A score is a
-    length, >= 0: output units or nats, per unit of weight.
+    The fit needs targets and reads the data some 2.5 times ``rank`` times, 40 at least. A score
+    is a length, >= 0: output units or nats, per unit of weight.
 
     Args:
         model: The trained network.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,16 @@ def read(path: Path) -> list[Row]:
         path: The file; none is as good as an empty one.
 
     Raises:
-        OptionError: If a line before the last is not a row.
+        OptionError: If a whole line is not a row.
     """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
+    *lines, _ = path.read_bytes().split(b"\n")  # what has no end of line was cut off
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line) if line.strip() else None
         except ValueError:
-            if number == len(lines):  # no end of line: the writer was killed here
-                break
             raise OptionError(
                 f"expected a row of JSON in line {number} of {path}, got {line[:60]!r}; mend "
                 "or delete that line"
@@ -39,6 +38,22 @@ def read(path: Path) -> list[Row]:
         if row is not None:
             rows.append(row)
     return rows
+
+
+def rewrite(path: Path, rows: Iterable[Row]) -> None:
+    """Replace a file by these rows, so that at every moment one or the other is there, whole.
+
+    Args:
+        path: The file.
+        rows: What is to be in it.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
@@ -49,7 +64,7 @@ def append(path: Path, rows: Iterable[Row]) -> None:
         rows: What to add.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(row, sort_keys=False) + "\n" for row in rows)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
     with path.open("a+b") as file:
         _cut_tail(file.fileno())
         file.seek(0, os.SEEK_END)

@@ -94,8 +94,7 @@ def run(
     Returns:
         All rows of the file.
     """
-    key = "sweep" if sweep else "method"
-    done = {(r["domain"], r["seed"], r.get(key)) for r in result_rows.read(where.rows)}
+    done = _finished_jobs(where.rows, "sweep" if sweep else "method")
     places = {"folder": where.folder, "cache": where.cache, "device": where.device}
     jobs = [
         Job(domain, seed, method, sweep, **places)  # type: ignore[arg-type]
@@ -113,9 +112,26 @@ def run(
             for job, found in _finished(jobs_now, submit):
                 bar.set_postfix_str(str(job))
                 bar.update()
-                result_rows.append(where.rows, found)
+                if found:
+                    result_rows.append(where.rows, [*found[:-1], {**found[-1], "last": True}])
             bar.close()
     return result_rows.read(where.rows)
+
+
+def _finished_jobs(path: Path, kind: str) -> set[tuple[str, int, str]]:
+    """Return the jobs whose rows are all there; rows of an unfinished one are taken out.
+
+    Rows of a job are written together, so that only those at the end can lack others.
+    """
+    rows = result_rows.read(path)
+    keys = [(row["domain"], row["seed"], row.get(kind, "")) for row in rows]
+    if rows and not rows[-1].get("last"):
+        start = len(rows)
+        while start and keys[start - 1] == keys[-1]:
+            start -= 1
+        result_rows.rewrite(path, rows[:start])
+        keys = keys[:start]
+    return set(keys)
 
 
 def _applies(domain: str, method: str, sweep: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch.nn import functional
 from tqdm.auto import tqdm
 
 from scodkit.bench.samples import Samples
-from scodkit.errors import OptionError
+from scodkit.errors import NonFiniteError, OptionError
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 
 _EVALUATE = 1000  # samples at a time without gradients
@@ -93,6 +94,9 @@ def train(
 
     Returns:
         The network at the epoch with the least loss held out.
+
+    Raises:
+        NonFiniteError: If the loss was finite after no epoch.
     """
     device = torch.device(device)
     with torch.random.fork_rng(devices=[]):
@@ -116,9 +120,13 @@ def train(
             schedule.step()
         found = mean_loss(model, likelihood, data[1], device)
         bar.set_postfix(loss=found)
-        if best is None or found < best.loss:
+        if math.isfinite(found) and (best is None or found < best.loss):
             best = Trained(copy.deepcopy(model).eval(), found, epoch, found)
-    assert best is not None
+    if best is None:
+        raise NonFiniteError(
+            f"expected an epoch with a finite loss held out, got {found} after the last of "
+            f"{recipe.epochs}; lower the rate"
+        )
     model = _lay_out(best.model, torch.contiguous_format)
     return Trained(model, best.loss, best.epoch, found)
 

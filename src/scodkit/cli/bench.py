@@ -50,6 +50,7 @@ def run(
     from scodkit.bench.domains import DOMAINS
     from scodkit.bench.methods import METHODS
 
+    _check_device(device)
     domains = _chosen("domain", domain, DOMAINS)
     methods = _chosen("method", method, METHODS)
     where = runner.Where(rows, data, device=device)
@@ -103,6 +104,7 @@ def sweep(
     from scodkit.bench.domains import DOMAINS
     from scodkit.bench.sweeps import SWEEPS as KNOWN
 
+    _check_device(device)
     domains = _chosen("domain", domain, DOMAINS)
     where = runner.Where(rows, data, device=device)
     runner.run(
@@ -127,6 +129,15 @@ def figures(
 
     for path in drawing.draw(result_rows.read(rows), result_rows.read(sweeps), output):
         typer.echo(str(path))
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    if device == "cpu" or (device.split(":")[0] == "cuda" and torch.cuda.is_available()):
+        return
+    there = "cpu or cuda" if torch.cuda.is_available() else "cpu (torch finds no GPU here)"
+    raise OptionError(f"expected the device {there}, got {device}; type --device cpu")
 
 
 def _chosen(what: str, given: list[str] | None, known: Iterable[str]) -> list[str]:
