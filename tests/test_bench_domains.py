@@ -7,11 +7,14 @@ import os
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from scodkit.bench.domain import Domain
 from scodkit.bench.domains import DOMAINS
 from scodkit.bench.domains.rotated_mnist import turned
+from scodkit.bench.domains.splitting import parted_by_group
 from scodkit.bench.domains.taxinet import SCALE, RenderedSamples
 from scodkit.bench.runway import MORNING, render
 from scodkit.bench.samples import Samples, TensorSamples
@@ -53,11 +56,9 @@ class TestData:
     def test_no_sample_is_in_two_splits(self, domain: Domain) -> None:
         splits = domain.splits(None)
         parts = [rows_of(s) for s in (splits.train, splits.selection, splits.test)]
-        # red wines repeat in the table itself: the same measurements, sold twice
-        most = 100 if domain.name == "wine" else 0
         for i, first in enumerate(parts):
             for second in parts[i + 1 :]:
-                assert len(first & second) <= most
+                assert not first & second
 
     def test_the_network_takes_the_inputs_and_the_loss_the_targets(
         self, domain: Domain
@@ -111,6 +112,17 @@ def test_the_densenet_knows_its_classes() -> None:
     with torch.no_grad():
         right = float((model.eval().model(x).argmax(1) == y).float().mean())
     assert right >= 0.9326 - 4 * math.sqrt(0.9326 * 0.0674 / 100)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 20))
+def test_groups_stay_together_and_nobody_is_lost(groups: list[int], size: int) -> None:
+    parts = parted_by_group(torch.tensor(groups), [size, size])
+    assert sorted(torch.cat(parts).tolist()) == list(range(len(groups)))
+    held = [{groups[i] for i in part.tolist()} for part in parts]
+    assert not held[0] & held[1] | held[0] & held[2] | held[1] & held[2]
+    most = max(groups.count(g) for g in groups)
+    assert min(size, len(groups)) <= len(parts[0]) < size + most
 
 
 def ink(height: int = 28) -> Tensor:

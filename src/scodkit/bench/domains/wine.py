@@ -9,7 +9,7 @@ from torch import nn
 
 from scodkit.bench.data import load
 from scodkit.bench.domain import Domain, SketchSize, Splits
-from scodkit.bench.domains.splitting import order
+from scodkit.bench.domains.splitting import parted_by_group
 from scodkit.bench.nets import wine_net
 from scodkit.bench.samples import TensorSamples
 from scodkit.bench.training import Recipe
@@ -20,13 +20,15 @@ _TRAIN, _SELECTION = 1000, 200
 
 
 def splits(folder: Path | None = None) -> Splits:
-    """Return 1000 red wines to learn, 200 to choose with, 399 to test, raw features.
+    """Return about 1000 red wines to learn, 200 to choose with, 400 to test, raw features.
 
-    Unknown are all white wines, and as many points drawn evenly from the box of their ranges.
+    The table has wines with the very same features several times; they stay together. Unknown
+    are all white wines, and as many points drawn evenly from the box of their ranges.
     """
     tables = load.wine(folder)
-    red = tables["red"][order(len(tables["red"]))]
-    parts = torch.tensor_split(red, [_TRAIN, _TRAIN + _SELECTION])
+    red = tables["red"]
+    _, same = torch.unique(red[:, :11], dim=0, return_inverse=True)
+    parts = [red[which] for which in parted_by_group(same, [_TRAIN, _SELECTION])]
     train, selection, test = (TensorSamples(part[:, :11], part[:, 11:]) for part in parts)
     white = tables["white"]
     low, high = white[:, :11].amin(0), white[:, :11].amax(0)
