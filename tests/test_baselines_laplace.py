@@ -43,7 +43,7 @@ def method_of(**options: object):
     cases(method_of(), "gaussian", "scaled"),
     cases(method_of(samples=None), "categorical", "bernoulli", rises="unsure"),
     cases(method_of(samples=None), "gaussian", "scaled"),
-    cases(method_of(last_layer=True), "categorical", rises="unsure"),
+    cases(method_of(last_layer=True), "categorical", rises="unsure", around=True),
     cases(method_of(last_layer=True, samples=None, prior_precision=2.0), "gaussian"),
 )
 class TestContract(BaselineContract):
