@@ -13,8 +13,8 @@ from scodkit.bench.domains.splitting import order, some
 from scodkit.bench.samples import TensorSamples
 from scodkit.bench.training import Recipe
 
-# the paper's is batch 16 at a rate of 0.001: four times both reaches the same loss held out
-# (in half the time), to within the spread over seeds
+# the paper's is batch 16 at a rate of 0.001; four times both takes half the time, and on Binary
+# MNIST came to no higher a loss held out (three seeds: 0.0012 against 0.0014 on average)
 RATE, BATCH, MOMENTUM = 0.004, 64, 0.9
 
 # of the test images of a set, at most
