@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from scodkit.bench.nets import digits_net, wine_net
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 
 
@@ -35,29 +36,6 @@ class Domain:
         """Return a batch of random inputs."""
         generator = torch.Generator().manual_seed(size)
         return torch.randn(size, *self.shape, generator=generator).to(device)
-
-
-def wine() -> nn.Module:
-    """Return the net for wine quality, 11,401 weights."""
-    return nn.Sequential(
-        nn.Linear(11, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 1)
-    )
-
-
-def digits(*head: nn.Module) -> nn.Module:
-    """Return the backbone for 28 x 28 digits with a head on its 288 features."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 32, 3),
-        nn.ReLU(),
-        nn.Flatten(),
-        *head,
-    )
 
 
 class ResidualBlock(nn.Module):
@@ -162,10 +140,10 @@ def densenet121() -> nn.Module:
     return FirstOutputs(nn.Sequential(*layers, *head), 5)
 
 
-WINE = Domain("wine", wine, Gaussian(), (11,), 604, 100, 1)
+WINE = Domain("wine", wine_net, Gaussian(), (11,), 604, 100, 1)
 ROTATED = Domain(
     "rotated mnist",
-    lambda: digits(nn.Linear(288, 10), nn.ReLU(), nn.Linear(10, 1)),
+    lambda: digits_net(nn.Linear(288, 10), nn.ReLU(), nn.Linear(10, 1)),
     Gaussian(),
     (1, 28, 28),
     304,
@@ -173,10 +151,10 @@ ROTATED = Domain(
     1,
 )
 BINARY = Domain(
-    "binary mnist", lambda: digits(nn.Linear(288, 1)), Bernoulli(), (1, 28, 28), 304, 50, 1
+    "binary mnist", lambda: digits_net(nn.Linear(288, 1)), Bernoulli(), (1, 28, 28), 304, 50, 1
 )
 MNIST = Domain(
-    "mnist 0-4", lambda: digits(nn.Linear(288, 5)), Categorical(), (1, 28, 28), 604, 100, 5
+    "mnist 0-4", lambda: digits_net(nn.Linear(288, 5)), Categorical(), (1, 28, 28), 604, 100, 5
 )
 TAXINET = Domain("taxinet resnet-18", resnet18, Gaussian(), (3, 260, 300), 46, 7, 2)
 CIFAR = Domain("cifar densenet-121", densenet121, Categorical(), (3, 32, 32), 76, 12, 5)

@@ -6,17 +6,17 @@ original idx files) and ``wine/winequality-{red,white}.csv`` (UCI).
 
 from __future__ import annotations
 
-import gzip
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paper_nets import digits, wine
+from scodkit.bench import nets
+from scodkit.bench.data import load
+from scodkit.bench.domains.digits import standardised
 from scodkit.likelihoods import Categorical, Gaussian, Likelihood
 
 
@@ -43,34 +43,9 @@ def data_folder() -> Path:
     return Path(folder)
 
 
-def _idx(path: Path) -> Tensor:
-    raw = gzip.decompress(path.read_bytes())
-    rank = raw[3]
-    shape = np.frombuffer(raw, dtype=">u4", count=rank, offset=4)
-    values = np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * rank)
-    return torch.from_numpy(values.reshape(shape.astype(int)).copy())
-
-
-def idx_images(folder: Path, split: str) -> Tensor:
-    """Return the images of ``train`` or ``t10k``, standardised, ``(n, 1, 28, 28)``."""
-    images = _idx(folder / f"{split}-images-idx3-ubyte.gz").float().div_(255)
-    return ((images - 0.1307) / 0.3081)[:, None]
-
-
-def idx_labels(folder: Path, split: str) -> Tensor:
-    """Return the classes of ``train`` or ``t10k``, ``(n,)``."""
-    return _idx(folder / f"{split}-labels-idx1-ubyte.gz").long()
-
-
-def wine_table(colour: str) -> Tensor:
-    """Return the wines of a colour, ``(n, 12)``: eleven features, then the quality."""
-    path = data_folder() / "wine" / f"winequality-{colour}.csv"
-    return torch.from_numpy(np.loadtxt(path, delimiter=";", skiprows=1)).float()
-
-
 def _mnist(split: str) -> tuple[Tensor, Tensor]:
-    folder = data_folder() / "mnist"
-    return idx_images(folder, split), idx_labels(folder, split)
+    images, labels = load.mnist(split, data_folder())
+    return standardised(images), labels
 
 
 def _train(
@@ -91,11 +66,11 @@ def _train(
 def mnist_net(num_data: int = 500, num_test: int = 2000) -> TrainedNet:
     """Return the paper's net for the digits 0-4 (15,493 weights), trained by its recipe."""
     torch.manual_seed(0)
-    model = digits(nn.Linear(288, 5))
+    model = nets.digits_net(nn.Linear(288, 5))
     x, y = _mnist("train")
     x, y = x[y < 5], y[y < 5]
     _train(model, (x, y), nn.CrossEntropyLoss(), epochs=20, batch=16)
-    test_x, test_y = _mnist("t10k")
+    test_x, test_y = _mnist("test")
     known, novel = test_x[test_y < 5], test_x[test_y >= 5]
     return TrainedNet(
         "mnist 0-4", model, Categorical(), x[:num_data], known[:num_test], novel[:num_test]
@@ -105,9 +80,9 @@ def mnist_net(num_data: int = 500, num_test: int = 2000) -> TrainedNet:
 def wine_net(num_data: int = 1000) -> TrainedNet:
     """Return a red-wine quality regressor (11,401 weights) with white wine as the unknown."""
     torch.manual_seed(0)
-    red, white = wine_table("red"), wine_table("white")
+    red, white = load.wine(data_folder()).values()
     red = red[torch.randperm(len(red))]
     x, y = red[:num_data, :11], red[:num_data, 11:]
-    model = wine()
+    model = nets.wine_net()
     _train(model, (x, y), nn.MSELoss(), epochs=40, batch=16)
     return TrainedNet("wine", model, Gaussian(), x, red[num_data:, :11], white[:2000, :11])

@@ -26,8 +26,7 @@ Sweep = Callable[[Setup], Iterator[Row]]
 
 def rank_sweep(setup: Setup) -> Iterator[Row]:
     """Yield rows over the rank, for several sketch sizes around the domain's."""
-    full = setup.domain.all_layers.size
-    for size in dict.fromkeys((max(10, full // 8), max(10, full // 4), full // 2, full)):
+    for size in _sizes(setup.domain):
         monitor = _fitted(setup, Nystrom(size=size), size)
         for rank in reversed(list(_powers(monitor.basis.rank))):  # it can only be lowered
             monitor.rank = rank
@@ -55,8 +54,7 @@ def layer_sweep(setup: Setup) -> Iterator[Row]:
 
 def sketch_sweep(setup: Setup) -> Iterator[Row]:
     """Yield rows over the memory of a sketch, for each kind of sketch at equal memory."""
-    full = setup.domain.all_layers.size
-    for size in dict.fromkeys((max(10, full // 8), max(10, full // 4), full // 2, full)):
+    for size in _sizes(setup.domain):
         kinds: dict[str, tuple[Sketch, int]] = {
             "Nystrom": (Nystrom(size=size), size // 2),
             "TwoSided": (TwoSided(size=size), max(1, (size - 4) // 6)),
@@ -120,6 +118,12 @@ def _rows(setup: Setup, monitor: Monitor, sweep: str, **choice: object) -> Itera
 def _scores(setup: Setup, monitor: Monitor, samples: Samples) -> Tensor:
     few = samples.take(slice(0, _JUDGED_ON))
     return torch.cat([monitor.score(x).cpu() for x, _ in few.batches(_BATCH, setup.device)])
+
+
+def _sizes(domain: Domain) -> Iterable[int]:
+    """Return the domain's sketch size, and some parts of it."""
+    full = domain.all_layers.size
+    return dict.fromkeys((max(10, full // 8), max(10, full // 4), full // 2, full))
 
 
 def _powers(most: int) -> Iterable[int]:
