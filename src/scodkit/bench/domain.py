@@ -23,12 +23,15 @@ class Splits:
         selection: Known inputs to choose the epoch with, to tune and to calibrate on.
         test: Known inputs that nothing was chosen with.
         novel: Sets of unknown inputs, by name; nothing is ever chosen with them.
+        mixed: Inputs of all kinds with true targets, some of which the network gets wrong;
+            None where there are none.
     """
 
     train: Samples
     selection: Samples
     test: Samples
     novel: Mapping[str, Samples]
+    mixed: Samples | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -68,7 +68,9 @@ def measure(setup: Setup, method: str) -> list[Row]:
     try:
         detector = METHODS[method](Case(setup.domain, setup.networks))
         fit_s = _fit(detector, setup, tuned=method in TUNED)
-        scores = dict(_scores(detector, setup))
+        # of the known test samples under no name
+        sets: Mapping[str, Samples] = {"": setup.splits.test, **setup.splits.novel}
+        scores = {name: scores_of(detector, own, setup.device) for name, own in sets.items()}
     except MissingPeerError:
         raise  # of this machine, not of the method
     except (ScodError, np.linalg.LinAlgError) as error:
@@ -142,12 +144,10 @@ def _fit(detector: Detector, setup: Setup, tuned: bool) -> float:
     return time.perf_counter() - began
 
 
-def _scores(detector: Detector, setup: Setup) -> Iterator[tuple[str, Tensor]]:
-    """Yield the scores of the known test samples, under no name, and of each unknown set."""
-    sets: Mapping[str, Samples] = {"": setup.splits.test, **setup.splits.novel}
-    for name, samples in sets.items():
-        batches = samples.batches(_FIT_BATCH, setup.device)
-        yield name, torch.cat([detector.score(x).cpu() for x, _ in batches])
+def scores_of(detector: Detector, samples: Samples, device: torch.device) -> Tensor:
+    """Return the score ``(n,)`` of every sample, on the CPU."""
+    batches = samples.batches(_FIT_BATCH, device)
+    return torch.cat([detector.score(x).cpu() for x, _ in batches])
 
 
 def _times(detector: Detector, setup: Setup) -> dict[str, float]:
