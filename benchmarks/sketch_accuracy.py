@@ -80,8 +80,8 @@ def factors(net: TrainedNet, x: Tensor) -> Tensor:
     call = Inputs((x,), {})
     engine = FunctionalEngine(network, select("all", network, call))
     with torch.no_grad():
-        directions = net.likelihood.num_directions(net.model(x[:1]).shape[1:])
-    source = FactorSource(engine, net.likelihood, directions, 2**28)
+        shape = tuple(net.model(x[:1]).shape[1:])
+    source = FactorSource(engine, net.likelihood, shape, 2**28)
     return torch.cat(
         [torch.cat([rows for _, rows in p.factors.blocks()], 2) for p in source.pieces(call)]
     )

@@ -59,7 +59,7 @@ def source_of(
     with network.evaluating():
         shape = network(call).shape[1:]
         engine = kind(network, parameters) if kind else choose_engine(network, parameters, call)
-    return FactorSource(engine, likelihood, likelihood.num_directions(shape), 2**30)
+    return FactorSource(engine, likelihood, tuple(shape), 2**30)
 
 
 def basis_of(rows: Tensor, rank: int = 6) -> Eigenbasis:

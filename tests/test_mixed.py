@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scodkit.likelihoods import _leading_row
+from scodkit.likelihoods.categorical import _leading_row
 from scodkit.mixed import _LONGEST, _in_parts, _in_slices, add_matmul, matmul, tf32_products
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]

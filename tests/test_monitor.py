@@ -120,7 +120,7 @@ def test_features_are_the_projected_factors() -> None:
     case = CASES[0]
     model, train, test = case.model(3), case.inputs(20, 3, 1), case.inputs(4, 3, 2)
     monitor = Monitor(model, Categorical(), rank=6).fit(batches(train, 8), progress=False)
-    expected = dense_factors(model, test, Categorical()) @ monitor.basis.vectors
+    expected = dense_factors(model, test, Categorical().named()) @ monitor.basis.vectors
     found = monitor.features(test.args[0])
     assert found.shape == (4, 3, 6)
     torch.testing.assert_close(found, expected)
@@ -180,7 +180,7 @@ def test_segmentation_outputs_are_flattened() -> None:
     monitor = Monitor(model, likelihood, rank=1000, sketch=Exact()).fit([x], progress=False)
     rows = dense_factors(model, Inputs((x,), {}), likelihood)
     own = dense_factors(model, Inputs((test,), {}), likelihood)
-    assert own.shape[1] == 3 * 16
+    assert own.shape[1] == 2 * 16
     expected = dense_score(dense_fisher(rows), 6, own, 1.0)
     torch.testing.assert_close(monitor.score(test), expected, rtol=1e-8, atol=0)
 

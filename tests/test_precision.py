@@ -113,7 +113,8 @@ def test_only_the_fit_is_in_half_precision() -> None:
     assert seen == {torch.float32}
     assert scored.output.dtype == scored.score.dtype == torch.float32
     assert torch.equal(scored.output, found.model(test).detach())
-    exact = dense_factors(found.model.double(), Inputs((test.double(),), {}), Categorical())
+    call = Inputs((test.double(),), {})
+    exact = dense_factors(found.model.double(), call, Categorical().named())
     expected = exact @ found.basis.vectors.double()
     # half precision would be off by 1e-2
     error = (features.double() - expected).abs().max() / expected.abs().max()

@@ -185,7 +185,7 @@ def test_as_many_are_named_as_asked_for() -> None:
     model, x = mlp(3), torch.randn(9, 3)
     monitor = Monitor(model, Categorical(), rank=4).fit([x], progress=False)
     network, call = Network(model), Inputs((x,), {})
-    source = FactorSource(HookEngine(network, everything(network)), Categorical(), 3, 2**20)
+    source = FactorSource(HookEngine(network, everything(network)), Categorical(), (3,), 2**20)
     known = monitor.references([x], progress=False)
     told = explain(source, call, monitor.basis, 1.0, references=known, count=5)
     assert told.nearest is not None

@@ -55,7 +55,7 @@ def test_model_inputs_and_modes_are_left_as_they_were(mode) -> None:
 def test_inputs_made_in_inference_mode() -> None:
     monitor, x = fitted(randomised(mlp(OUTPUTS)), (3,)), noise(3, 3)
     network = Network(monitor.model)
-    source = FactorSource(LoopEngine(network, everything(network)), Categorical(), 4, 2**20)
+    source = FactorSource(LoopEngine(network, everything(network)), Categorical(), (4,), 2**20)
     with torch.inference_mode():
         found = saliency_of(source, Inputs((x.clone(),), {}), monitor.basis, 0.6)
     close(found.gradient, slopes(monitor, x))

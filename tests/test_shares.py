@@ -44,7 +44,7 @@ def test_shares_of_every_network(case: Case, likelihood: Likelihood) -> None:
     test = case.inputs(4, OUTPUTS, seed=2)
     basis = basis_of(dense_factors(model, train, likelihood, keys=sample_keys(train)))
     source = source_of(model, test, likelihood)
-    rows = dense_factors(model, test, likelihood, keys=sample_keys(test))
+    rows = dense_factors(model, test, likelihood.named(), keys=sample_keys(test))
     for budget in (1, 5000, 2**30):
         split = shares_of(replace(source, budget=budget), test, basis, 0.7)
         same_as_dense(split, source, rows, basis, 0.7)
@@ -80,7 +80,7 @@ def test_shares_of_any_shape(
     source = source_of(model, test, likelihood, kind)
     budget = max(1, int(budget_rows * source.engine.row_bytes(held=True)))
     split = shares_of(replace(source, budget=budget), test, basis, prior_scale)
-    rows = dense_factors(model, test, likelihood)
+    rows = dense_factors(model, test, likelihood.named())
     same_as_dense(split, source, rows, basis, prior_scale)
     of_layers = split.parameters.values.view(batch, -1, 2).sum(2)  # weight and bias
     close(split.layers.values, of_layers)
@@ -120,7 +120,7 @@ class Shuffled(Blocks):
 def cut_source(rows: Tensor, widths: list[int], cuts: list[int], budget: int = 2**30):
     engine = CutEngine(rows, widths, cuts)
     call = Inputs((torch.arange(len(rows), dtype=torch.float64)[:, None],), {})
-    return FactorSource(engine, Gaussian(), rows.shape[1], budget), call
+    return FactorSource(engine, Gaussian(), (rows.shape[1],), budget), call
 
 
 @settings(deadline=None, max_examples=60)

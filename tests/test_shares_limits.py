@@ -134,11 +134,11 @@ seen: list[Piece] = []
 def test_rows_stay_within_the_budget() -> None:
     model, call = mlp(OUTPUTS).double(), CASES[0].inputs(6, OUTPUTS)
     source = source_of(model, call, Categorical())
-    rows = dense_factors(model, call, Categorical())
+    rows = dense_factors(model, call, Categorical().named())
     basis, one_row = basis_of(rows), source.engine.row_bytes(held=True)
     for allowed in (1, 2, 7, 100):
         seen.clear()
-        watched = Watched(source.engine, Categorical(), OUTPUTS, allowed * one_row)
+        watched = Watched(source.engine, Categorical(), (OUTPUTS,), allowed * one_row)
         split = shares_of(watched, call, basis, 1.0)
         same_as_dense(split, source, rows, basis, 1.0)
         assert max(piece.factors.num_rows for piece in seen) <= allowed

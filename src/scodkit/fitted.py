@@ -50,7 +50,7 @@ class Fitted:
         basis: The eigenbasis scores are computed with.
         state: The sketch behind it; None when it was not saved.
         fingerprints: Of the weights.
-        directions: ``p``, rows per sample.
+        shape: Of a typical sample's output.
         skipped: Samples left out because they were not finite.
     """
 
@@ -59,7 +59,7 @@ class Fitted:
     basis: Eigenbasis
     state: SketchState | None
     fingerprints: Fingerprints
-    directions: int
+    shape: tuple[int, ...]
     skipped: int = 0
 
     def check_weights(self, model: nn.Module, doing: str) -> None:

@@ -138,10 +138,9 @@ class Recipe:
 
     def source(self, network: Network, parameters: ParameterSet, call: Inputs) -> FactorSource:
         """Return what turns batches into factors; the engine is chosen on ``call``."""
-        output = first_output(network, call)
-        directions = self.likelihood.num_directions(output.shape[1:])
+        shape = tuple(first_output(network, call).shape[1:])
         engine = choose_engine(network, parameters, call)
-        return FactorSource(engine, self.likelihood, directions, self.budget)
+        return FactorSource(engine, self.likelihood, shape, self.budget)
 
 
 class _Check:
@@ -250,7 +249,7 @@ def fit(
         basis,
         done.state,
         fingerprints,
-        source.directions,
+        source.shape,
         done.skipped,
     )
     return fitted, source

@@ -15,7 +15,7 @@ from scodkit.errors import BatchError, CaptureError, CaptureWarning
 from scodkit.explain import Explanation, References, explain
 from scodkit.factors import FactorSource
 from scodkit.fitted import Fitted
-from scodkit.fitting import Recipe, first_output
+from scodkit.fitting import Recipe
 from scodkit.network import Inputs, Network
 from scodkit.score import Energies
 from scodkit.task import Task
@@ -67,7 +67,6 @@ class Scorer:
         self._network = network
         self._recipe = recipe
         self._prior_scale, self._task = question.prior_scale, question.task
-        self._directions: int | None = None  # of the task; known after one batch
         self._captured: Captured | None = None
         # of the recorded call: what is not a tensor, and where weights and basis lay
         self._rest: list[object] = []
@@ -156,9 +155,10 @@ class Scorer:
         with self._network.evaluating():
             call = self._network.inputs_of(batch)
             if call.batch_size == 0:
-                directions = self._directions or self.fitted.directions
+                asked = (self._task or self.fitted.likelihood).named()
+                directions = asked.num_directions(self.fitted.shape)
                 return basis.values.new_empty(0, directions, basis.rank)
-            return scoring.features(self._source_for(call, budget), call, basis)
+            return scoring.features(self._source_for(call, budget).named(), call, basis)
 
     def explanation(
         self, batch: object, budget: int, *, saliency: bool, references: References | None
@@ -194,13 +194,8 @@ class Scorer:
         if self.source is None or self.source.engine.device != self._network.device:
             recipe, parameters = self._recipe, self.fitted.parameters
             self.source = recipe.source(self._network, parameters, call)
-        source = replace(self.source, budget=budget)
-        if self._task is None:
-            return source
-        if self._directions is None:
-            shape = first_output(self._network, call).shape[1:]
-            self._directions = self._task.num_directions(shape)
-        return replace(source, likelihood=self._task, directions=self._directions)
+        likelihood = self._task or self.source.likelihood
+        return replace(self.source, likelihood=likelihood, budget=budget)
 
     def _is_current(self, call: Inputs) -> bool:
         """Return whether the recording is of such a call, of the weights the model has now."""

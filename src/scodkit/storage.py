@@ -69,7 +69,7 @@ def save(path: str | Path, stored: Stored, with_sketch: bool) -> None:
         "functions": dict(stored.functions),
         "parameters": {b.name: list(b.shape) for b in fitted.parameters.blocks},
         "fingerprints": vars(fitted.fingerprints),
-        "directions": fitted.directions,
+        "output_shape": list(fitted.shape),
         "skipped": fitted.skipped,
         "basis": numbers,
     }
@@ -160,8 +160,8 @@ def _fitted(
     if "state" in header:
         state = artifact.unpack_state(header["state"], tensors, _STATE, sketch)
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
-    directions, skipped = header["directions"], header["skipped"]
-    fitted = Fitted(likelihood, parameters, basis, state, fingerprints, directions, skipped)
+    shape, skipped = tuple(header["output_shape"]), header["skipped"]
+    fitted = Fitted(likelihood, parameters, basis, state, fingerprints, shape, skipped)
     fitted.check_weights(model, "loading")
     return fitted.to(next(model.parameters()).device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -68,6 +68,10 @@ class Task(Likelihood):
         """Return ``p``, that of the metric on outcomes of such outputs."""
         outcome = self._outcome(torch.zeros(1, *shape))
         return self.metric.num_directions(outcome.shape[1:])
+
+    def named(self) -> Task:
+        """Return the same task with rows that each stand for something of the outcome."""
+        return replace(self, metric=self.metric.named())
 
     def _outcome(self, output: Tensor) -> Tensor:
         found = self.outcome(output)

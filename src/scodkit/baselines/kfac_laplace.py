@@ -243,10 +243,10 @@ class KFACLaplace(Baseline):
             or source.engine.parameters != parameters
         ):
             with torch.no_grad():
-                outputs = self._network(copies(call.samples(slice(0, 1))))[0].numel()
+                shape = tuple(self._network(copies(call.samples(slice(0, 1)))).shape[1:])
             engine = choose_engine(self._network, parameters, call)
             # the rows of noise of variance 1 are those of the identity
-            source = FactorSource(engine, Gaussian(), outputs, self.memory_budget)
+            source = FactorSource(engine, Gaussian(), shape, self.memory_budget)
             self._last_source = source
         return source
 

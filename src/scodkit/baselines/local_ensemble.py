@@ -114,7 +114,7 @@ class LocalEnsemble(WeightSpaceBaseline):
 
     def _label_source(self, call: Inputs) -> FactorSource:
         source = self._source(call)
-        return replace(source, likelihood=self._gradients, directions=self.labels)
+        return replace(source, likelihood=self._gradients)
 
     def _cost(self, call: Inputs, state: State) -> Cost:
         labels = self._gradients.num_directions(self._network(call).shape[1:])

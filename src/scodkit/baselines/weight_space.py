@@ -59,10 +59,9 @@ class WeightSpaceBaseline(Baseline):
         source = self._last_source
         if source is None or source.engine.device != self._network.device:
             with torch.no_grad():
-                shape = self._network(call.samples(slice(0, 2))).shape[1:]
-            directions = self.likelihood.num_directions(shape)
+                shape = tuple(self._network(call.samples(slice(0, 2))).shape[1:])
             engine = choose_engine(self._network, self._parameters(call), call)
-            source = FactorSource(engine, self.likelihood, directions, self.memory_budget)
+            source = FactorSource(engine, self.likelihood, shape, self.memory_budget)
             self._last_source = source
         return source
 

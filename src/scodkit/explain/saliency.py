@@ -168,7 +168,7 @@ def saliency_of(
         >>> basis = Monitor(net, Gaussian(), rank=5).fit([x], progress=False).basis
         >>> network, call = Network(net), Inputs((x,), {})
         >>> engine = HookEngine(network, select("all", network, call))
-        >>> source = FactorSource(engine, Gaussian(), 1, 2**20)
+        >>> source = FactorSource(engine, Gaussian(), (1,), 2**20)
         >>> saliency_of(source, call, basis, 1.0).gradient.shape
         torch.Size([9, 2])
     """

@@ -126,7 +126,7 @@ def shares_of(
         >>> basis = Monitor(net, Gaussian(), rank=5).fit([x], progress=False).basis
         >>> network, call = Network(net), Inputs((x,), {})
         >>> engine = HookEngine(network, select("all", network, call))
-        >>> split = shares_of(FactorSource(engine, Gaussian(), 1, 2**20), call, basis, 1.0)
+        >>> split = shares_of(FactorSource(engine, Gaussian(), (1,), 2**20), call, basis, 1.0)
         >>> split.layers.names
         ('0', '2')
         >>> torch.allclose(split.layers.values.sum(1), split.score)
@@ -138,7 +138,7 @@ def shares_of(
     with source.engine.network.evaluating():
         _, energies = scoring.score_batch(source, call, basis)
         found: dict[int, _Part] = {}
-        for piece in source.pieces(call, hold=True):
+        for piece in source.named().pieces(call, hold=True):
             part = _part(piece.factors, parameters, basis, prior_scale)
             start = piece.samples.start
             found[start] = found[start].beside(part) if start in found else part

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -41,14 +41,23 @@ class FactorSource:
     Args:
         engine: Pulls rows back to weight space.
         likelihood: Says which rows.
-        directions: How many rows a typical sample has, ``p``.
+        shape: Of a typical sample's output.
         budget: Bytes that rows in weight space may take at a time. One row is always formed.
     """
 
     engine: Engine
     likelihood: Likelihood
-    directions: int
+    shape: tuple[int, ...]
     budget: int
+
+    @property
+    def directions(self) -> int:
+        """How many rows a typical sample has, ``p``."""
+        return self.likelihood.num_directions(self.shape)
+
+    def named(self) -> FactorSource:
+        """Return the same source of rows that each stand for an output."""
+        return replace(self, likelihood=self.likelihood.named())
 
     def pieces(self, call: Inputs, *, hold: bool = False) -> Iterator[Piece]:
         """Cut a batch into pieces and yield their factors.

@@ -1,0 +1,175 @@
+"""One of several classes, by logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scodkit.errors import BatchError, OptionError
+from scodkit.likelihoods.likelihood import Likelihood
+
+# squarings of a matrix: eigenvalues that differ by a thousandth are told apart
+_SQUARINGS = 13
+# a logarithm whose exponential is zero in every dtype
+_LOG_ZERO = -1e4
+
+
+@dataclass(frozen=True)
+class Categorical(Likelihood):
+    """Classification with logits: ``F_theta = diag(q) - q q^T``.
+
+    Adding a number to all logits changes nothing, so one row less than classes is enough: the
+    rows are that matrix's Cholesky factor.
+
+    Outputs with more axes are independent categorical variables, one per position (pixels,
+    tokens); then say which axis holds the classes.
+
+    Args:
+        directions: Keep only this many directions of the output Fisher per position, the
+            largest ones. Fewer backward passes, and a score that can only be lower.
+        class_dim: Axis of the classes in the output: 1 for maps ``(B, C, H, W)``, -1 for
+            sequences ``(B, S, C)``. May be left out for ``(B, C)``.
+
+    Examples:
+        >>> rows = Categorical().factor(torch.tensor([[0.0, 0.0]], dtype=torch.float64))
+        >>> rows[0].T @ rows[0]
+        tensor([[ 0.2500, -0.2500],
+                [-0.2500,  0.2500]], dtype=torch.float64)
+    """
+
+    directions: int | None = None
+    class_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.directions is not None and self.directions < 1:
+            raise OptionError(f"expected directions >= 1 or None (all), got {self.directions}")
+        if self.class_dim == 0:
+            raise OptionError("expected class_dim other than 0, which is the batch axis")
+
+    def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
+        """See `Likelihood.factor`; ``p`` = positions x (classes - 1 or ``directions``).
+
+        Returns:
+            Rows ``(B, p, d)``, block diagonal over positions.
+        """
+        logits = self.logits(output)
+        batch, _, classes = logits.shape
+        rows = self._per_position(logits)
+        positions, kept = rows.shape[1], rows.shape[2]
+        if positions == 1:
+            return rows[:, 0]
+        # put each position's rows where its logits sit in the flattened output
+        where = torch.arange(output[0].numel(), device=output.device).reshape(output.shape[1:])
+        where = where.movedim(self._axis(output.ndim) - 1, -1).reshape(positions, 1, classes)
+        full = rows.new_zeros(batch, positions, kept, output[0].numel())
+        full.scatter_(3, where.expand(batch, positions, kept, classes), rows)
+        return full.reshape(batch, positions * kept, -1)
+
+    def logits(self, output: Tensor) -> Tensor:
+        """Return the logits of each variable, ``(B, positions, classes)``.
+
+        Args:
+            output: What the model returned, ``(B, *shape)``.
+        """
+        last = output.movedim(self._axis(output.ndim), -1)
+        return last.reshape(len(last), math.prod(last.shape[1:-1]), last.shape[-1])
+
+    def _per_position(self, logits: Tensor) -> Tensor:
+        classes = logits.shape[-1]
+        if classes == 1:  # of which nothing can be learnt
+            return torch.zeros_like(logits)[..., None]
+        if self.directions is None or self.directions >= classes - 1:
+            return _cholesky_rows(logits)
+        # in float64: for a confident prediction the entries are differences of near-equals;
+        # and NaN would make eigh raise, while the caller deals with non-finite samples
+        wide = logits.double().softmax(-1).nan_to_num()
+        fisher = torch.diag_embed(wide) - wide[..., :, None] * wide[..., None, :]
+        if self.directions == 1 and fisher.is_cuda:
+            return _leading_row(fisher).to(logits.dtype)
+        values, vectors = torch.linalg.eigh(fisher)
+        values, vectors = values[..., -self.directions :], vectors[..., -self.directions :]
+        rows: Tensor = values.clamp_min(0).sqrt()[..., None] * vectors.mT
+        return rows.to(logits.dtype)
+
+    def _axis(self, ndim: int) -> int:
+        if self.class_dim is None:
+            if ndim > 2:
+                raise BatchError(
+                    f"expected logits of shape (B, classes), got {ndim} axes; say which one "
+                    "holds the classes: Categorical(class_dim=1) for maps (B, C, H, W), "
+                    "Categorical(class_dim=-1) for sequences (B, S, C)"
+                )
+            return 1
+        axis = self.class_dim if self.class_dim > 0 else ndim + self.class_dim
+        if not 0 < axis < ndim:
+            raise BatchError(
+                f"expected an output with an axis {self.class_dim} after the batch, got "
+                f"{ndim} axes; pass the right class_dim to Categorical"
+            )
+        return axis
+
+    def num_directions(self, shape: Sequence[int]) -> int:
+        """Return positions x (classes - 1 or ``directions``)."""
+        classes = shape[self._axis(len(shape) + 1) - 1]
+        most = max(1, classes - 1)
+        kept = most if self.directions is None else min(self.directions, most)
+        return math.prod(shape) // classes * kept
+
+    def named(self) -> Categorical:
+        """Return the one with a row for each class, unless only some directions count."""
+        return _ByClass(class_dim=self.class_dim) if self.directions is None else self
+
+
+class _ByClass(Categorical):
+    """The same Fisher information in rows of classes: ``R = diag(sqrt q)(I - 1 q^T)``."""
+
+    def _per_position(self, logits: Tensor) -> Tensor:
+        log_q = logits.log_softmax(-1)
+        root = (0.5 * log_q).exp()  # whose slope stays finite at q = 0
+        return torch.diag_embed(root) - root[..., :, None] * log_q.exp()[..., None, :]
+
+    def num_directions(self, shape: Sequence[int]) -> int:
+        """Return ``d``."""
+        return math.prod(shape)
+
+
+def _cholesky_rows(logits: Tensor) -> Tensor:
+    """Return the Cholesky factor of ``diag(q) - q q^T`` in closed form, ``(..., C - 1, C)``.
+
+    Row ``j`` weighs class ``j`` against those after it. In logarithms, so that neither a row
+    nor its slope is lost where a probability underflows.
+    """
+    classes = logits.shape[-1]
+    # a class that is ruled out by a logit of -inf counts as one whose probability underflows
+    log_q = logits.log_softmax(-1).clamp_min(_LOG_ZERO)
+    one = torch.eye(classes, dtype=logits.dtype, device=logits.device)[:-1]
+    upto = torch.ones(classes - 1, classes, dtype=torch.bool, device=logits.device).tril()
+    later = log_q[..., None, :].masked_fill(upto, -torch.inf)
+    tail = later.logsumexp(-1, keepdim=True)
+    own = log_q[..., :-1, None]
+    root = (0.5 * (own + tail - torch.logaddexp(own, tail))).exp()
+    return root * (one - (later - tail).exp())
+
+
+def _leading_row(fisher: Tensor) -> Tensor:
+    """Return ``sqrt(value) vector^T`` of the largest eigenpair, ``(..., 1, C)``.
+
+    By squaring the matrix over and over: no eigensolver, for which a GPU would have to wait.
+    ``F v / sqrt(v^T F v)`` never exceeds ``F``, however well ``v`` has converged.
+    """
+    tiny = torch.finfo(fisher.dtype).tiny
+    power = fisher
+    for _ in range(_SQUARINGS):
+        power = power / power.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(
+            tiny
+        )
+        power = power @ power
+    largest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
+    index = largest[..., None, None].expand(*power.shape[:-1], 1)
+    image = fisher @ power.gather(-1, index)
+    size = (power.gather(-1, index) * image).sum(-2, keepdim=True)
+    return (image / size.clamp_min(tiny).sqrt()).mT

@@ -1,0 +1,141 @@
+"""Outputs that are independent of one another: the Fisher information is diagonal."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from scodkit.errors import BatchError, OptionError
+from scodkit.likelihoods.likelihood import Likelihood
+
+
+@dataclass(frozen=True)
+class Gaussian(Likelihood):
+    """Regression with known noise: the output is the mean, ``R = diag(variance)^(-1/2)``.
+
+    Args:
+        variance: Noise variance in squared output units: one number, or one per output.
+
+    Examples:
+        >>> Gaussian(variance=4.0).factor(torch.zeros(1, 2))
+        tensor([[[0.5000, 0.0000],
+                 [0.0000, 0.5000]]])
+    """
+
+    variance: float | tuple[float, ...] = 1.0
+
+    def __post_init__(self) -> None:
+        given = self.variance
+        if isinstance(given, Tensor) or not isinstance(given, (int, float)):
+            values = torch.as_tensor(given, dtype=torch.float64).flatten().tolist()
+            object.__setattr__(self, "variance", tuple(values))
+        if not self._values() or not all(v > 0 and math.isfinite(v) for v in self._values()):
+            raise OptionError(
+                f"expected positive, finite variances, got {self.variance}; for a network "
+                "that predicts its own variance use HeteroscedasticGaussian()"
+            )
+
+    def _values(self) -> tuple[float, ...]:
+        return self.variance if isinstance(self.variance, tuple) else (float(self.variance),)
+
+    def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
+        """See `Likelihood.factor`; ``p = d``.
+
+        Returns:
+            Diagonal rows ``(B, d, d)``.
+
+        Raises:
+            BatchError: If there are as many variances as do not fit the outputs.
+        """
+        theta = _flat(output)
+        root = _constants(self._values(), theta.dtype, theta.device).rsqrt()
+        if root.numel() not in (1, theta.shape[1]):
+            raise BatchError(
+                f"expected {root.numel()} outputs, one per variance given to Gaussian, got "
+                f"{theta.shape[1]}; pass one variance or {theta.shape[1]} of them"
+            )
+        return torch.diag_embed(root.expand_as(theta))
+
+    def num_directions(self, shape: Sequence[int]) -> int:
+        """Return ``d``."""
+        return math.prod(shape)
+
+
+@dataclass(frozen=True)
+class HeteroscedasticGaussian(Likelihood):
+    """Regression whose network predicts mean and log-variance.
+
+    The output's first axis after the batch holds the means, then as many natural logarithms
+    of variances, as ``chunk(2, dim=1)`` splits it.
+    The Fisher information is diagonal: ``exp(-s)`` of a mean, ``1/2`` of a log-variance ``s``.
+
+    Examples:
+        >>> rows = HeteroscedasticGaussian().factor(torch.tensor([[0.3, 0.0]]))
+        >>> rows.diagonal(dim1=1, dim2=2) ** 2
+        tensor([[1.0000, 0.5000]])
+    """
+
+    def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
+        """See `Likelihood.factor`; ``p = d``.
+
+        Returns:
+            Diagonal rows ``(B, d, d)``.
+
+        Raises:
+            BatchError: If the outputs cannot be split into means and log-variances.
+        """
+        if output.shape[1] % 2:
+            raise BatchError(
+                "expected an even number of outputs (means, then log-variances) along axis 1, "
+                f"got {output.shape[1]}; for a known noise level use Gaussian(variance=...)"
+            )
+        mean, log_variance = output.chunk(2, dim=1)
+        root = torch.cat([(-0.5 * log_variance).exp(), torch.full_like(mean, 0.5**0.5)], dim=1)
+        return torch.diag_embed(_flat(root))
+
+    def num_directions(self, shape: Sequence[int]) -> int:
+        """Return ``d``."""
+        return math.prod(shape)
+
+
+@dataclass(frozen=True)
+class Bernoulli(Likelihood):
+    """Binary classification, one or many independent logits: ``R = diag(sqrt(q (1 - q)))``.
+
+    Examples:
+        >>> Bernoulli().factor(torch.zeros(1, 1))
+        tensor([[[0.5000]]])
+    """
+
+    def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
+        """See `Likelihood.factor`; ``p = d``.
+
+        Returns:
+            Diagonal rows ``(B, d, d)``.
+        """
+        theta = _flat(output)
+        # in logarithms: q (1 - q) underflows long before its root does
+        log_root = 0.5 * (
+            torch.nn.functional.logsigmoid(theta) + torch.nn.functional.logsigmoid(-theta)
+        )
+        return torch.diag_embed(log_root.exp())
+
+    def num_directions(self, shape: Sequence[int]) -> int:
+        """Return ``d``."""
+        return math.prod(shape)
+
+
+@functools.lru_cache(maxsize=64)
+def _constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return numbers as a tensor; kept, because a GPU would wait for each copy of them."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
+
+
+def _flat(output: Tensor) -> Tensor:
+    return output.flatten(1)

@@ -1,0 +1,44 @@
+"""What every likelihood offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+
+class Likelihood(ABC):
+    """Square root of the output Fisher information of a family of distributions.
+
+    Attributes:
+        draws: True when `factor` draws random numbers, and so needs the samples' keys.
+    """
+
+    draws: ClassVar[bool] = False
+
+    @abstractmethod
+    def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Return rows ``R`` of shape ``(B, p, d)`` with ``R^T R`` the output Fisher.
+
+        Args:
+            output: What the model returned, ``(B, *shape)``, with ``d = prod(shape)``.
+            keys: One integer per sample, ``(B,)``; likelihoods that draw random numbers draw
+                the same ones for the same key, whatever else is in the batch.
+
+        Returns:
+            Rows in the dtype of ``output``. They can be differentiated where that has a graph,
+            unless they are drawn.
+        """
+
+    @abstractmethod
+    def num_directions(self, shape: Sequence[int]) -> int:
+        """Return ``p`` for outputs of trailing shape ``shape``."""
+
+    def named(self) -> Likelihood:
+        """Return one with the same Fisher information whose rows each stand for an output.
+
+        For explanations: what is scored may need fewer rows, which mix outputs.
+        """
+        return self
