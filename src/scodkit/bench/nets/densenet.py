@@ -30,8 +30,8 @@ class DenseLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` with the new channels behind it."""
-        inner = self.conv1(torch.relu(self.norm1(x)))
-        return torch.cat([x, self.conv2(torch.relu(self.norm2(inner)))], dim=1)
+        inner = self.conv1(torch.relu_(self.norm1(x)))
+        return torch.cat([x, self.conv2(torch.relu_(self.norm2(inner)))], dim=1)
 
 
 class Transition(nn.Sequential):
@@ -45,7 +45,7 @@ class Transition(nn.Sequential):
         super().__init__(
             OrderedDict(
                 norm=nn.BatchNorm2d(inputs),
-                relu=nn.ReLU(),
+                relu=nn.ReLU(inplace=True),
                 conv=nn.Conv2d(inputs, inputs // 2, 1, bias=False),
                 pool=nn.AvgPool2d(2),
             )
@@ -69,7 +69,7 @@ class DenseNet121(nn.Module):
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             conv0=nn.Conv2d(3, width, 3, padding=1, bias=False),
             norm0=nn.BatchNorm2d(width),
-            relu0=nn.ReLU(),
+            relu0=nn.ReLU(inplace=True),
             pool0=nn.MaxPool2d(3, 2, 1),
         )
         for number, depth in enumerate(_DEPTHS, start=1):
@@ -87,6 +87,6 @@ class DenseNet121(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits ``(B, outputs)`` of images ``(B, 3, h, w)``."""
-        features = torch.relu(self.features(x))
+        features = torch.relu_(self.features(x))
         logits: Tensor = self.classifier(features.mean((2, 3)))
         return logits

@@ -29,8 +29,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``(B, outputs, h, w)``."""
-        inner = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
-        return torch.relu(inner + self.shortcut(x))
+        inner = self.bn2(self.conv2(torch.relu_(self.bn1(self.conv1(x)))))
+        return torch.relu_(inner + self.shortcut(x))
 
 
 class ResNet18(nn.Sequential):
@@ -56,7 +56,7 @@ class ResNet18(nn.Sequential):
         super().__init__(
             nn.Conv2d(3, 64, 7, 2, 3, bias=False),
             nn.BatchNorm2d(64),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.MaxPool2d(3, 2, 1),
             *blocks,
             nn.AdaptiveAvgPool2d(1),
