@@ -238,7 +238,7 @@ def test_all_of_a_small_data_set_is_known() -> None:
     """Two samples have two directions: a third pass finds that there are no more."""
     model = network("gaussian")
     x = training_data("gaussian")[0][0][:2]
-    method = SketchedLanczos(model, Gaussian(), rank=9).fit([x], progress=False)
+    method = in_passes(SketchedLanczos(model, Gaussian(), rank=9)).fit([x], progress=False)
     assert method.cost(x).passes == 3
     assert method._ready()["basis"].shape == (161, 2)
     assert method.score(x).max() < 1e-12
@@ -293,9 +293,30 @@ def test_directions_may_come_one_by_one() -> None:
         torch.testing.assert_close(method.score(some()), wanted, rtol=1e-9, atol=1e-12)
 
 
+def in_passes(method: SketchedLanczos) -> SketchedLanczos:
+    """The same, without room to keep anything."""
+    method.memory_budget = 1
+    return method
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+def test_factors_that_fit_are_read_once(likelihood: str) -> None:
+    kept = fitted(likelihood, rank=4, size=200)
+    data = training_data(likelihood)
+    again = in_passes(fitted(likelihood, rank=4, size=200)).fit(data, progress=False)
+    assert (kept.cost(some()).passes, again.cost(some()).passes) == (1, 4)
+    torch.testing.assert_close(again.score(some()), kept.score(some()), rtol=1e-8, atol=1e-10)
+    rows = sum(len(x) for x, _ in data) * kept.likelihood.num_directions((3,))
+    if likelihood == "categorical":  # room for all but one number
+        again.memory_budget = 8 * rows * 173 - 1
+        assert again.fit(data, progress=False).cost(some()).passes > 1
+        again.memory_budget += 1
+        assert again.fit(data, progress=False).cost(some()).passes == 1
+
+
 def test_cost_counts_passes_and_numbers() -> None:
-    method = fitted("categorical", rank=4, size=50)
-    cost = method.cost(some())
+    method = in_passes(fitted("categorical", rank=4, size=50))
+    cost = method.fit(training_data("categorical"), progress=False).cost(some())
     assert (cost.passes, cost.fit_forwards, cost.fit_backwards) == (4, 4, 8)
     assert (cost.forwards, cost.backwards) == (1, 2)
     assert cost.products == 2 * (173 * 50 + 50 * 4)
@@ -312,8 +333,9 @@ def test_data_that_changes_between_passes_is_refused() -> None:
             self.passes += 1
             return iter([x * (1 + 0.1 * self.passes) for x, _ in training_data("gaussian")])
 
+    method = in_passes(SketchedLanczos(network("gaussian"), Gaussian(), rank=3))
     with pytest.raises(NondeterministicError, match="same data in every pass"):
-        SketchedLanczos(network("gaussian"), Gaussian(), rank=3).fit(Changing(), progress=False)
+        method.fit(Changing(), progress=False)
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,9 @@ _SIZE_PER_RANK = 20
 # relative difference between the traces of two passes that rounding may explain
 _SAME_TRACE = 1e-4
 
+# rows of some samples: columns, and the rows in these ``(b q, columns)``
+_Blocks = list[tuple[slice, Tensor]]
+
 
 class SketchedLanczos(WeightSpaceBaseline):
     """``|L|_F^2 - |Q^T S L|_F^2``: SCOD by Lanczos over many passes, in little memory.
@@ -61,6 +64,7 @@ class SketchedLanczos(WeightSpaceBaseline):
 
     Memory: the fit holds three vectors of ``N`` numbers and ``s k`` numbers, scoring only the
     latter; the map is made from its seed when it is needed. (SCOD holds ``T N`` and ``k N``.)
+    If all of the data's factors fit into ``memory_budget``, they are kept, and one pass does.
     The paper's budget of ``b`` vectors is ``size=b * N // rank``. No targets needed. Nats
     (squared units), >= 0.
 
@@ -233,8 +237,8 @@ class _Fisher:
     """Products with the sum of ``L_i L_i^T`` over the training data.
 
     Args:
-        data: Read once for each product.
-        source: Turns batches into factors.
+        data: Read once for each product; once at all if its factors are kept.
+        source: Turns batches into factors, and says how many bytes of them may be kept.
 
     Attributes:
         passes: How often the data was read so far.
@@ -244,43 +248,47 @@ class _Fisher:
     def __init__(self, data: TrainingData, source: FactorSource) -> None:
         self._data, self._source = data, source
         self._trace: float | None = None
+        self._kept: list[_Blocks] | None = None
         self.passes = 0
         self.dtype = torch.float64
 
     def times(self, vector: Tensor) -> Tensor:
-        """Return the product with a vector ``(N,)`` in float64, by one pass over the data.
+        """Return the product with a vector ``(N,)``, both in float64."""
+        product = torch.zeros_like(vector)
+        for blocks in self._read() if self._kept is None else self._kept:
+            self.dtype = blocks[0][1].dtype
+            near = vector.to(self.dtype)
+            along = torch.stack([rows @ near[at] for at, rows in blocks]).double().sum(0)
+            for at, rows in blocks:
+                product[at] += along.to(self.dtype) @ rows
+        return product
+
+    def _read(self) -> Iterator[_Blocks]:
+        """Yield the factors of the data in pieces, and keep them if there is room for all.
 
         Raises:
             NonFiniteError: If a sample has a NaN or an infinity.
         """
-        product = torch.zeros_like(vector)
-        trace = torch.zeros((), dtype=torch.float64, device=vector.device)
+        kept, room, trace = [], self._source.budget, 0.0
         for call in self._data.calls():
             for piece in self._source.pieces(call, hold=True):
-                squares = self._add(product, vector, piece.factors)
+                squares = piece.factors.squared_norms()
                 if not bool((piece.finite & squares.isfinite()).all()):
                     raise NonFiniteError(
                         "expected finite training data, got a NaN or an infinity in a sample "
                         "or in what the model makes of it; mend or remove that sample"
                     )
-                trace += squares.sum()
+                trace += float(squares.sum())
+                blocks = [(at, rows.flatten(0, 1)) for at, rows in piece.factors.blocks()]
+                yield blocks
+                room -= sum(rows.nbytes for _, rows in blocks)
+                if room >= 0:
+                    kept.append(blocks)
+                else:
+                    kept.clear()
         self.passes += 1
-        self._compare(float(trace))
-        return product
-
-    def _add(self, product: Tensor, vector: Tensor, factors: Factors) -> Tensor:
-        """Add ``L (L^T v)`` to a product, in place.
-
-        Returns:
-            ``|L|_F^2``, ``(b,)``.
-        """
-        blocks = [(columns, rows.flatten(0, 1)) for columns, rows in factors.blocks()]
-        self.dtype = blocks[0][1].dtype
-        near = vector.to(self.dtype)
-        along = torch.stack([rows @ near[columns] for columns, rows in blocks]).double().sum(0)
-        for columns, rows in blocks:
-            product[columns] += along.to(self.dtype) @ rows
-        return factors.squared_norms()
+        self._compare(trace)
+        self._kept = kept if room >= 0 else None
 
     def _compare(self, trace: float) -> None:
         first = self._trace = trace if self._trace is None else self._trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -63,7 +64,7 @@ class WeightSpaceBaseline(Baseline):
             engine = choose_engine(self._network, self._parameters(call), call)
             source = FactorSource(engine, self.likelihood, shape, self.memory_budget)
             self._last_source = source
-        return source
+        return replace(source, budget=self.memory_budget)
 
     def save(self, path: str | Path) -> None:
         """Write what was learnt to one file, atomically; the model itself is not in it.

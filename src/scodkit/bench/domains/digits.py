@@ -13,9 +13,11 @@ from scodkit.bench.domains.splitting import order, some
 from scodkit.bench.samples import TensorSamples
 from scodkit.bench.training import Recipe
 
-# the paper's is batch 16 at a rate of 0.001; four times both takes half the time, and on Binary
-# MNIST came to no higher a loss held out (three seeds: 0.0012 against 0.0014 on average)
-RATE, BATCH, MOMENTUM = 0.004, 64, 0.9
+# the paper's is batch 16 at a constant rate of 0.001, and more than twice the epochs. Compared on
+# the loss held out: means of six networks of MNIST, 0.0180 after 8 epochs of this against 0.0186
+# after 20 of the like of the paper's; of seven of Rotated MNIST, 0.0870 after 20 against 0.0882
+# after 50
+RATE, BATCH, MOMENTUM = 0.02, 64, 0.9
 
 # of the test images of a set, at most
 TEST_ON = 5000
@@ -28,7 +30,7 @@ def standardised(images: Tensor) -> Tensor:
 
 def recipe(epochs: int) -> Recipe:
     """Return the recipe of a network of digits."""
-    return Recipe(torch.optim.SGD, RATE, BATCH, epochs, momentum=MOMENTUM)
+    return Recipe(torch.optim.SGD, RATE, BATCH, epochs, momentum=MOMENTUM, anneal=True)
 
 
 def classes(count: int, folder: Path | None = None) -> Splits:

@@ -29,7 +29,7 @@ MNIST = Domain(
     likelihood=Categorical(),
     build=build,
     splits=splits,
-    recipe=recipe(epochs=20),
+    recipe=recipe(epochs=8),
     all_layers=SketchSize(604, 100),
     last_layers=LastLayers(count=2),
     last=SketchSize(604, 100),

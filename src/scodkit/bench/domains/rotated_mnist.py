@@ -79,7 +79,7 @@ ROTATED_MNIST = Domain(
     likelihood=Gaussian(),
     build=build,
     splits=splits,
-    recipe=recipe(epochs=50),
+    recipe=recipe(epochs=20),
     all_layers=SketchSize(304, 50),
     last_layers=LastLayers(count=3),
     last=SketchSize(304, 50),
