@@ -15,8 +15,6 @@ from scodkit.bench.domain import Domain
 from scodkit.bench.domains import DOMAINS
 from scodkit.bench.domains.rotated_mnist import turned
 from scodkit.bench.domains.splitting import parted_by_group
-from scodkit.bench.domains.taxinet import SCALE, RenderedSamples
-from scodkit.bench.runway import MORNING, render
 from scodkit.bench.samples import Samples, TensorSamples
 from scodkit.bench.training import loss
 
@@ -28,12 +26,13 @@ WEIGHTS = {
     "mnist": 15_493,
     "cifar10": 6_956_426,
 }
+OURS = ["taxinet_tiny"]  # not the paper's
 DATA = pytest.mark.skipif("SCODKIT_DATA" not in os.environ, reason="needs SCODKIT_DATA")
 READ = [name for name in DOMAINS if name != "taxinet"]
 
 
-def test_the_domains_are_the_papers() -> None:
-    assert list(DOMAINS) == list(WEIGHTS)
+def test_the_domains_are_the_papers_and_then_ours() -> None:
+    assert list(DOMAINS) == [*WEIGHTS, *OURS]
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -141,29 +140,3 @@ def test_turning_by_nothing_or_all_the_way_changes_nothing() -> None:
     image = torch.randint(0, 256, (3, 28, 28), dtype=torch.uint8)
     found = turned(image, torch.tensor([0.0, 2 * math.pi, -2 * math.pi]))
     assert (found.int() - image.int()).abs().max() <= 1
-
-
-class TestRendered:
-    def test_frames_are_those_of_the_renderer(self) -> None:
-        samples = RenderedSamples.of(6, MORNING, seed=3)
-        which = torch.tensor([4, 1])
-        x, y = samples.take(which).read()
-        seeds = samples.first_seed + which
-        wanted = render(samples.poses[which], MORNING, seeds) * 2 - 1
-        assert (x - wanted).abs().max() <= 1 / 255 + 1e-6
-        torch.testing.assert_close(y * torch.tensor(SCALE), samples.poses[which, :2])
-        assert y.abs().max() <= 1
-
-    def test_what_is_rendered_once_is_kept_and_shared(self) -> None:
-        samples = RenderedSamples.of(4, MORNING, seed=3)
-        first, _ = samples.take(torch.tensor([2])).read()
-        assert samples.store.there is not None
-        assert samples.store.there.tolist() == [False, False, True, False]
-        again, _ = samples.take(torch.tensor([3, 2])).read()
-        assert torch.equal(again[1:], first)
-
-    def test_digests_tell_sets_apart(self) -> None:
-        samples = RenderedSamples.of(4, MORNING, seed=3)
-        others = [samples.take(slice(0, 3)), RenderedSamples.of(4, MORNING, seed=4)]
-        assert len({s.digest() for s in (samples, *others)}) == 3
-        assert RenderedSamples.of(4, MORNING, seed=3).digest() == samples.digest()

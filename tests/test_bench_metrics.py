@@ -1,4 +1,4 @@
-"""Separation of scores, against scikit-learn and plain counting."""
+"""Separation of scores, against scikit-learn, plain counting and known distributions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from scodkit.bench.metrics import separation
+from scodkit.bench.metrics import roc, separation
 from scodkit.errors import OptionError
 
 few_scores = st.lists(st.integers(0, 8).map(float), min_size=1, max_size=30)
@@ -23,7 +24,9 @@ def test_agrees_with_scikit_learn(known: list[float], unknown: list[float]) -> N
     truth = [0] * len(known) + [1] * len(unknown)
     found = separation(torch.tensor(known), torch.tensor(unknown), resamples=2)
     assert found.auroc == pytest.approx(roc_auc_score(truth, known + unknown), abs=1e-12)
-    wanted = average_precision_score(truth, known + unknown)
+    # both sets weigh the same
+    weights = [1 / len(known)] * len(known) + [1 / len(unknown)] * len(unknown)
+    wanted = average_precision_score(truth, known + unknown, sample_weight=weights)
     assert found.aupr == pytest.approx(wanted, abs=1e-12)
     false, true, _ = roc_curve(truth, known + unknown, drop_intermediate=False)
     assert found.fpr95 == pytest.approx(false[np.argmax(true >= 0.95 - 1e-12)], abs=1e-12)
@@ -37,19 +40,118 @@ def test_auroc_is_the_share_of_ordered_pairs(known: list[float], unknown: list[f
     assert found.auroc == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
 
 
-def test_the_interval_covers_as_often_as_it_says() -> None:
-    """Two normals a distance apart: the true AUROC is known, and few intervals miss it."""
-    truth = 0.5 * (1 + math.erf(1.0 / 2))  # of a distance of 1
+@settings(max_examples=40, deadline=None)
+@given(few_scores, few_scores, st.integers(2, 5))
+def test_no_figure_depends_on_how_many_there_are(
+    known: list[float], unknown: list[float], times: int
+) -> None:
+    once = separation(torch.tensor(known), torch.tensor(unknown), resamples=2)
+    more = separation(torch.tensor(known), torch.tensor(unknown * times), resamples=2)
+    for figure in ("auroc", "aupr", "fpr95"):
+        assert getattr(more, figure) == pytest.approx(getattr(once, figure), abs=1e-12)
+
+
+def test_a_score_that_tells_nothing_has_half_of_everything() -> None:
+    found = separation(torch.ones(90), torch.ones(10))
+    assert (found.auroc, found.aupr, found.fpr95) == (0.5, 0.5, 1.0)
+
+
+def test_the_threshold_catches_95_of_100() -> None:
+    same = torch.arange(100.0)
+    assert separation(same, same, resamples=2).fpr95 == 0.95
+    assert separation(same - 0.5, same, resamples=2).fpr95 == 0.94
+
+
+def normals(distance: float) -> dict[str, float]:
+    """The figures of two normals a distance apart, by a sum over a fine grid."""
+    x = np.linspace(-10, 14, 20_001)
+    shares = norm.pdf(x - distance) * (x[1] - x[0])
+    caught, alarms = norm.sf(x - distance), norm.sf(x)
+    auroc = float((shares * (1 - alarms)).sum())
+    aupr = float((shares * caught / (caught + alarms)).sum())
+    return {"auroc": auroc, "aupr": aupr, "fpr95": float(norm.sf(distance + norm.ppf(0.05)))}
+
+
+# 5 % are to miss; some standard deviations of a count, and the bootstrap's own bias
+def few(trials: int) -> float:
+    return 0.05 * trials + 5 * math.sqrt(trials * 0.05 * 0.95)
+
+
+@pytest.mark.parametrize("distance", [1.0, 2.5])
+def test_intervals_cover_as_often_as_they_say(distance: float) -> None:
+    truth = normals(distance)
+    assert truth["auroc"] == pytest.approx(0.5 * (1 + math.erf(distance / 2)), abs=1e-6)
     generator = torch.Generator().manual_seed(0)
-    missed, trials = 0, 200
+    trials = 120
+    missed = dict.fromkeys(truth, 0)
     for trial in range(trials):
-        known = torch.randn(80, generator=generator)
-        unknown = torch.randn(60, generator=generator) + 1
-        found = separation(known, unknown, resamples=300, seed=trial)
-        assert found.auroc_low <= found.auroc <= found.auroc_high
-        missed += not found.auroc_low <= truth <= found.auroc_high
-    # 5 % are to miss; six standard deviations of a count of 200, and the bootstrap's own bias
-    assert 1 <= missed <= 10 + 6 * math.sqrt(200 * 0.05 * 0.95)
+        known = torch.randn(160, generator=generator)
+        unknown = torch.randn(120, generator=generator) + distance
+        found = separation(known, unknown, resamples=200, seed=trial)
+        for figure, value in truth.items():
+            low, high = (getattr(found, f"{figure}_{end}") for end in ("low", "high"))
+            assert low <= getattr(found, figure) <= high
+            missed[figure] += not low <= value <= high
+    for count in missed.values():
+        assert 1 <= count <= few(trials)
+
+
+@pytest.mark.parametrize("known_above", [0.005, 0.02])
+def test_sets_that_seem_apart_are_not_taken_for_apart(known_above: float) -> None:
+    """A share of known inputs is above all unknown ones: often none of it is in a sample."""
+    truth = {
+        "auroc": 1 - known_above,
+        "aupr": 1 - known_above * math.log1p(1 / known_above),
+        "fpr95": known_above,
+    }
+    generator = torch.Generator().manual_seed(1)
+    trials, apart, missed = 150, 0, dict.fromkeys(truth, 0)
+    for trial in range(trials):
+        known = torch.rand(80, generator=generator)
+        known[torch.rand(80, generator=generator) < known_above] += 5
+        unknown = torch.rand(100, generator=generator) + 2
+        found = separation(known, unknown, resamples=100, seed=trial)
+        apart += found.auroc == 1
+        missed["auroc"] += found.auroc_low > truth["auroc"]
+        missed["aupr"] += found.aupr_low > truth["aupr"]
+        missed["fpr95"] += found.fpr95_high < truth["fpr95"]
+    assert apart > 0
+    for count in missed.values():
+        assert count <= few(trials)
+
+
+@pytest.mark.parametrize("distance", [4.0, 5.0])
+def test_normals_far_apart_are_covered(distance: float) -> None:
+    truth = normals(distance)
+    generator = torch.Generator().manual_seed(2)
+    trials, missed = 100, dict.fromkeys(truth, 0)
+    for trial in range(trials):
+        known = torch.randn(60, generator=generator)
+        unknown = torch.randn(60, generator=generator) + distance
+        found = separation(known, unknown, resamples=100, seed=trial)
+        for figure, value in truth.items():
+            low, high = (getattr(found, f"{figure}_{end}") for end in ("low", "high"))
+            missed[figure] += not low <= value <= high
+    for count in missed.values():
+        assert count <= few(trials)
+
+
+def test_few_samples_apart_say_little() -> None:
+    found = separation(torch.zeros(10), torch.ones(1000))
+    assert found.auroc_low == pytest.approx(0.05**0.1)  # all of ten pairs in order, 1 in 20
+    assert (found.auroc, found.auroc_high) == (1.0, 1.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(few_scores, few_scores)
+def test_the_curve_is_scikit_learns(known: list[float], unknown: list[float]) -> None:
+    truth = [0] * len(known) + [1] * len(unknown)
+    false, true, _ = roc_curve(truth, known + unknown, drop_intermediate=False)
+    xs, ys = roc(torch.tensor(known), torch.tensor(unknown), points=41)
+    assert (xs[0], ys[0], xs[-1], ys[-1], len(xs)) == (0, 0, 1, 1, 41)
+    steps = np.add(xs, ys)
+    np.testing.assert_allclose(steps, np.linspace(0, 2, 41), atol=2e-5)
+    np.testing.assert_allclose(ys, np.interp(steps, false + true, true), atol=4e-5)
 
 
 def test_the_interval_narrows_with_the_root_of_the_number() -> None:

@@ -1,4 +1,4 @@
-"""Sweeps: rows over one choice, each what a monitor made by hand would give."""
+"""Sweeps over one choice of the monitor: rows that one made by hand would give."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from scodkit.bench.domain import Domain, SketchSize, Splits
 from scodkit.bench.domains import DOMAINS
 from scodkit.bench.measure import Setup, histogram
 from scodkit.bench.metrics import separation
-from scodkit.bench.rows import select
+from scodkit.bench.rows import Row, select
 from scodkit.bench.samples import Loader, TensorSamples
-from scodkit.bench.sweeps import SWEEPS, applies
-from scodkit.sketch import Exact, Nystrom, TwoSided
+from scodkit.bench.sweeps import ENSEMBLE_SWEEPS, SWEEPS, applies
+from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
 
 
 def normal(count: int, seed: int, shift: float = 0.0) -> TensorSamples:
@@ -65,14 +65,47 @@ def again(setup: Setup, monitor: Monitor, ood: str) -> float:
     return separation(monitor.score(known), monitor.score(novel), resamples=2).auroc
 
 
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", ["rank", "prior", "layers", "sketch", "fidelity"])
 def test_rows_say_what_they_are(name: str, setup: Setup) -> None:
     rows = list(SWEEPS[name](setup))
     assert len({row["id"] for row in rows}) == len(rows)
-    assert {row["ood"] for row in rows} == {"near", "far"}
+    assert {row["ood"] for row in rows} == {"near", "far", "pooled"}
     for row in rows:
         assert (row["sweep"], row["domain"], row["seed"]) == (name, "normal", 7)
-        assert 0 <= row["auroc_low"] <= row["auroc"] <= row["auroc_high"] <= 1
+        for figure in ("auroc", "aupr", "fpr95"):
+            assert 0 <= row[f"{figure}_low"] <= row[figure] <= row[f"{figure}_high"] <= 1
+        assert row["captured"] > 0
+
+
+def test_pooled_rows_are_over_all_unknown_sets(setup: Setup) -> None:
+    """With sets of one size the pooled AUROC is the mean."""
+    for name in ("prior", "layers"):
+        rows = list(SWEEPS[name](setup))
+        for row in select(rows, ood="pooled"):
+            key = "prior_variance" if name == "prior" else "share"
+            near, far = (
+                next(select(rows, ood=ood, **{key: row[key]})) for ood in ("near", "far")
+            )
+            mean = (near["auroc"] + far["auroc"]) / 2
+            assert row["auroc"] == pytest.approx(mean, abs=1e-9)
+
+
+def test_large_sets_are_thinned_out_evenly(setup: Setup) -> None:
+    """A set in order of its strangeness: its first thousand would be too easy."""
+    x = torch.randn(3000, 3) * torch.linspace(0.1, 4, 3000)[:, None]
+    ordered = TensorSamples(x, x.sum(1, keepdim=True))
+    splits = replace(setup.splits, novel={"ordered": ordered})
+    (row, _) = select(fidelity_rows(replace(setup, splits=splits)), sketch="Nystrom")
+    monitor = Monitor(setup.networks[0], Gaussian(), 10, sketch=Nystrom(size=40))
+    monitor.fit(Loader(setup.fit_on, 128), progress=False)
+    known, all_of_it, first = (monitor.score(s) for s in (splits.test.read()[0], x, x[:1000]))
+    whole, wrong = (separation(known, s, resamples=2).auroc for s in (all_of_it, first))
+    assert row["auroc"] == pytest.approx(whole, abs=0.02)
+    assert abs(wrong - whole) > 0.1
+
+
+def fidelity_rows(setup: Setup) -> list[Row]:
+    return list(SWEEPS["fidelity"](setup))
 
 
 def test_ranks_go_up_to_the_sketch(setup: Setup) -> None:
@@ -98,22 +131,36 @@ def test_priors_are_variances(setup: Setup) -> None:
 
 
 def test_layers_are_counted_from_the_output(setup: Setup) -> None:
-    rows = list(SWEEPS["layers"](setup))
+    rows = list(select(SWEEPS["layers"](setup), ood="near"))
     weights = {row["share"]: row["weights"] for row in rows}
-    assert weights[0.05] == 9 + 136  # two layers at least, as in the paper
-    assert weights[1.0] == sum(p.numel() for p in setup.networks[0].parameters())
-    assert sorted(weights.values()) == [weights[share] for share in sorted(weights)]
-    monitor = Monitor(setup.networks[0], Gaussian(), 10, sketch=Nystrom(size=40))
-    (row,) = select(rows, share=1.0, ood="near")
-    assert row["auroc"] == pytest.approx(by_hand(setup, monitor, "near"), abs=1e-9)
+    # of 3 layers: the last, two at least as in the paper, all; of equal ones the largest share
+    assert weights == {0.0: 9, 0.5: 9 + 136, 1.0: 209}
+    assert [row["layers"] for row in rows] == ["last linear layer", "last 50%", "last 100%"]
+    assert [row["chosen"] for row in rows] == [True, False, False]
+    for row in rows:  # with the same sketch for all
+        layers = {0.0: LastLayers(count=1), 0.5: LastLayers(count=2), 1.0: "all"}[row["share"]]
+        monitor = Monitor(
+            setup.networks[0], Gaussian(), 6, sketch=Nystrom(size=24), parameters=layers
+        )
+        assert row["auroc"] == pytest.approx(by_hand(setup, monitor, "near"), abs=1e-9)
+        assert row["captured"] == pytest.approx(monitor.basis.captured, abs=1e-9)
+
+
+def test_the_domains_own_layers_are_among_the_shares(setup: Setup) -> None:
+    domain = replace(setup.domain, last_layers=LastLayers(count=2))
+    rows = list(select(SWEEPS["layers"](replace(setup, domain=domain)), ood="near"))
+    assert {row["share"]: row["chosen"] for row in rows} == {0: False, 0.667: True, 1: False}
 
 
 def test_sketches_are_compared_at_equal_memory(setup: Setup) -> None:
     rows = list(SWEEPS["sketch"](setup))
-    assert {row["sketch"] for row in rows} == {"Nystrom", "TwoSided", "FrequentDirections"}
+    sizes = {(row["sketch"], row["size"]) for row in rows}
+    # with so few weights Frequent Directions holds more rows than it was asked to
+    assert sizes == {(name, size) for name in ("Nystrom", "TwoSided") for size in (10, 20, 40)}
     monitor = Monitor(setup.networks[0], Gaussian(), 6, sketch=TwoSided(size=40))
     (row,) = select(rows, size=40, sketch="TwoSided", ood="near")
     assert row["auroc"] == pytest.approx(by_hand(setup, monitor, "near"), abs=1e-9)
+    assert row["captured"] == pytest.approx(monitor.basis.captured, abs=1e-9)
 
 
 def test_fidelity_is_against_the_exact_fisher(setup: Setup) -> None:
@@ -123,11 +170,35 @@ def test_fidelity_is_against_the_exact_fisher(setup: Setup) -> None:
     assert row["auroc"] == pytest.approx(by_hand(setup, monitor, "near"), abs=1e-9)
 
 
-def test_large_networks_are_left_out_where_it_would_not_end() -> None:
-    assert applies("fidelity", DOMAINS["mnist"])
-    assert applies("layers", DOMAINS["cifar10"])
-    assert not applies("fidelity", DOMAINS["cifar10"])
-    assert not applies("rank", replace(DOMAINS["taxinet"]))
+def test_sketches_that_hold_as_much_are_all_there(setup: Setup) -> None:
+    domain = replace(setup.domain, all_layers=SketchSize(141, 20))
+    rows = list(SWEEPS["sketch"](replace(setup, domain=domain)))
+    full = {row["sketch"] for row in rows if row["size"] == 141}
+    assert full == {"Nystrom", "TwoSided", "FrequentDirections"}
+    monitor = Monitor(setup.networks[0], Gaussian(), 70, sketch=FrequentDirections(size=70))
+    (row,) = select(rows, size=141, sketch="FrequentDirections", ood="near")
+    assert row["auroc"] == pytest.approx(by_hand(setup, monitor, "near"), abs=1e-9)
+
+
+def test_no_sketch_is_larger_than_the_matrix(setup: Setup) -> None:
+    domain = replace(setup.domain, all_layers=SketchSize(300, 20))
+    large = replace(setup, domain=domain)
+    assert {row["size"] for row in SWEEPS["rank"](large)} == {37, 75, 150}  # 209 weights
+    assert 300 not in {row["size"] for row in SWEEPS["sketch"](large)}
+
+
+def test_sweeps_are_for_what_they_are_for() -> None:
+    small, large = ("wine", "rotated_mnist", "binary_mnist", "mnist"), ("cifar10", "taxinet")
+    for sweep in ("fidelity", "rank", "sketch"):
+        assert all(applies(sweep, DOMAINS[name]) for name in small)
+        assert not any(applies(sweep, DOMAINS[name]) for name in large)
+    for sweep in ("layers", "prior"):
+        assert all(applies(sweep, domain) for domain in DOMAINS.values())
+    assert [d for d in DOMAINS if not applies("examples", DOMAINS[d])] == ["wine"]
+    with_mixed = [d for d in DOMAINS if applies("errors", DOMAINS[d])]
+    assert with_mixed == ["taxinet"]
+    assert [d for d in DOMAINS if applies("size", DOMAINS[d])] == ["mnist"]
+    assert set(ENSEMBLE_SWEEPS) <= set(SWEEPS)
 
 
 def test_a_histogram_counts_every_score() -> None:

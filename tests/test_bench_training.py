@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def line(count: int, seed: int) -> TensorSamples:
 
 def build() -> nn.Module:
     return nn.Linear(3, 1)
+
+
+def deep(kind: type[nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), kind(), nn.Linear(4, 1))
+
+
+def times(samples: TensorSamples, factor: float) -> TensorSamples:
+    return replace(samples, transform=lambda x: factor * x)
 
 
 SGD = Recipe(torch.optim.SGD, rate=0.05, batch=8, epochs=15, momentum=0.5)
@@ -82,6 +91,13 @@ class TestSamples:
         ]
         assert len({samples.digest() for samples in all_four}) == 4
         assert TensorSamples(x.clone(), y).digest() == all_four[0].digest()
+
+    def test_a_probe_sees_what_is_read(self) -> None:
+        samples = line(5, 0)
+        two, three = times(samples, 2.0), times(samples, 3.0)
+        assert two.digest() == three.digest()  # it goes by the name
+        assert len({each.probe for each in (samples, two, three, line(5, 1))}) == 4
+        assert times(samples, 2.0).probe == two.probe
 
     def test_uneven_lengths_are_refused(self) -> None:
         with pytest.raises(OptionError, match="as many targets"):
@@ -161,16 +177,43 @@ class TestTrained:
         assert not second.training
         assert path.stat().st_mtime_ns == written
 
-    @pytest.mark.parametrize("what", ["seed", "recipe", "data"])
-    def test_what_it_depends_on_makes_another(self, tmp_path: Path, what: str) -> None:
+    @pytest.mark.parametrize(
+        "other",
+        [
+            domain(replace(SGD, epochs=14)),
+            replace(domain(), likelihood=Gaussian(variance=2.0)),
+            replace(domain(), build=lambda: nn.Sequential(nn.Linear(3, 1), nn.ReLU())),
+            replace(domain(), name="other"),
+        ],
+    )
+    def test_another_domain_has_another_network(self, tmp_path: Path, other: Domain) -> None:
+        splits = domain().splits(None)
+        for own in (domain(), other):
+            trained(own, splits, 0, cache=tmp_path, progress=False)
+        assert len(list(tmp_path.iterdir())) == 2
+
+    def test_activations_count_though_they_have_no_weights(self, tmp_path: Path) -> None:
+        for kind in (nn.ReLU, nn.Tanh):
+            own = replace(domain(), build=partial(deep, kind))
+            trained(own, own.splits(None), 0, cache=tmp_path, progress=False)
+        assert len(list(tmp_path.iterdir())) == 2
+
+    @pytest.mark.parametrize("part", ["train", "selection"])
+    def test_other_data_makes_another_network(self, tmp_path: Path, part: str) -> None:
+        """Other samples, or the same read by another function of the same name."""
         own = domain()
         splits = own.splits(None)
-        trained(own, splits, 0, cache=tmp_path, progress=False)
-        if what == "recipe":
-            own = domain(replace(SGD, epochs=14))
-        if what == "data":
-            splits = replace(splits, train=line(64, 9))
-        trained(own, splits, int(what == "seed"), cache=tmp_path, progress=False)
+        some = line(64, 9)
+        sets = [getattr(splits, part), some, times(some, 2.0), times(some, 3.0)]
+        for each in (*sets, times(some, 3.0)):
+            changed = replace(splits, **{part: each})
+            trained(own, changed, 0, cache=tmp_path, progress=False)
+        assert len(list(tmp_path.iterdir())) == len(sets)
+
+    def test_another_seed_makes_another_network(self, tmp_path: Path) -> None:
+        own = domain()
+        for seed in (0, 1):
+            trained(own, own.splits(None), seed, cache=tmp_path, progress=False)
         assert len(list(tmp_path.iterdir())) == 2
 
     def test_a_damaged_file_is_replaced(self, tmp_path: Path) -> None:

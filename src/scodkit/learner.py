@@ -15,7 +15,7 @@ from scodkit import fitting, storage
 from scodkit.calibration import Calibration
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import NotFittedError, OptionError
-from scodkit.factors import FactorSource
+from scodkit.factors import FactorSource, MemoryBudget
 from scodkit.fitted import Fitted
 from scodkit.fitting import FitOptions, Recipe
 from scodkit.likelihoods import Likelihood
@@ -32,7 +32,7 @@ _UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
 class Learner:
     """What a `Monitor` knows of its training data; the arguments are explained there."""
 
-    memory_budget: int = 2**30
+    memory_budget = MemoryBudget()
 
     def __init__(  # noqa: PLR0913 (each a choice of its own)
         self,

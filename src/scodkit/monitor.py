@@ -42,7 +42,8 @@ class Monitor(Learner):
         outputs: Picks the prediction from what the model returns.
 
     Attributes:
-        memory_budget: Bytes that per-sample gradients may take at a time.
+        memory_budget: Bytes that per-sample gradients may take at a time: 1 GiB, on a GPU an
+            eighth of its memory, until it is set.
         calibration: Held-out scores; None until calibrated.
 
     Examples:

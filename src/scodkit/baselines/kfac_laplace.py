@@ -19,7 +19,7 @@ from scodkit.baselines.predictive import Predictive, linearised, mixture
 from scodkit.baselines.prior_precision import most_evident, surprise
 from scodkit.baselines.weight_sets import Sets, WeightSets, copies
 from scodkit.errors import NonFiniteError, OptionError
-from scodkit.factors import Factors, FactorSource, choose_engine
+from scodkit.factors import Factors, FactorSource, MemoryBudget, choose_engine
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from scodkit.network import Inputs
 from scodkit.parameters import LastLayers, ParameterSet, select, select_names
@@ -59,7 +59,7 @@ class KFACLaplace(Baseline):
         picks: ``inputs=``, ``outputs=``, and ``targets=`` for `tune`; see `Picks`.
 
     Attributes:
-        memory_budget: Bytes that per-sample gradients may take at a time.
+        memory_budget: Bytes that per-sample gradients may take at a time, as of a `Monitor`.
 
     Examples:
         >>> model = nn.Linear(1, 1)
@@ -71,7 +71,7 @@ class KFACLaplace(Baseline):
 
     handles: ClassVar = (Categorical, Bernoulli, Gaussian)
     because: ClassVar = "laplace-torch has no Kronecker factors for it"
-    memory_budget: int = 2**30
+    memory_budget = MemoryBudget()
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Baseline, Picks
 from scodkit.errors import OptionError
-from scodkit.factors import FactorSource, choose_engine
+from scodkit.factors import FactorSource, MemoryBudget, choose_engine
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs
 from scodkit.parameters import ParameterSet, Selection, select
@@ -29,12 +29,12 @@ class WeightSpaceBaseline(Baseline):
         picks: ``inputs=``, ``outputs=``; see `Picks`.
 
     Attributes:
-        memory_budget: Bytes that per-sample gradients may take at a time.
+        memory_budget: Bytes that per-sample gradients may take at a time, as of a `Monitor`.
     """
 
     handles: ClassVar = (Likelihood,)
     because: ClassVar = "it is no likelihood"
-    memory_budget: int = 2**30
+    memory_budget = MemoryBudget()
 
     def __init__(
         self,

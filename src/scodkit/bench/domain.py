@@ -64,6 +64,8 @@ class Domain:
         last: Sketch over those.
         local_rank: Eigenvectors of the Hessian that Local Ensembles keep.
         fit_on: Training samples that methods learn from, at most.
+        hessian_on: Those whose Hessian Local Ensembles take, which multiply it with hundreds of
+            vectors one after the other; at most.
         ensemble: Whether there are several trained networks to make an ensemble of.
     """
 
@@ -79,4 +81,5 @@ class Domain:
     recipe: Recipe | None = None
     weights: Callable[[Path | None], Mapping[str, Tensor]] | None = None
     fit_on: int = 5000
+    hessian_on: int = 1000
     ensemble: bool = True

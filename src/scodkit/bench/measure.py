@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import platform
-import statistics
+import functools
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from scodkit.baselines import Baseline, Detector, KFACLaplace
 from scodkit.bench.domain import Domain, Splits
-from scodkit.bench.methods import METHODS, TUNED, Case
+from scodkit.bench.identity import machine, network_id
+from scodkit.bench.methods import HESSIAN, METHODS, TUNED, Case
 from scodkit.bench.metrics import separation
 from scodkit.bench.rows import Row
 from scodkit.bench.samples import Loader, Samples
-from scodkit.errors import MissingPeerError, ScodError
+from scodkit.bench.timing import prediction_times, wait_for
 from scodkit.monitor import Monitor
-from scodkit.version import __version__
 
 POOLED = "pooled"
 _FIT_BATCH = 128
 _BATCHES = (1, 64)  # that are timed
-_TIMED_RUNS = 7
+_HELD = 2**30  # bytes of samples that are held in memory for a fit, at most, on a CPU
 _BINS = 40
 _TUNE_ON = 1000
 
@@ -40,6 +40,7 @@ class Setup:
         seed: Of the network.
         networks: The network, then others for ensembles, on the device.
         device: Where all of it runs.
+        processes: How many such processes work on this machine meanwhile.
     """
 
     domain: Domain
@@ -47,6 +48,12 @@ class Setup:
     seed: int
     networks: Sequence[nn.Module]
     device: torch.device
+    processes: int = 1
+
+    @functools.cached_property
+    def network(self) -> str:
+        """Eight letters for the networks' weights."""
+        return network_id(self.networks)
 
     @property
     def fit_on(self) -> Samples:
@@ -55,39 +62,33 @@ class Setup:
 
 
 def measure(setup: Setup, method: str) -> list[Row]:
-    """Return the rows of a method, pooled last; one without figures where it is not for this.
+    """Return the rows of a method, pooled last.
 
     Args:
         setup: Network and data.
         method: One of `METHODS`.
 
     Raises:
-        MissingPeerError: If a library the method stands on is not installed.
+        ScodError: As a subclass: the method is not for this domain, or failed on it.
     """
+    detector = METHODS[method](Case(setup.domain, setup.networks))
+    fit_s = fit(detector, setup, method)
+    known = scores_of(detector, setup.splits.test, setup.device)
+    novel = setup.splits.novel.items()
+    scores = {name: scores_of(detector, own, setup.device) for name, own in novel}
     about = {"method": method, **description(setup)}
-    try:
-        detector = METHODS[method](Case(setup.domain, setup.networks))
-        fit_s = _fit(detector, setup, tuned=method in TUNED)
-        # of the known test samples under no name
-        sets: Mapping[str, Samples] = {"": setup.splits.test, **setup.splits.novel}
-        scores = {name: scores_of(detector, own, setup.device) for name, own in sets.items()}
-    except MissingPeerError:
-        raise  # of this machine, not of the method
-    except (ScodError, np.linalg.LinAlgError) as error:
-        why = str(error)
-        return [{"id": _id(about, POOLED), **about, "ood": POOLED, "auroc": None, "why": why}]
     costs = {
         **_times(detector, setup),
         "fit_s": fit_s,
-        "bytes": kept_bytes(detector),
+        "bytes": kept_bytes(detector, setup.networks[1:]),
         "captured": detector.basis.captured if isinstance(detector, Monitor) else None,
     }
-    known = scores.pop("")
     rows = []
     for ood, found in (*scores.items(), (POOLED, torch.cat(list(scores.values())))):
         figures = asdict(separation(known, found))
         sizes = {"num_known": len(known), "num_unknown": len(found)}
-        row = {"id": _id(about, ood), **about, "ood": ood, **figures, **sizes, **costs}
+        name = f"{setup.domain.name}/{ood}/{method}/{setup.seed}"
+        row = {"id": name, **about, "ood": ood, **figures, **sizes, **costs}
         if isinstance(detector, Monitor):
             row["histogram"] = histogram(known, found)
         rows.append(row)
@@ -122,26 +123,46 @@ def description(setup: Setup) -> Row:
     return {
         "domain": setup.domain.name,
         "seed": setup.seed,
-        "device": device_name(setup.device),
-        "scodkit": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        "network": setup.network,
+        "processes": setup.processes,
+        **machine(setup.device),
     }
 
 
-def _id(about: Row, ood: str) -> str:
-    return f"{about['domain']}/{ood}/{about['method']}/{about['seed']}"
+def fit(detector: Detector, setup: Setup, method: str) -> float:
+    """Fit a method with the data at hand.
 
+    Args:
+        detector: What `METHODS` makes of the setup.
+        setup: Network and data.
+        method: Its name, which says what it learns from.
 
-def _fit(detector: Detector, setup: Setup, tuned: bool) -> float:
+    Returns:
+        The seconds it took.
+    """
+    most = setup.domain.hessian_on if method in HESSIAN else setup.domain.fit_on
+    learnt = _at_hand(setup.fit_on.take(slice(0, most)), setup.device)
+    tune_on = setup.splits.selection.take(slice(0, _TUNE_ON))
+    held_out = _at_hand(tune_on, setup.device) if method in TUNED else ()
+    wait_for(setup.device)
     began = time.perf_counter()
-    detector.fit(Loader(setup.fit_on, _FIT_BATCH, setup.device), progress=False)
-    if tuned:
+    detector.fit(learnt, progress=False)
+    if method in TUNED:
         assert isinstance(detector, KFACLaplace)
-        held_out = setup.splits.selection.take(slice(0, _TUNE_ON))
-        detector.tune(Loader(held_out, _FIT_BATCH, setup.device), progress=False)
-    _wait(setup.device)
+        detector.tune(held_out, progress=False)
+    wait_for(setup.device)
     return time.perf_counter() - began
+
+
+def _at_hand(samples: Samples, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
+    """Return batches that need not be made first: in memory, or made once and kept as bytes."""
+    loader = Loader(samples, _FIT_BATCH, device)
+    x, _ = samples.take(slice(0, 1)).read(device)
+    if device.type == "cuda" or x.nbytes * len(samples) <= _HELD:
+        return list(loader)
+    for _ in loader:
+        pass
+    return loader
 
 
 def scores_of(detector: Detector, samples: Samples, device: torch.device) -> Tensor:
@@ -151,56 +172,28 @@ def scores_of(detector: Detector, samples: Samples, device: torch.device) -> Ten
 
 
 def _times(detector: Detector, setup: Setup) -> dict[str, float]:
-    """Return milliseconds a sample of scored predictions and, beside them, of bare ones."""
-    found = {}
-    model = setup.networks[0]
+    found: dict[str, float] = {}
     for size in _BATCHES:
         x, _ = setup.splits.test.take(slice(0, size)).read(setup.device)
-
-        def forward(x: Tensor = x) -> object:
-            with torch.no_grad():
-                return model(x)
-
-        def score(x: Tensor = x) -> object:
-            return detector.score(x)
-
-        runs = {f"ms_b{size}": score, f"forward_ms_b{size}": forward}
-        for name, seconds in _in_turns(runs, setup.device).items():
-            found[name] = seconds * 1e3 / len(x)
+        found |= prediction_times(detector.score, setup.networks[0], x)
     return found
 
 
-def _in_turns(
-    runs: Mapping[str, Callable[[], object]], device: torch.device
-) -> dict[str, float]:
-    """Return the median seconds of each run; they take turns, to share a slow moment."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(_TIMED_RUNS + 1):
-        for name, run in runs.items():
-            _wait(device)
-            began = time.perf_counter()
-            run()
-            _wait(device)
-            if turn:  # the first warms up
-                seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(found) for name, found in seconds.items()}
+def kept_bytes(detector: Detector, others: Sequence[nn.Module]) -> int:
+    """Return the bytes a detector keeps for scoring, besides the one network.
 
-
-def kept_bytes(detector: Detector) -> int:
-    """Return the bytes a detector keeps for scoring, besides the one network."""
+    Args:
+        detector: A fitted one.
+        others: Further networks it scores with.
+    """
+    weights: int = sum(t.nbytes for model in others for t in model.state_dict().values())
     if isinstance(detector, Monitor):
-        return detector.basis.vectors.nbytes + detector.basis.values.nbytes
+        basis: int = detector.basis.vectors.nbytes + detector.basis.values.nbytes
+        return weights + basis
     assert isinstance(detector, Baseline)
-    others = detector._models()[1:]
-    weights = sum(p.nbytes for model in others for p in model.parameters())
-    return weights + sum(tensor.nbytes for tensor in detector._ready().values())
-
-
-def device_name(device: torch.device) -> str:
-    """Return a device in words."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "saved"
+        detector.save(path)
+        with path.open("rb") as file:  # safetensors: the header's length, header, tensors
+            header = 8 + int.from_bytes(file.read(8), "little")
+        return weights + path.stat().st_size - header

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -52,7 +53,18 @@ def _sketched_lanczos(case: Case) -> Detector:
     network = case.networks[0]
     weights = sum(parameter.numel() for parameter in network.parameters())
     rank = case.domain.all_layers.rank
-    return baselines.SketchedLanczos(network, case.domain.likelihood, rank=rank, size=weights)
+    method = baselines.SketchedLanczos(network, case.domain.likelihood, rank=rank, size=weights)
+    method.memory_budget = 2**31  # so that the small domains need one pass, not one a vector
+    return method
+
+
+def _kfac_laplace(case: Case, **options: Any) -> Detector:
+    """Return the method for all layers it has factors for; norms keep the weights they have."""
+    network = case.networks[0]
+    norms = any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+    return baselines.KFACLaplace(
+        network, case.domain.likelihood, skip_unsupported=norms, **options
+    )
 
 
 def _baseline(kind: Callable[..., Baseline], **options: object) -> Make:
@@ -68,8 +80,8 @@ METHODS: dict[str, Make] = {
     "local_ensemble": lambda case: baselines.LocalEnsemble(
         case.networks[0], case.domain.likelihood, rank=case.domain.local_rank
     ),
-    "kfac_laplace": _baseline(baselines.KFACLaplace),
-    "kfac_laplace_glm": _baseline(baselines.KFACLaplace, samples=None),
+    "kfac_laplace": _kfac_laplace,
+    "kfac_laplace_glm": lambda case: _kfac_laplace(case, samples=None),
     "kfac_laplace_ll": _baseline(baselines.KFACLaplace, samples=None, last_layer=True),
     "sketched_lanczos": _sketched_lanczos,
     "identity_curvature": _baseline(baselines.IdentityCurvature),
@@ -87,6 +99,9 @@ METHODS: dict[str, Make] = {
         case, FrequentDirections(size=case.domain.all_layers.size // 2)
     ),
 }
+
+# learn from fewer samples, `Domain.hessian_on`
+HESSIAN = ("local_ensemble",)
 
 # by the likelihood of held-out targets: sampled weights need a tighter prior than the marginal
 # likelihood of the training data asks for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,18 +12,30 @@ from torch import Tensor
 from scodkit.errors import OptionError
 
 _Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+_Places = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+
+_MISSES = 0.05  # share of intervals that may miss
 
 
 @dataclass(frozen=True)
 class Separation:
     """How well scores separate two sets; unknown inputs are the positives.
 
+    None of the figures depends on how many inputs of either kind there are. Intervals are of
+    95 %, over samples drawn anew.
+
     Args:
         auroc: Probability that an unknown input scores higher than a known one, ties half.
-        aupr: Average precision of the unknown inputs.
+        aupr: Average precision of the unknown inputs, both sets weighing the same: 0.5 for a
+            score that tells nothing. The SCOD paper has the trapezoidal rule instead, which
+            gives such a score 0.75.
         fpr95: Share of known inputs above the threshold that catches 95 % of the unknown.
-        auroc_low: Lower end of the 95 % interval of the AUROC over samples drawn anew.
+        auroc_low: Lower end of the interval of the AUROC.
         auroc_high: Upper end.
+        aupr_low: Lower end of the interval of the AUPR.
+        aupr_high: Upper end.
+        fpr95_low: Lower end of the interval of the FPR95.
+        fpr95_high: Upper end.
     """
 
     auroc: float
@@ -30,6 +43,10 @@ class Separation:
     fpr95: float
     auroc_low: float
     auroc_high: float
+    aupr_low: float
+    aupr_high: float
+    fpr95_low: float
+    fpr95_high: float
 
 
 def separation(
@@ -52,18 +69,52 @@ def separation(
         >>> found.auroc, found.fpr95
         (0.875, 0.5)
     """
+    places = _places(known, unknown)
+    figures = _figures(*_counts(places))
+    low, high = _interval(places, resamples, seed)
+    # Sets that do not overlap do so in no resample either, and would get an interval of no
+    # width. But a share p of known inputs could lie above all unknown ones, and n of them not
+    # show it with probability (1 - p)^n: so p is taken for possible up to where that is 5 %,
+    # and likewise among m unknown ones. The ends are no better than such a p allows; for the
+    # AUROC this is a bound, whatever the scores: min(n, m) pairs are independent, and each is
+    # in order with a probability of the AUROC.
+    p = 1 - _MISSES ** (1 / min(len(own) for own in places))
+    low[0] = min(low[0], 1 - p)
+    low[1] = min(low[1], 1 - p * math.log1p(1 / p))
+    high[2] = max(high[2], p)
+    return Separation(*figures, *np.stack([low, high], axis=1).flatten().tolist())
+
+
+def roc(known: Tensor, unknown: Tensor, points: int = 101) -> tuple[list[float], list[float]]:
+    """Return the ROC curve, thinned out evenly along its way.
+
+    Args:
+        known: Scores ``(n,)``, larger = more atypical.
+        unknown: Scores ``(m,)``.
+        points: How many, both ends included.
+
+    Returns:
+        Shares of known and of unknown inputs above falling thresholds.
+
+    Examples:
+        >>> roc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]), points=3)
+        ([0.0, 0.25, 1.0], [0.0, 0.75, 1.0])
+    """
+    rates = [
+        np.cumsum(np.append(0.0, counts[::-1])) / counts.sum()
+        for counts in _counts(_places(known, unknown))
+    ]
+    # their sum only grows along the curve
+    where = np.linspace(0, 2, points)
+    false, true = (np.interp(where, rates[0] + rates[1], rate).round(5) for rate in rates)
+    return false.tolist(), true.tolist()
+
+
+def _places(known: Tensor, unknown: Tensor) -> tuple[_Places, _Places]:
+    """Return each score's place among all distinct ones, lowest first."""
     a, b = (_checked(scores) for scores in (known, unknown))
-    values, inverse = np.unique(np.concatenate([a, b]), return_inverse=True)
-    counts_a = np.bincount(inverse[: len(a)], minlength=len(values)).astype(np.float64)
-    counts_b = np.bincount(inverse[len(a) :], minlength=len(values)).astype(np.float64)
-    low, high = _interval(counts_a, counts_b, resamples, seed)
-    return Separation(
-        float(_auroc(counts_a, counts_b)),
-        _average_precision(counts_a, counts_b),
-        _false_positives(counts_a, counts_b, 0.95),
-        low,
-        high,
-    )
+    _, places = np.unique(np.concatenate([a, b]), return_inverse=True)
+    return places[: len(a)], places[len(a) :]
 
 
 def _checked(scores: Tensor) -> _Array:
@@ -76,35 +127,34 @@ def _checked(scores: Tensor) -> _Array:
     return array
 
 
-def _auroc(known: _Array, unknown: _Array) -> _Array:
-    """Return the AUROC from how often each distinct score occurs, ``(..., values)``."""
-    below = np.cumsum(known, axis=-1) - 0.5 * known
-    area: _Array = (unknown * below).sum(-1) / (known.sum(-1) * unknown.sum(-1))
-    return area
+def _counts(places: tuple[_Places, _Places]) -> tuple[_Array, _Array]:
+    """Return how many scores of each set are at each place, ``(values,)``."""
+    values = max(int(own.max()) for own in places) + 1
+    known, unknown = (np.bincount(p, minlength=values).astype(np.float64) for p in places)
+    return known, unknown
 
 
-def _interval(known: _Array, unknown: _Array, resamples: int, seed: int) -> tuple[float, float]:
+def _figures(known: _Array, unknown: _Array) -> tuple[float, float, float]:
+    """Return AUROC, AUPR and FPR95 from the counts of scores at each place."""
+    n, m = known.sum(), unknown.sum()
+    auroc = unknown @ (np.cumsum(known) - 0.5 * known) / (n * m)
+    # inputs that score at a place or above it
+    caught, alarms = np.cumsum(unknown[::-1]), np.cumsum(known[::-1])
+    at = unknown[::-1] > 0
+    precision = caught[at] / (caught[at] + alarms[at] * (m / n))
+    aupr = unknown[::-1][at] @ precision / m
+    place = np.searchsorted(caught, 0.95 * m - 1e-9)
+    return float(auroc), float(aupr), float(alarms[place] / n)
+
+
+def _interval(
+    places: tuple[_Places, _Places], resamples: int, seed: int
+) -> tuple[_Array, _Array]:
+    """Return the lower and the upper end of the three figures."""
     generator = np.random.default_rng(seed)
     found = []
     for _ in range(resamples):  # one at a time: there may be tens of thousands of values
-        again = [
-            generator.multinomial(int(c.sum()), c / c.sum()).astype(np.float64)
-            for c in (known, unknown)
-        ]
-        found.append(float(_auroc(*again)))
-    low, high = np.quantile(found, [0.025, 0.975])
-    return float(low), float(high)
-
-
-def _average_precision(known: _Array, unknown: _Array) -> float:
-    """Return the mean precision over unknown inputs, each at the threshold it just passes."""
-    caught = np.cumsum(unknown[::-1])
-    alarms = caught + np.cumsum(known[::-1])
-    return float((unknown[::-1] * caught / alarms).sum() / unknown.sum())
-
-
-def _false_positives(known: _Array, unknown: _Array, rate: float) -> float:
-    """Return the share of known inputs at or above the highest threshold with that rate."""
-    caught = np.cumsum(unknown[::-1]) / unknown.sum()
-    place = int(np.searchsorted(caught, rate - 1e-12))
-    return float(np.cumsum(known[::-1])[place] / known.sum())
+        a, b = (own[generator.integers(len(own), size=len(own))] for own in places)
+        found.append(_figures(*_counts((a, b))))
+    ends = np.quantile(found, [_MISSES / 2, 1 - _MISSES / 2], axis=0)
+    return ends[0], ends[1]

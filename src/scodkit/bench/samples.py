@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,7 +31,16 @@ class Samples(ABC):
 
     @abstractmethod
     def digest(self) -> str:
-        """Return a hash of what is read, for those who keep what they made of it."""
+        """Return a hash of what is stored, for those who keep what they made of it."""
+
+    @functools.cached_property
+    def probe(self) -> str:
+        """A hash of the first two as they are read, which sees what became of the transform.
+
+        They are read once, on the CPU, so that it is the same for every device.
+        """
+        x, y = self.take(slice(0, 2)).read()
+        return digest_of({"inputs": x, "targets": y})
 
     def batches(
         self, size: int, device: torch.device | str = "cpu"

@@ -2,67 +2,85 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from scodkit.bench.domain import Domain
-from scodkit.bench.measure import Setup, description
-from scodkit.bench.metrics import separation
+from scodkit.bench.error_sweep import error_sweep
+from scodkit.bench.example_sweep import example_sweep
+from scodkit.bench.measure import Setup
 from scodkit.bench.rows import Row
-from scodkit.bench.samples import Loader, Samples
+from scodkit.bench.samples import Loader
+from scodkit.bench.size_sweep import size_sweep
+from scodkit.bench.sweep_rows import judged
+from scodkit.errors import OptionError
 from scodkit.monitor import Monitor
 from scodkit.parameters import LastLayers, Selection
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
 
 _BATCH = 128
-_RESAMPLES = 200
-# most samples of a set, so that a sweep of many points stays short
-_JUDGED_ON = 1000
+_SHARES = (0.05, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0)
+# more weights than this, and the exact Fisher or a dozen fits take too long
+_SMALL = 100_000
 
 Sweep = Callable[[Setup], Iterator[Row]]
 
 
 def rank_sweep(setup: Setup) -> Iterator[Row]:
     """Yield rows over the rank, for several sketch sizes around the domain's."""
-    for size in _sizes(setup.domain):
+    for size in _sizes(setup):
         monitor = _fitted(setup, Nystrom(size=size), size)
         for rank in reversed(list(_powers(monitor.basis.rank))):  # it can only be lowered
             monitor.rank = rank
-            yield from _rows(setup, monitor, "rank", size=size, rank=rank)
+            yield from _judged(setup, monitor, "rank", size=size, rank=rank)
 
 
 def prior_sweep(setup: Setup) -> Iterator[Row]:
-    """Yield rows over the prior's variance ``eps^2``, eight decades around one."""
+    """Yield rows over the prior's variance ``eps^2``, eight decades to either side of one."""
     chosen = setup.domain.all_layers
     monitor = _fitted(setup, Nystrom(size=chosen.size), chosen.rank)
     for exponent in range(-8, 9):
         monitor.prior_scale = 10.0 ** (exponent / 2)
-        yield from _rows(setup, monitor, "prior", prior_variance=10.0**exponent)
+        yield from _judged(setup, monitor, "prior", prior_variance=10.0**exponent)
 
 
 def layer_sweep(setup: Setup) -> Iterator[Row]:
-    """Yield rows over the share of layers that is kept, counted from the output."""
-    for share in (0.05, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0):
-        size = setup.domain.last if share < 1 else setup.domain.all_layers
-        layers = LastLayers(fraction=share) if share < 1 else "all"
-        monitor = _fitted(setup, Nystrom(size=size.size), size.rank, layers)
-        weights = monitor.basis.vectors.shape[0]
-        yield from _rows(setup, monitor, "layers", share=share, weights=weights)
+    """Yield rows over the share of layers that is kept, counted from the output.
+
+    The sketch is the same for all of them, that for the domain's last layers. A share of zero
+    is the last linear layer alone. The domain's own last layers are marked as ``chosen``, and
+    of shares that come to the same layers there is the largest.
+    """
+    sketch, rank = Nystrom(size=setup.domain.last.size), setup.domain.last.rank
+    shares = _shares(setup)
+    chosen = _num_chosen(setup, setup.domain.last_layers)
+    by_weights = {_num_chosen(setup, layers): share for share, layers in shares.items()}
+    for weights, share in by_weights.items():
+        monitor = _fitted(setup, sketch, rank, shares[share])
+        label = f"last {share:.0%}" if share else "last linear layer"
+        about = {"layers": label, "weights": weights, "chosen": weights == chosen}
+        captured = monitor.basis.captured
+        yield from judged(
+            setup, monitor, "layers", {"share": share}, captured=captured, **about
+        )
 
 
 def sketch_sweep(setup: Setup) -> Iterator[Row]:
     """Yield rows over the memory of a sketch, for each kind of sketch at equal memory."""
-    for size in _sizes(setup.domain):
+    for size in _sizes(setup):
         kinds: dict[str, tuple[Sketch, int]] = {
             "Nystrom": (Nystrom(size=size), size // 2),
-            "TwoSided": (TwoSided(size=size), max(1, (size - 4) // 6)),
+            "TwoSided": (TwoSided(size=size), (size - 4) // 6),
             "FrequentDirections": (FrequentDirections(size=size // 2), size // 2),
         }
         for name, (sketch, rank) in kinds.items():
-            monitor = _fitted(setup, sketch, rank)
-            yield from _rows(setup, monitor, "sketch", size=size, sketch=name)
+            held = _holds(sketch, _num_weights(setup.networks[0]), rank)
+            if held in (size, size - 1):  # Frequent Directions has them in pairs
+                monitor = _fitted(setup, sketch, rank)
+                yield from _judged(setup, monitor, "sketch", size=size, sketch=name)
 
 
 def fidelity(setup: Setup) -> Iterator[Row]:
@@ -70,7 +88,7 @@ def fidelity(setup: Setup) -> Iterator[Row]:
     chosen = setup.domain.all_layers
     for name, sketch in (("Nystrom", Nystrom(size=chosen.size)), ("Exact", Exact())):
         monitor = _fitted(setup, sketch, chosen.rank)
-        yield from _rows(setup, monitor, "fidelity", sketch=name, rank=chosen.rank)
+        yield from _judged(setup, monitor, "fidelity", sketch=name, rank=chosen.rank)
 
 
 SWEEPS: dict[str, Sweep] = {
@@ -79,13 +97,42 @@ SWEEPS: dict[str, Sweep] = {
     "layers": layer_sweep,
     "sketch": sketch_sweep,
     "fidelity": fidelity,
+    "errors": error_sweep,
+    "size": size_sweep,
+    "examples": example_sweep,
 }
+
+# those that ask for an ensemble's networks
+ENSEMBLE_SWEEPS = ("errors",)
 
 
 def applies(sweep: str, domain: Domain) -> bool:
-    """Return whether a sweep is for a domain: the exact Fisher is for small networks only."""
-    large = domain.name in ("cifar10", "taxinet")
-    return not (large and sweep in ("fidelity", "sketch", "rank"))
+    """Return whether a sweep is for a domain.
+
+    Args:
+        sweep: One of `SWEEPS`.
+        domain: The domain.
+    """
+    if sweep == "size":  # it brings networks of its own, made for this domain's inputs
+        return domain.name == "mnist"
+    if sweep == "errors":  # the one with a mixed set
+        return domain.name == "taxinet"
+    network = _untrained(domain)
+    if sweep == "examples":
+        # pictures are convolved or flattened
+        return any(isinstance(m, (nn.Conv2d, nn.Flatten)) for m in network.modules())
+    return sweep in ("prior", "layers") or _num_weights(network) <= _SMALL
+
+
+@functools.cache
+def _untrained(domain: Domain) -> nn.Module:
+    """Return the network without weights."""
+    with torch.device("meta"):
+        return domain.build()
+
+
+def _num_weights(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def _fitted(setup: Setup, sketch: Sketch, rank: int, layers: Selection = "all") -> Monitor:
@@ -95,35 +142,42 @@ def _fitted(setup: Setup, sketch: Sketch, rank: int, layers: Selection = "all") 
     return monitor.fit(Loader(setup.fit_on, _BATCH, setup.device), progress=False)
 
 
-def _rows(setup: Setup, monitor: Monitor, sweep: str, **choice: object) -> Iterator[Row]:
-    known = _scores(setup, monitor, setup.splits.test)
-    captured = monitor.basis.captured
-    for ood, samples in setup.splits.novel.items():
-        found = separation(known, _scores(setup, monitor, samples), resamples=_RESAMPLES)
-        yield {
-            "id": "/".join(
-                [sweep, setup.domain.name, ood, *map(str, choice.values()), str(setup.seed)]
-            ),
-            "sweep": sweep,
-            **description(setup),
-            "ood": ood,
-            **choice,
-            "auroc": found.auroc,
-            "auroc_low": found.auroc_low,
-            "auroc_high": found.auroc_high,
-            "captured": captured,
-        }
+def _judged(setup: Setup, monitor: Monitor, sweep: str, **choice: object) -> Iterator[Row]:
+    return judged(setup, monitor, sweep, choice, captured=monitor.basis.captured)
 
 
-def _scores(setup: Setup, monitor: Monitor, samples: Samples) -> Tensor:
-    few = samples.take(slice(0, _JUDGED_ON))
-    return torch.cat([monitor.score(x).cpu() for x, _ in few.batches(_BATCH, setup.device)])
+def _shares(setup: Setup) -> dict[float, LastLayers]:
+    """Return choices of last layers by the share of layers they keep, in ascending order."""
+    chosen = setup.domain.last_layers
+    found = {0.0: LastLayers(count=1)}
+    found |= {share: LastLayers(fraction=share) for share in _SHARES}
+    if chosen.count is not None and chosen.count > 1:
+        modules = setup.networks[0].modules()
+        layers = sum(any(True for _ in m.parameters(recurse=False)) for m in modules)
+        found[round(chosen.count / layers, 3)] = chosen
+    return dict(sorted(found.items()))
 
 
-def _sizes(domain: Domain) -> Iterable[int]:
-    """Return the domain's sketch size, and some parts of it."""
-    full = domain.all_layers.size
-    return dict.fromkeys((max(10, full // 8), max(10, full // 4), full // 2, full))
+def _num_chosen(setup: Setup, layers: LastLayers) -> int:
+    """Return the number of weights in a choice of layers."""
+    x, _ = setup.fit_on.take(slice(0, 2)).read(setup.device)
+    monitor = Monitor(setup.networks[0], setup.domain.likelihood, parameters=layers)
+    return monitor.plan(x).num_parameters
+
+
+def _holds(sketch: Sketch, weights: int, rank: int) -> int | None:
+    """Return how many vectors a sketch holds, None where it is too small for its rank."""
+    try:
+        return sketch.columns(weights, rank) if rank > 0 else None
+    except OptionError:
+        return None
+
+
+def _sizes(setup: Setup) -> Iterable[int]:
+    """Return the domain's sketch size and some parts of it, none above the matrix's own."""
+    full, weights = setup.domain.all_layers.size, _num_weights(setup.networks[0])
+    sizes = dict.fromkeys((max(10, full // 8), max(10, full // 4), full // 2, full))
+    return [size for size in sizes if size <= weights]
 
 
 def _powers(most: int) -> Iterable[int]:

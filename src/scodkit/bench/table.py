@@ -5,158 +5,199 @@ from __future__ import annotations
 import csv
 import io
 import math
-import statistics
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scodkit.bench.domains import DOMAINS
 from scodkit.bench.measure import POOLED
 from scodkit.bench.methods import METHODS, PAPER
-from scodkit.bench.paper_values import PAPER_SET, PAPER_TABLE
+from scodkit.bench.paper_values import PAPER_DOMAINS, PAPER_SET, PAPER_TABLE, Reported
 from scodkit.bench.rows import Row, select
+from scodkit.bench.summaries import Mean, comparable, domains_in, over_seeds, row_ids
 
-# two-sided 95 % points of Student's t, by number of seeds
-_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306}
-_T_MORE = 2.262  # of ten; a little wide for more
-_HALF = 0.0005  # figures that round to the same are equally good
+Line = dict[str, str]
+
+_LOW_IS_GOOD = ("fpr95",)
+_LEFT = ("domain", "unknown", "method", "claim", "device", "rows")
+_SPREAD = "± is half of a 95 % interval over trained networks (Student's t)"
 
 
 @dataclass(frozen=True)
-class Mean:
-    """A figure over seeds.
+class Table:
+    """Lines of text, all with the same columns.
 
     Args:
-        value: Its mean.
-        spread: Half of its 95 % interval over trained networks (Student's t); None of one.
-        seeds: How many.
+        lines: One dict a line, by the columns' names; Markdown marks what is best.
+        caption: What stands above.
+        notes: What stands below, a paragraph each.
     """
 
-    value: float
-    spread: float | None
-    seeds: int
-
-    def __str__(self) -> str:
-        if self.spread is None:
-            return f"{self.value:.3f}"
-        return f"{self.value:.3f} ± {self.spread:.3f}"
+    lines: Sequence[Line]
+    caption: str = ""
+    notes: Sequence[str] = ()
 
 
-def mean(values: Sequence[float]) -> Mean | None:
-    """Return the mean of a figure over seeds, None of none.
-
-    Examples:
-        >>> print(mean([0.90, 0.92, 0.94]))
-        0.920 ± 0.050
-    """
-    if not values:
-        return None
-    spread = None
-    if len(values) > 1:
-        point = _T.get(len(values), _T_MORE)
-        spread = point * statistics.stdev(values) / math.sqrt(len(values))
-    return Mean(statistics.fmean(values), spread, len(values))
-
-
-def over_seeds(
-    rows: Iterable[Row], figure: str, *, domain: str, method: str, ood: str
-) -> Mean | None:
-    """Return a figure's mean over the rows of a domain, a method and a set."""
-    found = [r.get(figure) for r in select(rows, domain=domain, method=method, ood=ood)]
-    return mean([value for value in found if value is not None])
-
-
-def paper_table(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Return the lines of the paper's table as text: ours, and the paper's figures beside.
+def paper_table(rows: Sequence[Row]) -> Table:
+    """Return the paper's table: ours, and the paper's figures beside.
 
     Args:
         rows: All result rows.
 
     Returns:
-        One dict a line; the best AUROC of a domain is bold.
+        A line for each domain and method that has figures; the best of a domain are bold.
     """
+    rows = comparable(rows)
     lines = []
-    for domain in DOMAINS.values():
+    for domain in (DOMAINS[name] for name in PAPER_DOMAINS):
         ood = PAPER_SET.get(domain.name, POOLED)
-        found = {
-            method: over_seeds(rows, "auroc", domain=domain.name, method=method, ood=ood)
+        own = {
+            method: list(select(rows, domain=domain.name, method=method, ood=ood))
             for method in PAPER
         }
-        best = max((f.value for f in found.values() if f), default=math.inf)
-        for method, auroc in found.items():
-            own = {"domain": domain.name, "method": method, "ood": ood}
-            ms, forward = (over_seeds(rows, f, **own) for f in ("ms_b1", "forward_ms_b1"))
-            if auroc is None or ms is None or forward is None:
-                continue
-            reported = PAPER_TABLE.get((domain.name, method))
-            bold = "**" if auroc.value > best - _HALF else ""
-            lines.append(
-                {
-                    "domain": domain.title,
-                    "unknown": ood,
-                    "method": method,
-                    "seeds": str(auroc.seeds),
-                    "AUROC": f"{bold}{auroc}{bold}",
-                    "AUROC, paper": f"{reported.auroc:.3f}" if reported else "",
-                    "AUPR": str(over_seeds(rows, "aupr", **own)),
-                    "FPR95": str(over_seeds(rows, "fpr95", **own)),
-                    "ms": f"{ms.value:.3g}",
-                    "x forward": f"{ms.value / forward.value:.1f}",
-                    "ms, paper": f"{reported.ms:.3g}" if reported else "",
-                }
-            )
-    return lines
+        figures = {
+            name: marked({m: over_seeds(found, name) for m, found in own.items()}, name)
+            for name in ("auroc", "aupr", "fpr95")
+        }
+        for method, found in own.items():
+            if method in figures["auroc"]:
+                cells = {name: texts.get(method, "") for name, texts in figures.items()}
+                reported = PAPER_TABLE.get((domain.name, method))
+                prefix = f"{domain.name}/{ood}/{method}"
+                about = {"domain": domain.title, "unknown": ood, "method": method}
+                lines.append({**about, **_paper_cells(found, cells, reported, prefix)})
+    if not lines:
+        return Table([])
+    caption = (
+        "Each figure is the mean over the seeds of rows in results/rows.jsonl, whose ids begin "
+        f"as said in the last column; {_SPREAD}."
+    )
+    rule = (
+        "AUPR: ours is average precision, with both sets weighing the same (0.5 for a constant "
+        "score); the paper's is by the trapezoidal rule (0.75 for a constant score), so the "
+        "two are not to be compared. The paper's ms are of its authors' GPU."
+    )
+    return Table(lines, caption, [rule, *_without_figures(rows, PAPER)])
 
 
-def methods_table(rows: Sequence[Row], figure: str = "auroc") -> list[dict[str, str]]:
+def _paper_cells(
+    found: Sequence[Row], cells: Mapping[str, str], reported: Reported | None, prefix: str
+) -> Line:
+    """Return a line of the paper's table from the column of seeds on."""
+    judged = [row for row in found if row.get("auroc") is not None]
+    ms, forward = (over_seeds(judged, name) for name in ("ms_b1", "forward_ms_b1"))
+    return {
+        "seeds": str(len(judged)),
+        "AUROC": cells["auroc"],
+        "AUROC, paper": f"{reported.auroc:.3f}" if reported else "",
+        "AUPR": cells["aupr"],
+        "AUPR, paper": f"{reported.aupr:.3f}" if reported else "",
+        "FPR95": cells["fpr95"],
+        "ms": f"{ms.value:.3g}" if ms else "",
+        "x forward": f"{ms.value / forward.value:.1f}" if ms and forward else "",
+        "ms, paper": f"{reported.ms:.3g}" if reported else "",
+        "device": judged[0].get("device", ""),
+        "rows": f"`{row_ids(prefix, judged)}`",
+    }
+
+
+def methods_table(rows: Sequence[Row], figure: str = "auroc") -> Table:
     """Return one line per method, one column per domain and set of unknown inputs.
 
     Args:
         rows: All result rows.
         figure: Which figure of them.
     """
-    columns = [
-        (domain.name, ood)
-        for domain in DOMAINS.values()
-        for ood in dict.fromkeys(
-            r["ood"] for r in select(rows, domain=domain.name) if "fpr95" in r
+    rows = comparable(rows)
+    judged = [row for row in rows if row.get(figure) is not None]
+    columns = {
+        f"{domain}: {ood}": marked(
+            {m: over_seeds(judged, figure, domain=domain, method=m, ood=ood) for m in METHODS},
+            figure,
         )
+        for domain in (found.name for found in domains_in(judged))
+        for ood in dict.fromkeys(row["ood"] for row in select(judged, domain=domain))
+    }
+    lines = [
+        {"method": method, **{name: texts.get(method, "") for name, texts in columns.items()}}
+        for method in METHODS
+        if any(method in texts for texts in columns.values())
     ]
-    lines = []
-    for method in METHODS:
-        cells = {
-            f"{domain}: {ood}": over_seeds(rows, figure, domain=domain, method=method, ood=ood)
-            for domain, ood in columns
-        }
-        if any(cells.values()):
-            text = {name: "" if cell is None else str(cell) for name, cell in cells.items()}
-            lines.append({"method": method, **text})
-    return lines
+    if not lines:
+        return Table([])
+    devices = {row["domain"]: row.get("device", "") for row in judged}
+    places = ", ".join(f"{domain} on {device}" for domain, device in devices.items())
+    caption = (
+        f"{figure.upper()}: each figure is the mean over the rows `domain/set/method/seed` of "
+        f"results/rows.jsonl ({places}); {_SPREAD}."
+    )
+    return Table(lines, caption, _without_figures(rows, METHODS))
 
 
-def markdown(lines: Sequence[dict[str, str]]) -> str:
-    """Return lines as a Markdown table.
+def marked(found: Mapping[str, Mean | None], figure: str = "auroc") -> dict[str, str]:
+    """Return the means that are there as text, the best of them in bold.
+
+    Args:
+        found: By name.
+        figure: Of what.
 
     Examples:
-        >>> print(markdown([{"method": "scod", "AUROC": "0.9"}]), end="")
+        >>> marked({"a": Mean(0.9004, None, 1), "b": Mean(0.8996, None, 1), "c": None})
+        {'a': '**0.900**', 'b': '**0.900**'}
+    """
+    sign = -1 if figure in _LOW_IS_GOOD else 1
+    # figures that look the same are equally good
+    there = {name: (m, sign * round(m.value, 3)) for name, m in found.items() if m}
+    best = max((value for _, value in there.values()), default=math.inf)
+    return {
+        name: f"**{text}**" if value == best else str(text)
+        for name, (text, value) in there.items()
+    }
+
+
+def _without_figures(rows: Iterable[Row], methods: Iterable[str]) -> list[str]:
+    """Return a line for each method and reason it has no figures somewhere."""
+    reasons: dict[tuple[str, str], dict[str, None]] = {}
+    for method in methods:
+        for row in select(rows, method=method, auroc=None):
+            why = re.sub(r"^\w+Error: ", "", str(row.get("why", ""))).split(";")[0]
+            reasons.setdefault((method, why), {})[row["domain"]] = None
+    return [
+        f"No figures for {method} on {', '.join(domains)}: {why}."
+        for (method, why), domains in reasons.items()
+    ]
+
+
+def markdown(table: Table) -> str:
+    """Return a table as Markdown, "" of one without lines.
+
+    Examples:
+        >>> print(markdown(Table([{"method": "scod", "AUROC": "0.9"}], "Ours.")), end="")
+        Ours.
+        <BLANKLINE>
         | method | AUROC |
         | --- | --: |
         | scod | 0.9 |
     """
-    if not lines:
+    if not table.lines:
         return ""
-    head = list(lines[0])
-    left = {"domain", "unknown", "method"}
-    rule = ["---" if name in left else "--:" for name in head]
-    body = [list(line.values()) for line in lines]
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, rule, *body))
+    head = list(table.lines[0])
+    rule = ["---" if name in _LEFT else "--:" for name in head]
+    body = [list(line.values()) for line in table.lines]
+    text = "".join("| " + " | ".join(cells) + " |\n" for cells in (head, rule, *body))
+    above = f"{table.caption}\n\n" if table.caption else ""
+    return above + text + "".join(f"\n{note}\n" for note in table.notes)
 
 
-def comma_separated(lines: Sequence[dict[str, str]]) -> str:
-    """Return lines as CSV, without the marks of the best."""
-    if not lines:
+def comma_separated(table: Table) -> str:
+    """Return the lines of a table as CSV, without marks."""
+    if not table.lines:
         return ""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, list(table.lines[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: v.replace("**", "") for k, v in line.items()} for line in lines)
+    writer.writerows(
+        {name: re.sub(r"\*\*|`", "", cell) for name, cell in line.items()}
+        for line in table.lines
+    )
     return text.getvalue()

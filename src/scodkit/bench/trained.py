@@ -52,9 +52,11 @@ def trained(
         "domain": domain.name,
         "seed": seed,
         "recipe": domain.recipe.describe(),
+        "network": repr(domain.build()),
         "shapes": {n: list(p.shape) for n, p in domain.build().named_parameters()},
-        "train": splits.train.digest(),
-        "selection": splits.selection.digest(),
+        "likelihood": repr(domain.likelihood),
+        "train": [splits.train.digest(), splits.train.probe],
+        "selection": [splits.selection.digest(), splits.selection.probe],
     }
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     kept = user_cache() / "scodkit" / "nets" if cache is None else cache

@@ -2,26 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib.util
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
-from scodkit.errors import OptionError
+from scodkit.bench import figures as drawing
+from scodkit.bench import rows as result_rows
+from scodkit.bench import runner
+from scodkit.bench.checks import checks
+from scodkit.bench.domains import DOMAINS, OPTIONAL_DOMAINS
+from scodkit.bench.identity import device_name
+from scodkit.bench.jobs import ALL_DOMAINS, Where
+from scodkit.bench.methods import METHODS
+from scodkit.bench.rows import Row
+from scodkit.bench.sweep_tables import fidelity_table, sketch_table
+from scodkit.bench.sweeps import SWEEPS
+from scodkit.bench.table import Table, comma_separated, markdown, methods_table, paper_table
+from scodkit.errors import MissingPeerError, OptionError
 
-app = typer.Typer(help="Run the paper's domains; make its tables and figures.")
+app = typer.Typer(
+    help="Run the paper's domains; make its tables and figures.", no_args_is_help=True
+)
 
-ROWS = Path("results/rows.jsonl")
-SWEEPS = Path("results/sweeps.jsonl")
+ROWS_FILE = Path("results/rows.jsonl")
+SWEEPS_FILE = Path("results/sweeps.jsonl")
+_SLOW = ("taxinet", "taxinet_xplane")  # on a CPU
+_HOURS = "its frames and its training take hours on a CPU; type --device cuda"
+_STOPPED = 130  # exit code, as of a program that Ctrl-C ended
+
+
+def _names(known: Iterable[str]) -> str:
+    return f"May be repeated; all by default: {', '.join(known)}."
+
+
+_DOMAINS = f"{_names(DOMAINS)[:-1]}; only by name: {', '.join(OPTIONAL_DOMAINS)}."
+
 
 RowsOption = Annotated[Path, typer.Option("--rows", help="File of result rows, JSON lines.")]
-DomainOption = Annotated[
-    list[str] | None, typer.Option("--domain", help="May be repeated; all by default.")
-]
+SweepsOption = Annotated[Path, typer.Option("--sweeps", help="File of the rows of sweeps.")]
+DomainOption = Annotated[list[str] | None, typer.Option("--domain", help=_DOMAINS)]
 SeedsOption = Annotated[int, typer.Option(min=1, help="Trained networks per domain.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, or cuda.")]
-ProcessesOption = Annotated[int, typer.Option(min=1, help="That work at a time.")]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="That work at a time; one per core by default, with a GPU one.",
+        show_default=False,
+    ),
+]
 DataOption = Annotated[
     Path | None,
     typer.Option("--data", help="Folder of the data; else SCODKIT_DATA, else a cache."),
@@ -31,13 +66,11 @@ DataOption = Annotated[
 @app.command()
 def run(
     domain: DomainOption = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="May be repeated; all by default.")
-    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help=_names(METHODS))] = None,
     seeds: SeedsOption = 5,
     device: DeviceOption = "cpu",
-    processes: ProcessesOption = 1,
-    rows: RowsOption = ROWS,
+    processes: ProcessesOption = None,
+    rows: RowsOption = ROWS_FILE,
     data: DataOption = None,
 ) -> None:
     """Train, fit, score and judge; add a row for each domain, method, seed and unknown set.
@@ -46,76 +79,62 @@ def run(
 
     Example: scod bench run --domain wine --seeds 5
     """
-    from scodkit.bench import runner
-    from scodkit.bench.domains import DOMAINS
-    from scodkit.bench.methods import METHODS
-
-    _check_device(device)
-    domains = _chosen("domain", domain, DOMAINS)
     methods = _chosen("method", method, METHODS)
-    where = runner.Where(rows, data, device=device)
-    runner.run(domains, methods, seeds, where, processes=processes)
-    table(rows)
+    where = Where(rows, data, device=device)
+    domains, found = _run(domain, methods, seeds, where, processes, sweep=False)
+    _print_tables({"paper_table": paper_table(found), "methods_table": methods_table(found)})
+    _print_left_out(found, where, domain=domains, method=tuple(methods))
 
 
 @app.command()
 def table(
-    rows: RowsOption = ROWS,
+    rows: RowsOption = ROWS_FILE,
+    sweeps: SweepsOption = SWEEPS_FILE,
     output: Annotated[
         Path | None, typer.Option(help="Folder for Markdown and CSV files as well.")
     ] = None,
 ) -> None:
-    """Print the paper's table, its figures beside ours, and that of all methods.
+    """Print the paper's table, its figures beside ours, and all others there are rows for.
 
     Example: scod bench table --output results
-    """  # noqa: DOC501 (shown as help)
-    from scodkit.bench import rows as result_rows
-    from scodkit.bench.table import comma_separated, markdown, methods_table, paper_table
-
-    found = result_rows.read(rows)
-    if not found:
-        raise OptionError(f"expected rows in {rows}, found none; type: scod bench run")
-    tables = {"paper_table": paper_table(found), "methods_table": methods_table(found)}
-    for name, lines in tables.items():
-        typer.echo(markdown(lines))
-        if output is not None:
-            output.mkdir(parents=True, exist_ok=True)
-            (output / f"{name}.md").write_text(markdown(lines), encoding="utf-8")
-            (output / f"{name}.csv").write_text(comma_separated(lines), encoding="utf-8")
+    """
+    found, swept = _rows_in(rows), result_rows.read(sweeps)
+    tables = {
+        "paper_table": paper_table(found),
+        "methods_table": methods_table(found),
+        "sketch_table": sketch_table(swept),
+        "fidelity_table": fidelity_table(swept),
+        "checks": checks(found, swept),
+    }
+    _print_tables({name: own for name, own in tables.items() if own.lines}, output)
 
 
 @app.command()
 def sweep(
     domain: DomainOption = None,
-    name: Annotated[
-        list[str] | None, typer.Option("--sweep", help="May be repeated; all by default.")
-    ] = None,
+    name: Annotated[list[str] | None, typer.Option("--sweep", help=_names(SWEEPS))] = None,
     seeds: SeedsOption = 1,
     device: DeviceOption = "cpu",
-    processes: ProcessesOption = 1,
-    rows: RowsOption = SWEEPS,
+    processes: ProcessesOption = None,
+    rows: RowsOption = SWEEPS_FILE,
     data: DataOption = None,
 ) -> None:
     """Vary one choice at a time: rank, prior, layers, sketch; and compare with no sketch.
 
+    Rows that are there are kept, so a run that was stopped goes on where it was.
+
     Example: scod bench sweep --domain mnist --sweep rank
     """
-    from scodkit.bench import runner
-    from scodkit.bench.domains import DOMAINS
-    from scodkit.bench.sweeps import SWEEPS as KNOWN
-
-    _check_device(device)
-    domains = _chosen("domain", domain, DOMAINS)
-    where = runner.Where(rows, data, device=device)
-    runner.run(
-        domains, _chosen("sweep", name, KNOWN), seeds, where, sweep=True, processes=processes
-    )
+    names = _chosen("sweep", name, SWEEPS)
+    where = Where(rows, data, device=device)
+    domains, found = _run(domain, names, seeds, where, processes, sweep=True)
+    _print_left_out(found, where, domain=domains, sweep=tuple(names))
 
 
 @app.command()
 def figures(
-    rows: RowsOption = ROWS,
-    sweeps: Annotated[Path, typer.Option(help="File of the rows of sweeps.")] = SWEEPS,
+    rows: RowsOption = ROWS_FILE,
+    sweeps: SweepsOption = SWEEPS_FILE,
     output: Annotated[Path, typer.Option(help="Folder for SVG and PNG files.")] = Path(
         "results/figures"
     ),
@@ -123,17 +142,112 @@ def figures(
     """Draw every figure there are rows for.
 
     Example: scod bench figures
-    """
-    from scodkit.bench import figures as drawing
-    from scodkit.bench import rows as result_rows
-
-    for path in drawing.draw(result_rows.read(rows), result_rows.read(sweeps), output):
+    """  # noqa: DOC501 (shown as help)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingPeerError(
+            "expected matplotlib, which draws the figures, but it is not installed; type: "
+            "pip install 'scodkit[bench]'"
+        )
+    found = _rows_in(rows)
+    if not sweeps.exists():
+        _note(f"no rows of sweeps in {sweeps}; for their figures type: scod bench sweep")
+    for path in drawing.draw(found, result_rows.read(sweeps), output):
         typer.echo(str(path))
 
 
-def _check_device(device: str) -> None:
-    import torch
+def _run(
+    domain: list[str] | None,
+    names: Sequence[str],
+    seeds: int,
+    where: Where,
+    processes: int | None,
+    *,
+    sweep: bool,
+) -> tuple[tuple[str, ...], list[Row]]:
+    """Return the domains that were run, and all rows.
 
+    Raises:
+        Exit: If Ctrl-C was pressed.
+    """
+    _check_device(where.device)
+    domains = _domains(domain, where.device)
+    if processes is None:
+        processes = _cores() if where.device == "cpu" else 1
+    try:
+        found = runner.run(domains, names, seeds, where, sweep=sweep, processes=processes)
+    except KeyboardInterrupt:
+        kept = len(result_rows.read(where.rows))
+        _note(
+            f"stopped; {kept} rows are in {where.rows}, and the same command goes on from there"
+        )
+        raise typer.Exit(_STOPPED) from None
+    return domains, found
+
+
+def _domains(given: list[str] | None, device: str) -> tuple[str, ...]:
+    if not given:
+        wanted = [name for name in DOMAINS if device != "cpu" or name not in _SLOW]
+        for name in DOMAINS.keys() - wanted:
+            _note(f"{name} is left out: {_HOURS}, or ask for it with --domain {name}")
+        return tuple(wanted)
+    wanted = _chosen("domain", given, ALL_DOMAINS)
+    for name in wanted:
+        if device == "cpu" and name in _SLOW:
+            _note(f"{name}: {_HOURS}")
+    return tuple(wanted)
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _rows_in(path: Path) -> list[Row]:
+    """Return the rows of a file.
+
+    Raises:
+        OptionError: If there are none.
+    """
+    found = result_rows.read(path)
+    if not found:
+        raise OptionError(
+            f"expected rows in {path}, found none; type: scod bench run --rows {path}"
+        )
+    return found
+
+
+def _print_tables(tables: Mapping[str, Table], output: Path | None = None) -> None:
+    for name, own in tables.items():
+        typer.echo(markdown(own))
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            _write(output / f"{name}.md", markdown(own))
+            _write(output / f"{name}.csv", comma_separated(own))
+
+
+def _print_left_out(rows: Iterable[Row], where: Where, **wanted: tuple[str, ...]) -> None:
+    device = device_name(torch.device(where.device))
+    for line in runner.left_out(result_rows.select(rows, device=device, **wanted)):
+        typer.echo(line)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file so that at every moment the old one or the new one is there, whole."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _note(text: str) -> None:
+    typer.echo(f"scod: {text}", err=True)
+
+
+def _check_device(device: str) -> None:
     if device == "cpu" or (device.split(":")[0] == "cuda" and torch.cuda.is_available()):
         return
     there = "cpu or cuda" if torch.cuda.is_available() else "cpu (torch finds no GPU here)"

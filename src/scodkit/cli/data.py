@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="List, fetch and check the data sets of the paper's domains.")
+app = typer.Typer(
+    help="List, fetch and check the data sets of the paper's domains.", no_args_is_help=True
+)
 
 FolderOption = Annotated[
     Path | None,

@@ -1,5 +1,6 @@
 """Fisher factors: what matters at the output, pulled back to the weights."""
 
+from scodkit.factors.budget import MemoryBudget
 from scodkit.factors.choose import choose_engine
 from scodkit.factors.engine import (
     Engine,
@@ -25,6 +26,7 @@ __all__ = [
     "HookEngine",
     "Linearization",
     "LoopEngine",
+    "MemoryBudget",
     "Piece",
     "choose_engine",
     "row_bytes",

@@ -13,10 +13,10 @@ from scodkit.bench.domains.splitting import order, some
 from scodkit.bench.samples import TensorSamples
 from scodkit.bench.training import Recipe
 
-# the paper's is batch 16 at a constant rate of 0.001, and more than twice the epochs. Compared on
-# the loss held out: means of six networks of MNIST, 0.0180 after 8 epochs of this against 0.0186
-# after 20 of the like of the paper's; of seven of Rotated MNIST, 0.0870 after 20 against 0.0882
-# after 50
+# the paper's is batch 16 at a constant rate of 0.001, and more than twice the epochs. Compared
+# on the loss held out: means of six networks of MNIST, 0.0180 after 8 epochs of this against
+# 0.0186 after 20 of the like of the paper's; of seven of Rotated MNIST, 0.0870 after 20 against
+# 0.0882 after 50
 RATE, BATCH, MOMENTUM = 0.02, 64, 0.9
 
 # of the test images of a set, at most

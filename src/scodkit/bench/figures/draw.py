@@ -6,25 +6,40 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scodkit.bench.figures import histograms, runtime
+from scodkit.bench.figures import errors, examples, histograms, layers, runtime, size
 from scodkit.bench.figures.curves import Curves
 from scodkit.bench.figures.style import save, style
 from scodkit.bench.rows import Row
+from scodkit.bench.summaries import comparable
 
 Figure = Callable[[Any, Sequence[Row], Sequence[Row]], Any]
 
+_RANK = Curves(
+    "rank", "rank", "size", "rank k", log=2, mark=lambda size: size / 2, mark_label="k = T / 2"
+)
+_PRIOR = Curves("prior", "prior_variance", "ood", "prior variance $\\epsilon^2$", log=10)
+_MEMORY = Curves("sketch", "size", "sketch", "memory T", log=2)
+_CAPTURED = Curves(
+    "sketch",
+    "size",
+    "sketch",
+    "memory T",
+    figure="captured",
+    shown="captured curvature",
+    log=2,
+)
+
 FIGURES: dict[str, Figure] = {
     "auroc_against_runtime": runtime.draw,
-    "auroc_against_rank": Curves("rank", "rank", "size", "rank k", log=2).draw,
-    "auroc_against_prior": Curves(
-        "prior", "prior_variance", "ood", "prior variance", log=10
-    ).draw,
-    "auroc_against_layers": Curves("layers", "share", "ood", "share of layers kept").draw,
-    "auroc_against_memory": Curves("sketch", "size", "sketch", "memory T", log=2).draw,
-    "captured_against_memory": Curves(
-        "sketch", "size", "sketch", "memory T", figure="captured", log=2
-    ).draw,
+    "auroc_against_rank": _RANK.draw,
+    "auroc_against_prior": _PRIOR.draw,
+    "auroc_against_layers": layers.draw,
+    "auroc_against_memory": _MEMORY.draw,
+    "captured_against_memory": _CAPTURED.draw,
     "score_histograms": histograms.draw,
+    "error_roc": errors.draw,
+    "runtime_against_size": size.draw,
+    "example_inputs": examples.draw,
 }
 
 
@@ -39,6 +54,7 @@ def draw(rows: Sequence[Row], sweeps: Sequence[Row], folder: Path) -> list[Path]
     Returns:
         The files.
     """
+    rows, sweeps = comparable(rows), comparable(sweeps)
     written = []
     for name, figure in FIGURES.items():
         with style() as plt:

@@ -7,31 +7,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scodkit.bench.domains import DOMAINS
-from scodkit.bench.figures.style import COLOURS, GREY, TITLES, panels
+from scodkit.bench.figures.style import COLOURS, GREY, MARKERS, TITLES, panels, plain_ticks
 from scodkit.bench.measure import POOLED
 from scodkit.bench.methods import PAPER
-from scodkit.bench.paper_values import PAPER_SET
+from scodkit.bench.paper_values import PAPER_DOMAINS, PAPER_SET
 from scodkit.bench.rows import Row, select
-from scodkit.bench.table import Mean, over_seeds
+from scodkit.bench.summaries import Mean, over_seeds
 
 Point = tuple[float, Mean]
 
+# a method this far below all others would press them together, and goes to the edge
+_FAR = 0.15
+
 
 def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
-    """Return the figure, None without rows."""
-    domains = [d for d in DOMAINS.values() if any(select(rows, domain=d.name))]
+    """Return the figure, None without rows; bars are 95 % intervals over networks."""
+    found = {
+        DOMAINS[name]: points(rows, name, PAPER_SET.get(name, POOLED)) for name in PAPER_DOMAINS
+    }
+    domains = [domain for domain, own in found.items() if own]
     if not domains:
         return None
     figure, axes = panels(plt, [domain.title for domain in domains])
     for axis, domain in zip(axes, domains, strict=True):
-        found = points(rows, domain.name, PAPER_SET.get(domain.name, POOLED))
-        _draw_panel(axis, found)
-    handles = [axes[0].plot([], [], "o", color=COLOURS[m], label=TITLES[m])[0] for m in PAPER]
-    handles.append(
-        axes[0].plot([], [], "--", color=GREY, label="front: the paper's methods")[0]
-    )
-    figure.legend(handles=handles, loc="lower center", ncols=4, bbox_to_anchor=(0.5, -0.06))
-    figure.tight_layout()
+        _draw_panel(axis, found[domain])
+    handles = [
+        axes[0].plot([], [], marker, color=COLOURS[method], label=TITLES[method])[0]
+        for method, marker in zip(PAPER, MARKERS, strict=False)
+    ]
+    handles += axes[0].plot([], [], "--", color=GREY, label="nothing is better in both")
+    figure.legend(handles=handles, loc="outside lower center", ncols=4)
     return figure
 
 
@@ -39,8 +44,8 @@ def points(rows: Sequence[Row], domain: str, ood: str) -> dict[str, Point]:
     """Return milliseconds a sample and AUROC of each of the paper's methods."""
     found = {}
     for method in PAPER:
-        own = {"domain": domain, "method": method, "ood": ood}
-        ms, auroc = over_seeds(rows, "ms_b1", **own), over_seeds(rows, "auroc", **own)
+        own = list(select(rows, domain=domain, method=method, ood=ood))
+        ms, auroc = over_seeds(own, "ms_b1"), over_seeds(own, "auroc")
         if ms is not None and auroc is not None:
             found[method] = (ms.value, auroc)
     return found
@@ -63,9 +68,25 @@ def front(found: Mapping[str, Point]) -> list[str]:
 
 
 def _draw_panel(axis: Any, found: Mapping[str, Point]) -> None:
-    for method, (ms, auroc) in found.items():
-        spread = auroc.spread or 0.0
-        axis.errorbar(ms, auroc.value, yerr=spread, fmt="o", color=COLOURS[method], capsize=2)
+    floor = _floor(found)
+    for method, marker in zip(PAPER, MARKERS, strict=False):
+        if method not in found:
+            continue
+        ms, auroc = found[method]
+        if auroc.value < floor:
+            axis.plot(ms, floor, marker, color=COLOURS[method], clip_on=False)
+            axis.annotate(
+                f"{auroc.value:.2f}, off the axis",
+                (ms, floor),
+                (7, 4),
+                textcoords="offset points",
+                fontsize=7,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            )
+            continue
+        axis.errorbar(
+            ms, auroc.value, auroc.spread, fmt=marker, color=COLOURS[method], capsize=2
+        )
     steps = [found[method] for method in front(found)]
     axis.step(
         [ms for ms, _ in steps],
@@ -76,6 +97,19 @@ def _draw_panel(axis: Any, found: Mapping[str, Point]) -> None:
         linewidth=1,
         zorder=1,
     )
+    if floor > -math.inf:
+        axis.set_ylim(bottom=floor)
     axis.set_xscale("log")
+    plain_ticks(axis.xaxis)
+    axis.margins(x=0.12)
     axis.set_xlabel("ms a sample, batch 1")
     axis.set_ylabel("AUROC")
+
+
+def _floor(found: Mapping[str, Point]) -> float:
+    """Return where the axis is to begin, minus infinity where it may as it likes."""
+    values = sorted(auroc.value for _, auroc in found.values())
+    if len(values) < 3 or values[1] - values[0] < _FAR:
+        return -math.inf
+    lowest = [a.value - (a.spread or 0) for _, a in found.values() if a.value > values[0]]
+    return max(values[0] + 0.02, min(lowest) - 0.03)

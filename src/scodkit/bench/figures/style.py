@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,13 @@ from typing import Any
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK, GREY = "#CC79A7", "#56B4E9", "#000000", "#999999"
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK)
+# beside colours, for those who see few of them
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 COLOURS = {
     "scod": BLUE,
     "scod_ll": SKY,
-    "naive": GREY,
+    "naive": BLACK,
     "deep_ensemble": GREEN,
     "local_ensemble": ORANGE,
     "kfac_laplace": RED,
@@ -29,8 +34,12 @@ TITLES = {
     "kfac_laplace": "KFAC Laplace",
 }
 
+# inches of a panel, by how many are side by side: together as wide as a page shows well
+_WIDTHS = {1: 4.6, 2: 3.7, 3: 3.0}
+_HEIGHT = 2.6
+
 _STYLE: Any = {
-    "figure.dpi": 120,
+    "figure.dpi": 140,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
@@ -42,6 +51,9 @@ _STYLE: Any = {
     "ytick.labelsize": 8,
     "legend.fontsize": 8,
     "legend.frameon": False,
+    "legend.columnspacing": 1.2,
+    "legend.handletextpad": 0.5,
+    "lines.markersize": 4,
     "svg.hashsalt": "scodkit",  # so that the same rows give the same file
     "font.family": "DejaVu Sans",
 }
@@ -60,18 +72,24 @@ def style() -> Iterator[Any]:
     plt.close("all")
 
 
-def panels(plt: Any, titles: Sequence[str], columns: int = 3) -> tuple[Any, list[Any]]:
+def panels(
+    plt: Any, titles: Sequence[str], columns: int = 3, height: float = _HEIGHT
+) -> tuple[Any, list[Any]]:
     """Return a figure with a panel for each title.
 
     Args:
         plt: Matplotlib's pyplot.
         titles: Of the panels.
         columns: Side by side, at most.
+        height: Of a panel, in inches.
     """
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
-    size = (3.6 * columns, 2.9 * rows)
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    size = (_WIDTHS[columns] * columns, height * rows)
+    # this layout makes room for legends outside of the axes
+    figure, axes = plt.subplots(
+        rows, columns, figsize=size, squeeze=False, layout="constrained"
+    )
     flat = list(axes.flat)
     for spare in flat[len(titles) :]:
         spare.set_visible(False)
@@ -80,8 +98,37 @@ def panels(plt: Any, titles: Sequence[str], columns: int = 3) -> tuple[Any, list
     return figure, flat[: len(titles)]
 
 
+def legend_below(axis: Any, columns: int = 2) -> None:
+    """Put the legend of a panel under it, where it hides nothing."""
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=columns)
+
+
+def plain_ticks(axis: Any, base: int = 10) -> None:
+    """Mark a logarithmic axis with plain numbers, few enough to be told apart.
+
+    Args:
+        axis: Matplotlib's x or y axis of a panel.
+        base: Of the logarithm, 10 or 2.
+    """
+    from matplotlib import ticker
+
+    axis.set_major_locator(ticker.LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(ticker.NullLocator())
+
+
+def words(name: str) -> str:
+    """Return a name of rows as it is read.
+
+    Examples:
+        >>> words("white_wine"), words("classes_5_9")
+        ('white wine', 'classes 5-9')
+    """
+    return re.sub(r"(\d)_(\d)", r"\1-\2", name).replace("_", " ")
+
+
 def save(figure: Any, folder: Path, name: str) -> list[Path]:
-    """Write a figure as SVG and PNG.
+    """Write a figure as SVG and PNG, each whole or not at all.
 
     Args:
         figure: The figure.
@@ -92,8 +139,14 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
         The two files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.{ending}" for ending in ("svg", "png")]
-    for path in paths:
-        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        figure.savefig(path, bbox_inches="tight", metadata=metadata)
+    paths = []
+    for ending, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+        path = folder / f"{name}.{ending}"
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            figure.savefig(temporary, format=ending, metadata=metadata)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        paths.append(path)
     return paths

@@ -1,0 +1,99 @@
+"""What a row is about, in a few letters: the network, the settings, the machine."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from scodkit.bench.domain import Domain
+from scodkit.bench.methods import METHODS, Case
+from scodkit.bench.rows import Row
+from scodkit.monitor import Monitor
+from scodkit.parameters import state_fingerprint
+from scodkit.version import __version__
+
+_LETTERS = 8
+
+
+def network_id(networks: Iterable[nn.Module]) -> str:
+    """Return eight letters for the weights and buffers of all these networks, in order."""
+    return _short([state_fingerprint(network) for network in networks])
+
+
+@functools.cache
+def settings_id(domain: Domain, name: str, *, sweep: bool = False) -> str:
+    """Return eight letters for all that results depend on, but for the data and the weights.
+
+    Args:
+        domain: The domain.
+        name: One of `METHODS`, or of the sweeps.
+        sweep: Whether it is a sweep.
+    """
+    recipe = None if domain.recipe is None else domain.recipe.describe()
+    network = repr(_untrained(domain)[0])
+    own = (
+        "likelihood",
+        "all_layers",
+        "last_layers",
+        "last",
+        "local_rank",
+        "fit_on",
+        "hessian_on",
+    )
+    chosen = {key: repr(getattr(domain, key)) for key in own}
+    method = name if sweep else f"{name}: {_options(domain, name)}"
+    return _short([domain.name, method, sweep, recipe, network, chosen])
+
+
+def machine(device: torch.device) -> Row:
+    """Return what a row says of the machine and the versions."""
+    return {
+        "device": device_name(device),
+        "scodkit": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Return a device in words."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def short_name(device: str) -> str:
+    """Return a device's name as a part of an id.
+
+    Examples:
+        >>> short_name("NVIDIA H200"), short_name("NVIDIA GeForce RTX 4090")
+        ('h200', 'geforce-rtx-4090')
+    """
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
+
+
+def _options(domain: Domain, method: str) -> str:
+    """Return what a method is made with; of one that cannot be made here, why."""
+    try:
+        detector = METHODS[method](Case(domain, _untrained(domain)))
+    except Exception as error:
+        return str(error)
+    sketch = f", {detector.sketch}" if isinstance(detector, Monitor) else ""
+    return f"{detector}{sketch}"
+
+
+@functools.cache
+def _untrained(domain: Domain) -> Sequence[nn.Module]:
+    """Return networks without weights, as many as the smallest ensemble has."""
+    with torch.device("meta"):
+        return domain.build(), domain.build()
+
+
+def _short(facts: object) -> str:
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_LETTERS]

@@ -1,0 +1,149 @@
+"""``scod bench``: what it says, what it refuses, what it writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from scodkit.bench import rows as result_rows
+from scodkit.bench.domains import DOMAINS, OPTIONAL_DOMAINS
+from scodkit.bench.methods import METHODS
+from scodkit.bench.sweeps import SWEEPS
+from scodkit.cli import bench
+from scodkit.cli.app import app
+from scodkit.errors import OptionError
+
+
+def scod(*words: str) -> Result:
+    wide = {"COLUMNS": "3000", "TERMINAL_WIDTH": "3000", "NO_COLOR": "1"}
+    return CliRunner().invoke(app, list(words), env=wide)
+
+
+def row(method: str, auroc: float | None, **other: object) -> result_rows.Row:
+    figures = {"aupr": 0.5, "fpr95": 0.25, "ms_b1": 1.0, "forward_ms_b1": 0.5}
+    about = {"domain": "wine", "method": method, "seed": 0, "ood": "pooled", "device": "cpu"}
+    return {**about, **figures, "auroc": auroc, "settings": "a", **other}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [(), ("bench",), ("data",)])
+def test_without_a_verb_there_is_help(words: tuple[str, ...]) -> None:
+    assert "Usage: " in scod(*words).output
+
+
+@pytest.mark.parametrize(
+    ("verb", "names"),
+    [
+        ("run", [*DOMAINS, *OPTIONAL_DOMAINS, *METHODS]),
+        ("sweep", [*DOMAINS, *OPTIONAL_DOMAINS, *SWEEPS]),
+    ],
+)
+def test_help_lists_the_names(verb: str, names: list[str]) -> None:
+    text = scod("bench", verb, "--help").output
+    words = set(text.replace(",", " ").replace(".", " ").replace(";", " ").split())
+    assert set(names) <= words
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--domain", "beer"], "expected a domain among wine"),
+        (["run", "--method", "magic"], "expected a method among scod"),
+        (["sweep", "--sweep", "chimney"], "expected a sweep among rank"),
+        (["run", "--device", "gpu"], "expected the device cpu"),
+        (["table"], r"expected rows in results/rows.jsonl, found none; type: scod bench run"),
+        (["figures"], r"expected rows in results/rows.jsonl, found none; type: scod bench run"),
+    ],
+)
+def test_errors_say_what_to_type(words: list[str], said: str, home: Path) -> None:
+    found = scod("bench", *words)
+    assert isinstance(found.exception, OptionError)
+    assert said in str(found.exception)
+    assert list(home.iterdir()) == []
+
+
+def test_missing_matplotlib_says_how_to_get_it(home: Path) -> None:
+    result_rows.append(home / "results" / "rows.jsonl", [row("scod", 0.9)])
+    program = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "sys.argv = ['scod', 'bench', 'figures']\n"
+        "from scodkit.cli.main import main; main()"
+    )
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "pip install 'scodkit[bench]'" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_figures_are_named_and_lacking_sweeps_told(home: Path) -> None:
+    result_rows.append(home / "results" / "rows.jsonl", [row("scod", 0.9)])
+    found = scod("bench", "figures")
+    assert found.exit_code == 0
+    assert "results/figures/auroc_against_runtime.svg" in found.output
+    assert (home / "results" / "figures" / "auroc_against_runtime.png").exists()
+    assert "type: scod bench sweep" in found.stderr
+
+
+def test_tables_are_printed_and_written_whole(home: Path) -> None:
+    result_rows.append(home / "rows.jsonl", [row("scod", 0.9)])
+    words = ("bench", "table", "--rows", "rows.jsonl", "--output", "out")
+    found = scod(*words)
+    assert found.exit_code == 0
+    written = {path.name for path in (home / "out").iterdir()}  # and nothing half-written
+    assert written >= {"paper_table.md", "paper_table.csv", "methods_table.md", "checks.md"}
+    assert all(name.endswith((".md", ".csv")) for name in written)
+    assert (home / "out" / "paper_table.md").read_text() in found.output
+    before = (home / "out" / "paper_table.md").stat().st_ino
+    scod(*words)
+    assert (home / "out" / "paper_table.md").stat().st_ino != before  # replaced, not emptied
+
+
+class TestDomains:
+    """On a CPU TaxiNet takes hours."""
+
+    def test_it_is_left_out_by_default(self, capsys) -> None:
+        assert set(bench._domains(None, "cpu")) == set(DOMAINS) - {"taxinet"}
+        assert "taxinet is left out" in capsys.readouterr().err
+
+    def test_asked_for_by_name_it_is_done_with_a_warning(self, capsys) -> None:
+        assert bench._domains(["taxinet"], "cpu") == ("taxinet",)
+        said = capsys.readouterr().err
+        assert "take hours on a CPU" in said
+        assert len(said.splitlines()) == 1
+
+    @pytest.mark.parametrize("given", [None, ["taxinet"]])
+    def test_with_a_gpu_it_is_like_any_other(self, given: list[str] | None, capsys) -> None:
+        assert bench._domains(given, "cuda") == tuple(given or DOMAINS)
+        assert capsys.readouterr().err == ""
+
+    def test_others_need_no_warning(self, capsys) -> None:
+        assert bench._domains(["wine"], "cpu") == ("wine",)
+        assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_there_are_as_many_processes_as_cores_for_this_one() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert bench._cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert bench._cores() == len(before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_taken() -> None:
+    bench._check_device("cuda")

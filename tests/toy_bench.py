@@ -1,0 +1,73 @@
+"""The command ``scod`` with a domain that takes no time, and methods that end badly.
+
+``held`` does not end as long as the file exists that the variable TOY_HOLD names; ``killed``
+kills its process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from scodkit import Gaussian, LastLayers, baselines
+from scodkit.bench import jobs, methods
+from scodkit.bench.domain import Domain, SketchSize, Splits
+from scodkit.bench.samples import TensorSamples
+from scodkit.bench.training import Recipe
+from scodkit.cli.main import main
+
+
+def normal(count: int, seed: int, shift: float = 0.0) -> TensorSamples:
+    x = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed)) + shift
+    return TensorSamples(x, x.sum(1, keepdim=True))
+
+
+def splits(folder: Path | None) -> Splits:
+    return Splits(normal(40, 0), normal(20, 1), normal(30, 2), {"far": normal(30, 3, 2.0)})
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+TOY = Domain(
+    name="toy",
+    title="Toy",
+    likelihood=Gaussian(),
+    build=build,
+    splits=splits,
+    recipe=Recipe(torch.optim.Adam, rate=0.01, batch=20, epochs=2),
+    all_layers=SketchSize(12, 4),
+    last_layers=LastLayers(count=1),
+    last=SketchSize(5, 2),
+    local_rank=2,
+)
+
+
+class Held(baselines.Naive):
+    def fit(self, loader: Any, *, progress: bool = True) -> Any:
+        while Path(os.environ["TOY_HOLD"]).exists():
+            time.sleep(0.01)
+        return self
+
+
+class Killed(baselines.Naive):
+    def fit(self, loader: Any, *, progress: bool = True) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ in ("__main__", "__mp_main__"):  # and in the processes that it starts
+    jobs.ALL_DOMAINS["toy"] = TOY
+    for name, kind in (("held", Held), ("killed", Killed)):
+        methods.METHODS[name] = lambda case, kind=kind: kind(
+            case.networks[0], case.domain.likelihood
+        )
+
+if __name__ == "__main__":
+    main()
