@@ -15,13 +15,13 @@ from torch import nn
 
 from scodkit import Categorical, Gaussian, LastLayers, Monitor
 from scodkit.baselines import DeepEnsemble
-from scodkit.bench import size_sweep
 from scodkit.bench.domain import Domain, SketchSize, Splits
-from scodkit.bench.error_sweep import distances
 from scodkit.bench.measure import Setup
 from scodkit.bench.rows import select
 from scodkit.bench.samples import Loader, TensorSamples
 from scodkit.bench.sweeps import SWEEPS
+from scodkit.bench.sweeps import size as size_sweep
+from scodkit.bench.sweeps.errors import distances
 from scodkit.errors import OptionError
 from scodkit.sketch import Nystrom
 

@@ -8,17 +8,17 @@ import io
 import pytest
 from scipy import stats
 
-from scodkit.bench.checks import TARGETS, checks
 from scodkit.bench.rows import Row
-from scodkit.bench.summaries import Mean, comparable, mean, over_seeds
-from scodkit.bench.sweep_tables import fidelities, fidelity_table, sketch_table
-from scodkit.bench.table import (
+from scodkit.bench.tables.checks import TARGETS, checks
+from scodkit.bench.tables.paper import (
     Table,
     comma_separated,
     markdown,
     methods_table,
     paper_table,
 )
+from scodkit.bench.tables.summaries import Mean, comparable, mean, over_seeds
+from scodkit.bench.tables.sweeps import fidelities, fidelity_table, sketch_table
 
 
 def row(method: str, seed: int, auroc: float, ms: float = 1.0, **more: object) -> Row:

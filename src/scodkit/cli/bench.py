@@ -15,15 +15,21 @@ import typer
 from scodkit.bench import figures as drawing
 from scodkit.bench import rows as result_rows
 from scodkit.bench import runner
-from scodkit.bench.checks import checks
 from scodkit.bench.domains import DOMAINS, OPTIONAL_DOMAINS
 from scodkit.bench.identity import device_name
 from scodkit.bench.jobs import ALL_DOMAINS, Where
 from scodkit.bench.methods import METHODS
 from scodkit.bench.rows import Row
-from scodkit.bench.sweep_tables import fidelity_table, sketch_table
 from scodkit.bench.sweeps import SWEEPS
-from scodkit.bench.table import Table, comma_separated, markdown, methods_table, paper_table
+from scodkit.bench.tables.checks import checks
+from scodkit.bench.tables.paper import (
+    Table,
+    comma_separated,
+    markdown,
+    methods_table,
+    paper_table,
+)
+from scodkit.bench.tables.sweeps import fidelity_table, sketch_table
 from scodkit.errors import MissingPeerError, OptionError
 
 app = typer.Typer(

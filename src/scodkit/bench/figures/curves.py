@@ -17,7 +17,7 @@ from scodkit.bench.figures.style import (
 )
 from scodkit.bench.measure import POOLED
 from scodkit.bench.rows import Row, select
-from scodkit.bench.summaries import domains_in
+from scodkit.bench.tables.summaries import domains_in
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from scodkit.bench.figures import errors, examples, histograms, layers, runtime,
 from scodkit.bench.figures.curves import Curves
 from scodkit.bench.figures.style import save, style
 from scodkit.bench.rows import Row
-from scodkit.bench.summaries import comparable
+from scodkit.bench.tables.summaries import comparable
 
 Figure = Callable[[Any, Sequence[Row], Sequence[Row]], Any]
 

@@ -10,7 +10,7 @@ import numpy as np
 from scodkit.bench.figures.style import COLOURS, GREY, TITLES, legend_below, panels
 from scodkit.bench.methods import PAPER
 from scodkit.bench.rows import Row, select
-from scodkit.bench.summaries import domains_in, over_seeds
+from scodkit.bench.tables.summaries import domains_in, over_seeds
 
 
 def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from scodkit.bench.figures.style import panels, words
 from scodkit.bench.rows import Row, select
-from scodkit.bench.summaries import domains_in
+from scodkit.bench.tables.summaries import domains_in
 
 _GAP = 0.06  # between pictures, of their height
 

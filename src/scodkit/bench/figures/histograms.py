@@ -10,7 +10,7 @@ import numpy as np
 from scodkit.bench.figures.style import GREY, PALETTE, legend_below, panels, words
 from scodkit.bench.measure import POOLED
 from scodkit.bench.rows import Row, select
-from scodkit.bench.summaries import domains_in
+from scodkit.bench.tables.summaries import domains_in
 
 
 def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:

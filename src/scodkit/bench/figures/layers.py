@@ -9,7 +9,7 @@ from scodkit.bench.figures.curves import Curves, draw_line
 from scodkit.bench.figures.style import BLACK, PALETTE, legend_below, panels, words
 from scodkit.bench.measure import POOLED
 from scodkit.bench.rows import Row, select
-from scodkit.bench.summaries import domains_in
+from scodkit.bench.tables.summaries import domains_in
 
 _CURVES = Curves("layers", "share", "ood", "share of layers kept")
 

@@ -10,9 +10,9 @@ from scodkit.bench.domains import DOMAINS
 from scodkit.bench.figures.style import COLOURS, GREY, MARKERS, TITLES, panels, plain_ticks
 from scodkit.bench.measure import POOLED
 from scodkit.bench.methods import PAPER
-from scodkit.bench.paper_values import PAPER_DOMAINS, PAPER_SET
 from scodkit.bench.rows import Row, select
-from scodkit.bench.summaries import Mean, over_seeds
+from scodkit.bench.tables.paper_values import PAPER_DOMAINS, PAPER_SET
+from scodkit.bench.tables.summaries import Mean, over_seeds
 
 Point = tuple[float, Mean]
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-import torch
 from torch import nn
 
-from scodkit.bench.domain import Domain
-from scodkit.bench.error_sweep import error_sweep
-from scodkit.bench.example_sweep import example_sweep
 from scodkit.bench.measure import Setup
 from scodkit.bench.rows import Row
 from scodkit.bench.samples import Loader
-from scodkit.bench.size_sweep import size_sweep
-from scodkit.bench.sweep_rows import judged
+from scodkit.bench.sweeps.points import judged
 from scodkit.errors import OptionError
 from scodkit.monitor import Monitor
 from scodkit.parameters import LastLayers, Selection
@@ -23,10 +17,6 @@ from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
 
 _BATCH = 128
 _SHARES = (0.05, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0)
-# more weights than this, and the exact Fisher or a dozen fits take too long
-_SMALL = 100_000
-
-Sweep = Callable[[Setup], Iterator[Row]]
 
 
 def rank_sweep(setup: Setup) -> Iterator[Row]:
@@ -89,46 +79,6 @@ def fidelity(setup: Setup) -> Iterator[Row]:
     for name, sketch in (("Nystrom", Nystrom(size=chosen.size)), ("Exact", Exact())):
         monitor = _fitted(setup, sketch, chosen.rank)
         yield from _judged(setup, monitor, "fidelity", sketch=name, rank=chosen.rank)
-
-
-SWEEPS: dict[str, Sweep] = {
-    "rank": rank_sweep,
-    "prior": prior_sweep,
-    "layers": layer_sweep,
-    "sketch": sketch_sweep,
-    "fidelity": fidelity,
-    "errors": error_sweep,
-    "size": size_sweep,
-    "examples": example_sweep,
-}
-
-# those that ask for an ensemble's networks
-ENSEMBLE_SWEEPS = ("errors",)
-
-
-def applies(sweep: str, domain: Domain) -> bool:
-    """Return whether a sweep is for a domain.
-
-    Args:
-        sweep: One of `SWEEPS`.
-        domain: The domain.
-    """
-    if sweep == "size":  # it brings networks of its own, made for this domain's inputs
-        return domain.name == "mnist"
-    if sweep == "errors":  # the one with a mixed set
-        return domain.name == "taxinet"
-    network = _untrained(domain)
-    if sweep == "examples":
-        # pictures are convolved or flattened
-        return any(isinstance(m, (nn.Conv2d, nn.Flatten)) for m in network.modules())
-    return sweep in ("prior", "layers") or _num_weights(network) <= _SMALL
-
-
-@functools.cache
-def _untrained(domain: Domain) -> nn.Module:
-    """Return the network without weights."""
-    with torch.device("meta"):
-        return domain.build()
 
 
 def _num_weights(network: nn.Module) -> int:

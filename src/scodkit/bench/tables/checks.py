@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from scodkit.bench.domains import DOMAINS
 from scodkit.bench.measure import POOLED
 from scodkit.bench.rows import Row, select
-from scodkit.bench.summaries import Mean, comparable, over_seeds, row_ids
-from scodkit.bench.sweep_tables import CLOSE, fidelities
-from scodkit.bench.table import Line, Table
+from scodkit.bench.tables.paper import Line, Table
+from scodkit.bench.tables.summaries import Mean, comparable, over_seeds, row_ids
+from scodkit.bench.tables.sweeps import CLOSE, fidelities
 
 # least mean AUROC of the better of SCOD and SCOD on the last layers, by domain and set
 TARGETS = {

@@ -11,7 +11,7 @@ from torch import nn
 from scodkit.bench.measure import Setup
 from scodkit.bench.rows import Row
 from scodkit.bench.samples import Loader
-from scodkit.bench.sweep_rows import sweep_row
+from scodkit.bench.sweeps.points import sweep_row
 from scodkit.bench.timing import prediction_times, wait_for
 from scodkit.monitor import Monitor
 from scodkit.sketch import Nystrom

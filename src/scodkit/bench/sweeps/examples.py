@@ -14,7 +14,7 @@ from scodkit.bench.domains.splitting import some
 from scodkit.bench.measure import Setup
 from scodkit.bench.rows import Row
 from scodkit.bench.samples import Samples
-from scodkit.bench.sweep_rows import sweep_row
+from scodkit.bench.sweeps.points import sweep_row
 
 KNOWN = "known"
 _SHOWN = 6  # of each set

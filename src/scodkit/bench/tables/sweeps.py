@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from scodkit.bench.domains import DOMAINS, OPTIONAL_DOMAINS
 from scodkit.bench.measure import POOLED
 from scodkit.bench.rows import Row, select
-from scodkit.bench.summaries import Mean, comparable, domains_in, over_seeds, row_ids
-from scodkit.bench.table import Table, marked
+from scodkit.bench.tables.paper import Table, marked
+from scodkit.bench.tables.summaries import Mean, comparable, domains_in, over_seeds, row_ids
 
 _KINDS = ("Nystrom", "FrequentDirections", "TwoSided")
 CLOSE = 0.002  # of AUROC, between the sketch and the exact Fisher information

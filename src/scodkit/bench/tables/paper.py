@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from scodkit.bench.domains import DOMAINS
 from scodkit.bench.measure import POOLED
 from scodkit.bench.methods import METHODS, PAPER
-from scodkit.bench.paper_values import PAPER_DOMAINS, PAPER_SET, PAPER_TABLE, Reported
 from scodkit.bench.rows import Row, select
-from scodkit.bench.summaries import Mean, comparable, domains_in, over_seeds, row_ids
+from scodkit.bench.tables.paper_values import PAPER_DOMAINS, PAPER_SET, PAPER_TABLE, Reported
+from scodkit.bench.tables.summaries import Mean, comparable, domains_in, over_seeds, row_ids
 
 Line = dict[str, str]
 

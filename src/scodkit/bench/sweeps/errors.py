@@ -13,7 +13,7 @@ from scodkit.bench.methods import METHODS, PAPER, Case
 from scodkit.bench.metrics import roc, separation
 from scodkit.bench.rows import Row
 from scodkit.bench.samples import Samples
-from scodkit.bench.sweep_rows import RESAMPLES, sweep_row
+from scodkit.bench.sweeps.points import RESAMPLES, sweep_row
 from scodkit.errors import MissingPeerError, OptionError, ScodError
 from scodkit.likelihoods import Gaussian
 
