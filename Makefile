@@ -34,11 +34,14 @@ bench-sketch: $(STAMP)
 bench-alarms: $(STAMP)
 	$(BIN)/python benchmarks/alarms.py
 
-# the paper's small domains, all methods, three networks each (an hour and a half on two cores);
-# then: scod bench run --domain taxinet --domain cifar10 --device cuda
+# the paper's small domains and the real frames, all methods, three networks each: an hour on two
+# cores, and half an hour of sweeps; on a GPU before that:
+# scod bench run --domain taxinet --domain cifar10 --seeds 3 --device cuda
+# scod bench sweep --domain taxinet --domain cifar10 --device cuda
+SMALL := --domain wine --domain rotated_mnist --domain binary_mnist --domain mnist --domain taxinet_tiny
 results: $(STAMP)
-	$(BIN)/scod bench run --domain wine --domain rotated_mnist --domain binary_mnist --domain mnist --seeds 3 --processes 2
-	$(BIN)/scod bench sweep --domain wine --domain rotated_mnist --domain binary_mnist --domain mnist --seeds 1 --processes 2
+	$(BIN)/scod bench run $(SMALL) --seeds 3
+	$(BIN)/scod bench sweep $(SMALL)
 	$(BIN)/scod bench table --output results
 	$(BIN)/scod bench figures
 

@@ -100,6 +100,30 @@ METHODS: dict[str, Make] = {
     ),
 }
 
+# as people read them
+TITLES = {
+    "scod": "SCOD",
+    "scod_ll": "SCOD, last layers",
+    "naive": "Naive (entropy)",
+    "deep_ensemble": "Deep Ensemble, 5",
+    "local_ensemble": "Local Ensemble",
+    "kfac_laplace": "KFAC Laplace, 30 samples",
+    "kfac_laplace_glm": "KFAC Laplace, closed form",
+    "kfac_laplace_ll": "KFAC Laplace, last layer",
+    "sketched_lanczos": "Sketched Lanczos",
+    "identity_curvature": "SCOD without its sketch",
+    "max_softmax": "Max softmax",
+    "max_logit": "Max logit",
+    "energy": "Energy",
+    "mahalanobis": "Mahalanobis",
+    "knn": "KNN",
+    "vim": "ViM",
+    "residual": "Residual",
+    "grad_norm": "GradNorm",
+    "scod_two_sided": "SCOD, the paper's sketch",
+    "scod_frequent_directions": "SCOD, Frequent Directions",
+}
+
 # learn from fewer samples, `Domain.hessian_on`
 HESSIAN = ("local_ensemble",)
 

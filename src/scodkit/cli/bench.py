@@ -22,6 +22,7 @@ from scodkit.bench.methods import METHODS
 from scodkit.bench.rows import Row
 from scodkit.bench.sweeps import SWEEPS
 from scodkit.bench.tables.checks import checks
+from scodkit.bench.tables.headline import headline
 from scodkit.bench.tables.paper import (
     Table,
     comma_separated,
@@ -38,8 +39,8 @@ app = typer.Typer(
 
 ROWS_FILE = Path("results/rows.jsonl")
 SWEEPS_FILE = Path("results/sweeps.jsonl")
-_SLOW = ("taxinet", "taxinet_xplane")  # on a CPU
-_HOURS = "its frames and its training take hours on a CPU; type --device cuda"
+_SLOW = ("taxinet", "cifar10", "taxinet_xplane")  # on a CPU
+_HOURS = "its large network takes hours on a CPU; type --device cuda"
 _STOPPED = 130  # exit code, as of a program that Ctrl-C ended
 
 
@@ -106,6 +107,7 @@ def table(
     """
     found, swept = _rows_in(rows), result_rows.read(sweeps)
     tables = {
+        "headline": headline(found),
         "paper_table": paper_table(found),
         "methods_table": methods_table(found),
         "sketch_table": sketch_table(swept),

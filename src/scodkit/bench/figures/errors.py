@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from scodkit.bench.figures.style import COLOURS, GREY, TITLES, legend_below, panels
-from scodkit.bench.methods import PAPER
+from scodkit.bench.figures.style import COLOURS, GREY, legend_below, panels
+from scodkit.bench.methods import PAPER, TITLES
 from scodkit.bench.rows import Row, select
 from scodkit.bench.tables.summaries import domains_in, over_seeds
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scodkit.bench.domains import DOMAINS
-from scodkit.bench.figures.style import COLOURS, GREY, MARKERS, TITLES, panels, plain_ticks
+from scodkit.bench.figures.style import COLOURS, GREY, MARKERS, panels, plain_ticks
 from scodkit.bench.measure import POOLED
-from scodkit.bench.methods import PAPER
+from scodkit.bench.methods import PAPER, TITLES
 from scodkit.bench.rows import Row, select
 from scodkit.bench.tables.paper_values import PAPER_DOMAINS, PAPER_SET
 from scodkit.bench.tables.summaries import Mean, over_seeds
@@ -84,9 +84,9 @@ def _draw_panel(axis: Any, found: Mapping[str, Point]) -> None:
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
             )
             continue
-        axis.errorbar(
-            ms, auroc.value, auroc.spread, fmt=marker, color=COLOURS[method], capsize=2
-        )
+        # an interval of a few networks' means may pass one, which no AUROC does
+        ends = [[auroc.spread], [min(auroc.spread, 1 - auroc.value)]] if auroc.spread else None
+        axis.errorbar(ms, auroc.value, ends, fmt=marker, color=COLOURS[method], capsize=2)
     steps = [found[method] for method in front(found)]
     axis.step(
         [ms for ms, _ in steps],

@@ -25,15 +25,6 @@ COLOURS = {
     "local_ensemble": ORANGE,
     "kfac_laplace": RED,
 }
-TITLES = {
-    "scod": "SCOD",
-    "scod_ll": "SCOD, last layers",
-    "naive": "Naive",
-    "deep_ensemble": "Deep Ensemble",
-    "local_ensemble": "Local Ensemble",
-    "kfac_laplace": "KFAC Laplace",
-}
-
 # inches of a panel, by how many are side by side: together as wide as a page shows well
 _WIDTHS = {1: 4.6, 2: 3.7, 3: 3.0}
 _HEIGHT = 2.6

@@ -1,0 +1,41 @@
+"""The one table people look at first: every method, every domain, all unknown inputs pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scodkit.bench.measure import POOLED
+from scodkit.bench.methods import TITLES
+from scodkit.bench.rows import Row, select
+from scodkit.bench.tables.paper import Table, marked
+from scodkit.bench.tables.summaries import comparable, domains_in, over_seeds
+
+
+def headline(rows: Sequence[Row]) -> Table:
+    """Return the AUROC over all unknown inputs of a domain, a line for each method.
+
+    Args:
+        rows: All result rows.
+
+    Returns:
+        Means over trained networks; the best of a domain are bold.
+    """
+    judged = [r for r in select(comparable(rows), ood=POOLED) if r.get("auroc") is not None]
+    columns = {}
+    for domain in domains_in(judged):
+        own = list(select(judged, domain=domain.name))
+        seeds = max(row["seed"] for row in own) + 1
+        columns[f"{domain.title} ({seeds})"] = marked(
+            {method: over_seeds(own, "auroc", method=method) for method in TITLES}
+        )
+    lines = [
+        {"method": title, **{name: texts.get(method, "") for name, texts in columns.items()}}
+        for method, title in TITLES.items()
+        if any(method in texts for texts in columns.values())
+    ]
+    caption = (
+        "AUROC, all unknown inputs of a domain together: mean ± half of a 95 % interval over "
+        "as many trained networks as the head says, at most. Rows "
+        f"`domain/{POOLED}/method/seed` of results/rows.jsonl."
+    )
+    return Table(lines, caption if lines else "")
