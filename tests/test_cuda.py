@@ -48,6 +48,16 @@ def test_maps_are_the_same_on_every_device(mapping: Map) -> None:
     torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-12, atol=1e-14)
 
 
+def test_gradients_may_take_an_eighth_of_the_memory() -> None:
+    monitor = Monitor(CASES[0].model(4), Categorical())
+    assert monitor.memory_budget == 2**30
+    monitor.to("cuda")
+    whole = torch.cuda.get_device_properties(0).total_memory
+    assert monitor.memory_budget == max(2**30, whole // 8)
+    monitor.memory_budget = 5
+    assert monitor.memory_budget == 5
+
+
 @pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 @pytest.mark.parametrize(
