@@ -1,0 +1,35 @@
+"""Numbers in the README and on the page of results are those of the committed rows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scodkit.bench import rows as result_rows
+from scodkit.bench.tables.headline import headline
+from scodkit.bench.tables.paper import markdown
+from scodkit.bench.tables.summaries import comparable, over_seeds
+
+ROOT = Path(__file__).parents[1]
+ROWS = result_rows.read(ROOT / "results" / "rows.jsonl")
+PAGES = ("README.md", "docs/results.md")
+# a number, and the start of its rows' ids
+CITED = re.compile(r"(\d\.\d{3}) \(`(\w+)/(\w+)/(\w+)`\)")
+
+
+def test_the_readme_has_the_headline() -> None:
+    assert markdown(headline(ROWS)) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_cited_numbers_are_means_of_their_rows(page: str) -> None:
+    rows = comparable(ROWS)
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\n", " ")
+    cited = CITED.findall(text)
+    assert cited or page == "README.md"
+    for number, domain, ood, method in cited:
+        found = over_seeds(rows, "auroc", domain=domain, ood=ood, method=method)
+        assert found is not None, f"no rows {domain}/{ood}/{method}"
+        assert f"{found.value:.3f}" == number, f"{domain}/{ood}/{method}"
