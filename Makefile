@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 .PHONY: demo test lint types imports unit bench bench-sketch bench-alarms results picture docs clean
 
 demo: $(STAMP)
-	$(BIN)/python examples/digits.py
+	$(BIN)/scod demo
 
 test: lint types imports unit
 

@@ -53,6 +53,7 @@ class Learner:
         self.likelihood = likelihood
         self.sketch = sketch
         self.calibration: Calibration | None = None
+        self.notes: dict[str, Any] = {}
         self._by: Callable[[Tensor], Tensor] | None = None
         self._rank = rank
         self._prior_scale = prior_scale
@@ -140,6 +141,11 @@ class Learner:
         mine, theirs = self._ready(), other._ready().fitted
         mine.fitted.check_weights(self.model, "a merge")
         return self._adopt(mine.fitted.merged(theirs, self.rank), mine.source)
+
+    @property
+    def fitted(self) -> Fitted:
+        """The result of the fit: the chosen weights, the basis, the sketch, fingerprints."""
+        return self._ready().fitted
 
     def plan(self, batch: object, num_data: int | None = None) -> Plan:
         """Return how much memory a fit and scoring will take, without allocating it.
@@ -266,7 +272,7 @@ class Learner:
         others = {"task": self.task is not None, "by": self._by is not None}
         functions = {**self._functions, **others}
         about = (self.likelihood, self.rank, self.sketch, self.prior_scale, functions)
-        stored = storage.Stored(*about, fitted, self.calibration)
+        stored = storage.Stored(*about, fitted, self.calibration, self.notes)
         storage.save(path, stored, sketch)
 
     @classmethod
@@ -317,6 +323,7 @@ class Learner:
         )
         monitor._adopt(stored.fitted, None)
         monitor.calibration, monitor._by = stored.calibration, by
+        monitor.notes = dict(stored.notes)
         return monitor
 
 

@@ -45,6 +45,7 @@ class Monitor(Learner):
         memory_budget: Bytes that per-sample gradients may take at a time: 1 GiB, on a GPU an
             eighth of its memory, until it is set.
         calibration: Held-out scores; None until calibrated.
+        notes: Anything JSON can hold; saved and loaded with the monitor.
 
     Examples:
         >>> from torch import nn

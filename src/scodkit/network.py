@@ -12,6 +12,7 @@ import copy
 import functools
 import inspect
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -355,10 +356,12 @@ def _lock_of(model: nn.Module) -> threading.RLock:
 
 def _bare(model: nn.Module) -> nn.Module:
     """Return the model inside wrappers that change how it runs but not what it computes."""
+    # whoever compiled a model has loaded it, which takes seconds
+    compiler = sys.modules.get("torch._dynamo")
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
-        elif isinstance(model, torch._dynamo.OptimizedModule):
+        elif compiler is not None and isinstance(model, compiler.OptimizedModule):
             model = model._orig_mod
         else:
             return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Stored:
         functions: Which of the user's functions it had, by name.
         fitted: The fit.
         calibration: Held-out scores, if there are any.
+        notes: What else is to be in the file; anything JSON can hold.
     """
 
     likelihood: Likelihood
@@ -45,6 +46,7 @@ class Stored:
     functions: Mapping[str, bool]
     fitted: Fitted
     calibration: Calibration | None
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save(path: str | Path, stored: Stored, with_sketch: bool) -> None:
@@ -72,6 +74,7 @@ def save(path: str | Path, stored: Stored, with_sketch: bool) -> None:
         "output_shape": list(fitted.shape),
         "skipped": fitted.skipped,
         "basis": numbers,
+        "notes": dict(stored.notes),
     }
     tensors = {"values": basis.values, "vectors": basis.vectors}
     if with_sketch and fitted.state is not None:
@@ -122,6 +125,7 @@ def load(
         functions=functions,
         fitted=_fitted(header, tensors, model, own_likelihood, own_sketch),
         calibration=_calibration(tensors),
+        notes=header.get("notes", {}),
     )
 
 

@@ -2,30 +2,95 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+import traceback
+import warnings
+from typing import Any
 
-from scodkit.errors import ScodError
+from scodkit import errors
 
 _NO_TYPER = "expected the command line's own libraries; type: pip install 'scodkit[cli]'"
+_UNFORESEEN, _BAD, _STOPPED = 1, 2, 130  # exit codes
+
+_FULL = "free some space, or choose another place, and type the same command again"
+_INSTEAD = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: _FULL,
+    errno.EACCES: "choose a place you may use",
+    errno.EPERM: "choose a place you may use",
+    errno.EROFS: "choose a place you may use",
+}
 
 
 def main() -> None:
-    """Run the command; errors on purpose are one paragraph, and exit code 2.
+    """Run the command; errors are one paragraph, and an exit code.
 
     Raises:
         ImportError: If something else than the command line's own libraries is missing.
     """
     try:
-        from scodkit.cli.app import app
+        from scodkit.cli.app import Run, app
     except ImportError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
         sys.exit(_NO_TYPER)
+    run = Run()
+    warnings.showwarning = _warn
     try:
-        app()
-    except ScodError as error:
-        sys.stderr.write(f"scod: {error}\n")
-        sys.exit(2)
+        try:
+            app(obj=run)
+        finally:
+            sys.stdout.flush()  # what cannot be written is said, too
+    except KeyboardInterrupt:
+        sys.exit(_STOPPED)
+    except Exception as error:
+        _forget_stdout()
+        if run.debug:
+            traceback.print_exception(error)
+        text, code = _said(error)
+        if text:
+            sys.stderr.write(f"scod: {' '.join(text.split())}\n")
+        sys.exit(code)
+
+
+def _said(error: Exception) -> tuple[str, int]:
+    """Return what to say about an error, and the exit code."""
+    if isinstance(error, BrokenPipeError):  # the reader has had enough
+        return "", _UNFORESEEN
+    if isinstance(error, errors.ScodError):
+        return str(error), _BAD
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f" ({error.filename})"
+        instead = _INSTEAD.get(error.errno or 0)
+        reason = str(error) if error.errno is None else f"{error.strerror}{where}"
+        return reason if instead is None else f"{reason}; nothing was changed: {instead}", _BAD
+    if isinstance(error, MemoryError):
+        return "not enough memory; type --batch-size or --rank with a smaller number", _BAD
+    if type(error).__name__ == "SafetensorError":  # what it calls a disk that is full
+        return f"the file could not be written ({error}); nothing was changed: {_FULL}", _BAD
+    what = f"{type(error).__name__}: {error}"
+    return f"an error nobody foresaw ({what}); type scod --debug and the same again", (
+        _UNFORESEEN
+    )
+
+
+def _warn(message: Warning | str, category: type[Warning], *where: Any, **_: Any) -> None:
+    """Show a warning: of ours the words alone, of others as Python does."""
+    if category.__module__ == errors.__name__:
+        sys.stderr.write(f"scod: warning: {message}\n")
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, *where[:2]))
+
+
+def _forget_stdout() -> None:
+    """Do without stdout from here on: at the exit Python would fail on it again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,182 @@
+"""Inputs asked about, and what a monitor answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from scodkit import Categorical, Monitor, Scored
+from scodkit.cli.files import check_numbers
+from scodkit.cli.inputs import Batches, Form
+from scodkit.cli.loading import running
+from scodkit.errors import NotFittedError, ScodError
+from scodkit.stream import batches_of as with_progress
+from scodkit.stream import num_batches
+
+# numbers of an output that are shown; maps and long vectors are not
+_MOST = 100
+_RATE = 0.05
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said about one input.
+
+    Args:
+        name: Of the input: its row, file name or id.
+        prediction: The class of a classifier, else the output's numbers; None if there are
+            more than 100.
+        score: In nats, larger = more atypical; infinite for an input with a NaN.
+        p_value: None where there is no calibration.
+        alarm: Likewise.
+    """
+
+    name: int | str
+    prediction: int | list[float] | None
+    score: float
+    p_value: float | None
+    alarm: bool | None
+
+    def document(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"input": self.name, **{k: v for k, v in vars(self).items() if k != "name"}}
+
+
+@dataclass
+class Alarm:
+    """When an alarm is raised, and how many were.
+
+    Args:
+        rate: Accepted share of alarms on known inputs; None if there is no calibration.
+        confidence: How surely that share is to hold; None for on average.
+        count: Alarms so far.
+    """
+
+    rate: float | None
+    confidence: float | None = None
+    count: int = 0
+
+    @classmethod
+    def of(cls, monitor: Monitor, rate: float | None, confidence: float | None) -> Alarm:
+        """Return the alarm of a monitor, refused before any input is read.
+
+        Args:
+            monitor: Fitted, perhaps calibrated.
+            rate: Accepted share of false alarms, if one was asked for.
+            confidence: How surely, if that was asked for.
+
+        Raises:
+            NotFittedError: If it was, and there is no calibration.
+        """
+        if monitor.calibration is None:
+            if rate is None and confidence is None:
+                return cls(None)
+            raise NotFittedError(
+                "expected a calibrated monitor for alarms at a rate, got one that is not; "
+                "type: scod calibrate MONITOR MODEL HELD_OUT_DATA"
+            )
+        rate = _RATE if rate is None else rate
+        monitor.calibration.threshold(rate, confidence=confidence)
+        return cls(rate, confidence)
+
+    def raised(self, monitor: Monitor, scores: Tensor) -> list[bool | None]:
+        """Return which scores ``(B,)`` raise it, and count them."""
+        if self.rate is None or monitor.calibration is None:
+            return [None] * len(scores)
+        flags = monitor.calibration.flag(scores, self.rate, confidence=self.confidence)
+        self.count += int(flags.sum())
+        found: list[bool | None] = flags.tolist()
+        return found
+
+
+def answers_to(
+    monitor: Monitor, batches: Batches | Iterable[Any], alarm: Alarm, progress: bool
+) -> list[Answer]:
+    """Return what a monitor says about all samples of some batches.
+
+    Args:
+        monitor: The monitor.
+        batches: As `scodkit.cli.inputs.batches_of` returns them.
+        alarm: When to raise it.
+        progress: Show a progress bar.
+    """
+    found: list[Answer] = []
+    with running(monitor):
+        for batch in with_progress(batches, num_batches(batches), "scoring", progress):
+            scored = monitor(batch)
+            rows = range(len(found), len(found) + len(scored.score))
+            names: Sequence[int | str] = rows
+            if isinstance(batches, Batches):
+                names = [batches.dataset.name(row) for row in rows]
+            found += _answers(monitor, scored, names, alarm)
+    return found
+
+
+def answers_to_lines(
+    monitor: Monitor, form: Form, lines: Iterable[str], alarm: Alarm
+) -> Iterator[dict[str, Any]]:
+    """Yield what a monitor says about each line, as it comes; a bad one stops nothing.
+
+    Args:
+        monitor: The monitor.
+        form: What a sample looks like.
+        lines: JSON: a list of numbers, or an object with the list ``x`` and perhaps an ``id``.
+        alarm: When to raise it.
+
+    Yields:
+        Documents: an answer, or the input's name and an ``error``.
+    """
+    count = 0
+    for line in lines:
+        if not line.strip():
+            continue
+        name: Any = count
+        count += 1
+        try:
+            asked = json.loads(line)
+            values = asked
+            if isinstance(asked, dict):
+                name, values = asked.get("id", name), asked["x"]
+            sample = np.asarray(values)[None]
+            check_numbers(sample[0], f"line {count}")
+            with running(monitor):
+                scored = monitor(form.tensor(sample, has_dtype=False))
+            yield _answers(monitor, scored, [name], alarm)[0].document()
+        except KeyError:
+            yield {"input": name, "error": 'expected an object with "x", got one without'}
+        except json.JSONDecodeError as error:
+            yield {"input": name, "error": f"expected JSON in line {count}: {error}"}
+        except (ScodError, ValueError) as error:
+            yield {"input": name, "error": " ".join(str(error).split())}
+
+
+def _answers(
+    monitor: Monitor, scored: Scored, names: Sequence[int | str], alarm: Alarm
+) -> list[Answer]:
+    raised = alarm.raised(monitor, scored.score)
+    p_values = [None] * len(names) if scored.p_value is None else scored.p_value.tolist()
+    return [
+        Answer(*parts)
+        for parts in zip(
+            names,
+            _predictions(monitor, scored.output),
+            scored.score.tolist(),
+            p_values,
+            raised,
+            strict=True,
+        )
+    ]
+
+
+def _predictions(monitor: Monitor, output: Tensor) -> list[Any]:
+    """Return classes ``(B,)`` of a classifier, else outputs ``(B, d)`` if they are few."""
+    if isinstance(monitor.likelihood, Categorical) and output.ndim == 2:
+        return list(output.argmax(1).tolist())
+    if output[0].numel() > _MOST if len(output) else False:
+        return [None] * len(output)
+    return list(output.flatten(1).tolist())

@@ -1,0 +1,63 @@
+"""``scod merge``: monitors fitted on parts of the data, into one of all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tqdm.auto import tqdm
+
+from scodkit.cli import output as shown
+from scodkit.cli.config import ConfigOption, resolved
+from scodkit.cli.fit import show_fit
+from scodkit.cli.loading import load_model, load_monitor
+from scodkit.cli.options import DeviceOption, JsonOption, ModelArgument, WeightsOption
+from scodkit.errors import OptionError
+
+
+def merge(
+    ctx: typer.Context,
+    model: ModelArgument,
+    parts: Annotated[
+        list[Path],
+        typer.Argument(metavar="PARTS...", help="Two monitors or more.", show_default=False),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the whole goes.")],
+    weights: WeightsOption = None,
+    device: DeviceOption = "cpu",
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add up monitors of one model, fitted on different data: the same as one fit on all.
+
+    They must have been fitted with the same options. The model is needed to check that they
+    belong to it; calibrate the result anew.
+
+    \b
+    scod merge model.py:net part-*.scod -o whole.scod
+    """  # noqa: D301, DOC501 (\b keeps the lines of the examples; shown as help)
+    with shown.stoppable(f"{output} was not written; type the same command again"):
+        shown.check_output(output)
+        if len(set(map(Path.resolve, parts))) < max(2, len(parts)):
+            raise OptionError(
+                "expected two different monitors or more to add up, got "
+                f"{', '.join(map(str, parts))}; a part that is there twice would count twice"
+            )
+        if output.resolve() in set(map(Path.resolve, parts)):
+            raise OptionError(
+                f"expected another file for the whole than one of the parts, {output}: done "
+                "twice, that part would count twice"
+            )
+        network = load_model(model, weights, device)
+        whole = load_monitor(parts[0], network, weights)
+        notes = [whole.notes]
+        hidden = not shown.shows_progress(as_json)
+        for path in tqdm(parts[1:], "merging", unit="part", disable=hidden):
+            part = load_monitor(path, network, weights)
+            whole.merge(part)
+            notes.append(part.notes)
+        whole.notes = {**notes[0], "merge": resolved(ctx), "parts": notes}
+        whole.notes.pop("calibrate", None)
+        whole.save(output)
+    show_fit(output, whole, as_json)

@@ -1,0 +1,1 @@
+"""Charts of a report, one file for each; bokeh draws them."""

@@ -1,0 +1,118 @@
+"""The report: one page that shows a monitor at work."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from scodkit.artifact import check_folder
+from scodkit.errors import MissingPeerError, OptionError
+from scodkit.monitor import Monitor
+from scodkit.report.method_line import MethodLine
+from scodkit.report.scored_set import ScoredSet
+from scodkit.report.watched_stream import WatchedStream
+
+_NEEDED = {"bokeh": "bokeh", "jinja2": "jinja2", "PIL": "pillow"}
+
+
+def check_installed() -> None:
+    """Make sure a report can be drawn, before work is done for it.
+
+    Raises:
+        MissingPeerError: If bokeh, jinja2 or pillow is not installed.
+    """
+    missing = [own for name, own in _NEEDED.items() if not importlib.util.find_spec(name)]
+    if missing:
+        raise MissingPeerError(
+            f"expected {' and '.join(missing)}, which a report is drawn with, found none; "
+            'type: pip install "scodkit[report]"'
+        )
+
+
+class Report:
+    """One HTML page, whole in one file, that shows a monitor and what it says of inputs.
+
+    Scores and histograms, ROC and precision-recall curves, methods, a stream with its alarm,
+    the most and least atypical inputs, shares of layers, the fit and its configuration: each
+    where there is something to show. Needs bokeh, jinja2 and pillow.
+
+    Args:
+        monitor: Fitted; calibrated, if there are to be alarms.
+        sets: Scored inputs, known and unknown, with a name each.
+        methods: Lines of a table of methods.
+        stream: A stream with its alarm.
+        title: Heading of the page.
+        false_alarm: Accepted share of false alarms of the threshold that is shown.
+
+    Raises:
+        OptionError: If two sets have the same name.
+
+    Examples:
+        >>> import tempfile, torch
+        >>> from torch import nn
+        >>> from scodkit import Gaussian
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.randn(200, 2)
+        >>> monitor = Monitor(nn.Linear(2, 1), Gaussian(), 3).fit([x[:100]], progress=False)
+        >>> _ = monitor.calibrate([x[100:]], progress=False)
+        >>> sets = [ScoredSet.of(monitor, "far away", x + 5, known=False)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Report(monitor, sets).save(f"{folder}/report.html").stat().st_size < 5e6
+        True
+    """
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        sets: Sequence[ScoredSet] = (),
+        *,
+        methods: Sequence[MethodLine] = (),
+        stream: WatchedStream | None = None,
+        title: str = "What the network knows",
+        false_alarm: float = 0.05,
+    ) -> None:
+        names = [one.name for one in sets]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise OptionError(
+                f"expected sets with names of their own, got {twice[0]!r} twice; rename one"
+            )
+        self.monitor = monitor
+        self.sets = tuple(sets)
+        self.methods = tuple(methods)
+        self.stream = stream
+        self.title = title
+        self.false_alarm = false_alarm
+
+    def html(self) -> str:
+        """Return the page."""
+        check_installed()
+        from scodkit.report.contents import Contents
+        from scodkit.report.page import render
+
+        about = (self.monitor, self.sets, self.methods, self.stream, self.title)
+        return render(Contents(*about, self.false_alarm).page())
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page so that at every moment the path holds the old one or the new one.
+
+        Args:
+            path: Where to; by custom it ends in ``.html``.
+
+        Returns:
+            The path.
+        """
+        path = Path(path)
+        check_folder(path)
+        text = self.html()
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            # newlines as they are: the page's policy holds the hashes of its scripts
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return path

@@ -1,0 +1,250 @@
+"""The page in a real browser: charts drawn, table sorted, nothing fetched, light and dark.
+
+Needs playwright's Python package and a Chromium: Debian's, or playwright's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from report_pages import NASTY, image_case
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+PLACES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+# of every canvas: how many pixels are painted, shadow roots included
+PAINTED = """place => {
+  let painted = 0;
+  const walk = (root) => {
+    for (const element of root.querySelectorAll("*")) {
+      if (element.tagName === "CANVAS" && element.width && element.height) {
+        const data = element.getContext("2d")
+          .getImageData(0, 0, element.width, element.height).data;
+        for (let i = 3; i < data.length; i += 4) painted += data[i] > 0;
+      }
+      if (element.shadowRoot) walk(element.shadowRoot);
+    }
+  };
+  walk(place);
+  return painted;
+}"""
+# what a finger on a chart may do
+TOUCH = """place => {
+  const found = [];
+  const walk = (root) => {
+    for (const element of root.querySelectorAll("*")) {
+      if (element.classList.contains("bk-events"))
+        found.push(getComputedStyle(element).touchAction);
+      if (element.shadowRoot) walk(element.shadowRoot);
+    }
+  };
+  walk(place);
+  return found;
+}"""
+DRAWN = "() => [...document.querySelectorAll('.chart')].every(c => c.dataset.drawn)"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PLACES)), None)
+    with sync_api.sync_playwright() as playwright:
+        own = Path(playwright.chromium.executable_path)
+        if found is None and not own.exists():
+            pytest.skip("no Chromium found: apt-get install chromium, or CHROMIUM=/path/to/it")
+        # a container often runs as root, where Chromium's sandbox does not start
+        opened = playwright.chromium.launch(
+            executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return image_case().report().save(tmp_path_factory.mktemp("page") / "report.html")
+
+
+@pytest.fixture
+def opened(browser, path):
+    """Open the page as a reader would, and note everything that goes wrong."""
+    contexts = []
+
+    def open_page(width=1280, **options):
+        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.wrong, page.asked = [], []
+        page.on("pageerror", lambda error: page.wrong.append(str(error)))
+        page.on(
+            "console",
+            lambda said: (
+                page.wrong.append(said.text) if said.type in ("error", "warning") else None
+            ),
+        )
+        page.on("request", lambda request: page.asked.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_function(DRAWN)
+        page.wait_for_timeout(200)  # for the frame that is drawn next
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def column(page, index, table="#methods table"):
+    cells = page.locator(f"{table} tbody tr > :nth-child({index})")
+    return [text.split()[0] for text in cells.all_inner_texts() if text]
+
+
+def test_charts_are_drawn_without_a_word_or_a_request(opened, path):
+    page = opened()
+    assert page.wrong == []
+    # its own pictures are in it
+    assert [url for url in page.asked if not url.startswith("data:")] == [path.as_uri()]
+    charts = page.locator(".chart")
+    assert charts.count() == 7
+    for i in range(charts.count()):
+        assert charts.nth(i).evaluate(PAINTED) > 1000
+    assert page.title().startswith("T </script>")
+
+
+def test_the_table_is_sorted_by_mouse_and_by_keyboard(opened):
+    page = opened()
+    assert column(page, 1) == ["middle", "best", "worst"]
+    head = page.locator("#methods thead th")
+    head.nth(1).locator("button").click()
+    assert head.nth(1).get_attribute("aria-sort") == "descending"
+    assert column(page, 2) == ["0.900", "0.800", "0.100"]
+    head.nth(1).locator("button").click()
+    assert head.nth(1).get_attribute("aria-sort") == "ascending"
+    assert column(page, 2) == ["0.100", "0.800", "0.900"]
+    page.keyboard.press("Tab")  # to the next title
+    page.keyboard.press("Enter")
+    assert head.nth(2).get_attribute("aria-sort") == "descending"
+    assert head.nth(1).get_attribute("aria-sort") == "none"
+    assert column(page, 1) == ["middle", "best", "worst"]  # blank cells stay last
+    page.keyboard.press("Space")
+    assert column(page, 1) == ["best", "middle", "worst"]
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert column(page, 4) == ["10.0", "9.0", "2.0"]  # as numbers, not as words
+    head.nth(0).locator("button").click()
+    assert column(page, 1) == ["best", "middle", "worst"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_the_page_without_scrolling_sideways(opened, scheme):
+    page = opened(360, color_scheme=scheme, is_mobile=True, has_touch=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    for details in page.locator("details").all():
+        details.locator("summary").tap()
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.wrong == []
+    # a finger on a chart scrolls the page
+    assert page.locator("#histogram").evaluate(TOUCH) == ["auto"]
+
+
+def test_a_mouse_zooms_at_once(opened):
+    assert opened().locator("#histogram").evaluate(TOUCH) != ["auto"]
+
+
+def test_dark_and_light_follow_the_reader(opened):
+    page = opened(color_scheme="light")
+
+    def ground():
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    def bars():
+        return page.evaluate(
+            """() => {
+              const plots = Bokeh.documents.map(d => d.roots()[0]);
+              const histogram = plots.find(p => p.renderers.some(r => r.glyph.type == "Quad"));
+              const axis = histogram.below[0].major_label_text_color;
+              return [...histogram.renderers.map(r => r.glyph.line_color.value
+                ?? r.glyph.line_color), axis.value ?? axis];
+            }"""
+        )
+
+    light = (ground(), bars())
+    assert light[0] == "rgb(255, 255, 255)"
+    assert light[1] == ["#0072b2", "#d55e00", "#14171c", "#4a525e"]
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(200)
+    assert ground() == "rgb(20, 23, 28)"
+    assert bars() == ["#56b4e9", "#e69f00", "#f0f2f5", "#b4bcc8"]
+    assert page.wrong == []
+
+
+def test_charts_move_under_the_keyboard(opened):
+    page = opened()
+    ranges = """() => {
+      const plot = Bokeh.documents.map(d => d.roots()[0])[0];
+      return [plot.x_range.start, plot.x_range.end, plot.y_range.start, plot.y_range.end];
+    }"""
+    before = page.evaluate(ranges)
+    page.locator("#histogram").focus()
+    page.keyboard.press("+")
+    closer = page.evaluate(ranges)
+    assert before[0] < closer[0] < closer[1] < before[1]
+    assert closer[3] - closer[2] == pytest.approx(0.7 * (before[3] - before[2]))
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(ranges)[1] > closer[1]
+    page.keyboard.press("0")
+    assert page.evaluate(ranges) == pytest.approx(before)
+    scrolled = page.evaluate("scrollY")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_timeout(400)  # the page would scroll smoothly
+    assert page.evaluate("scrollY") == scrolled
+
+
+def test_the_pointer_tells_numbers_and_zooms(opened):
+    page = opened()
+    page.locator("#roc").scroll_into_view_if_needed()
+    page.wait_for_timeout(600)
+    box = page.locator("#roc").bounding_box()
+    tip = page.locator(".tip")
+    for step in range(80):  # somewhere down there the curve is met
+        page.mouse.move(
+            box["x"] + box["width"] * 0.6, box["y"] + box["height"] * (0.05 + 0.01 * step)
+        )
+        page.wait_for_timeout(30)
+        if tip.count():
+            break
+    said = tip.first.inner_text()
+    assert "band of 95 %" in said
+    assert f"set others {NASTY}" in said  # as words
+    assert tip.locator("img").count() == 0
+    end = "() => Bokeh.documents.map(d => d.roots()[0])[1].x_range.end"
+    before = page.evaluate(end)
+    page.mouse.move(box["x"] + 100, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 250, box["y"] + 200, steps=5)
+    page.mouse.up()
+    page.wait_for_timeout(200)
+    assert page.evaluate(end) < before
+    assert page.wrong == []
+
+
+def test_a_word_from_outside_that_got_through_could_do_nothing(opened):
+    page = opened()
+    page.evaluate(
+        """() => {
+          const own = document.createElement("script");
+          own.textContent = "document.title = 'taken'";
+          document.body.append(own);
+          const picture = document.createElement("img");
+          picture.src = "https://example.org/x.png";
+          document.body.append(picture);
+        }"""
+    )
+    page.wait_for_timeout(300)
+    assert page.title() != "taken"
+    assert len(page.wrong) == 2
+    assert all("Content Security Policy" in words for words in page.wrong)
