@@ -6,11 +6,8 @@ digest over header and tensors tells a changed file from an intact one.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from torch import Tensor
 from scodkit import likelihoods, sketch
 from scodkit.errors import CorruptArtifactError, FormatVersionError, OptionError
 from scodkit.parameters import digest_of
+from scodkit.replacing import replacing
 from scodkit.sketch import Sketch, SketchState
 
 FORMAT_VERSION = 1
@@ -63,16 +61,8 @@ def write(
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     full = {"format": FORMAT_VERSION, "kind": kind, **header}
     full["digest"] = _digest(full, held)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
+    with replacing(path) as temporary:
         save_file(held, temporary, metadata={_HEADER: json.dumps(full)})
-        _flush(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    _flush(path.parent)
 
 
 def check_folder(path: Path) -> None:
@@ -231,13 +221,3 @@ def _plain(value: object) -> object:
 
 def _hashable(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _flush(path: str | Path) -> None:
-    """Make sure a rename survives a power cut; some file systems cannot, and say so."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -37,7 +37,7 @@ def settings_id(domain: Domain, name: str, *, sweep: bool = False) -> str:
         sweep: Whether it is a sweep.
     """
     recipe = None if domain.recipe is None else domain.recipe.describe()
-    network = repr(_untrained(domain)[0])
+    network = repr(untrained(domain)[0])
     own = (
         "likelihood",
         "all_layers",
@@ -80,7 +80,7 @@ def short_name(device: str) -> str:
 def _options(domain: Domain, method: str) -> str:
     """Return what a method is made with; of one that cannot be made here, why."""
     try:
-        detector = METHODS[method](Case(domain, _untrained(domain)))
+        detector = METHODS[method](Case(domain, untrained(domain)))
     except Exception as error:
         return str(error)
     sketch = f", {detector.sketch}" if isinstance(detector, Monitor) else ""
@@ -88,8 +88,8 @@ def _options(domain: Domain, method: str) -> str:
 
 
 @functools.cache
-def _untrained(domain: Domain) -> Sequence[nn.Module]:
-    """Return networks without weights, as many as the smallest ensemble has."""
+def untrained(domain: Domain) -> Sequence[nn.Module]:
+    """Return a domain's networks without weights, as many as the smallest ensemble has."""
     with torch.device("meta"):
         return domain.build(), domain.build()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +30,7 @@ from scodkit.bench.tables.paper import (
     paper_table,
 )
 from scodkit.bench.tables.sweeps import fidelity_table, sketch_table
+from scodkit.cli import output as shown
 from scodkit.errors import MissingPeerError, OptionError
 
 app = typer.Typer(
@@ -158,7 +158,7 @@ def figures(
         )
     found = _rows_in(rows)
     if not sweeps.exists():
-        _note(f"no rows of sweeps in {sweeps}; for their figures type: scod bench sweep")
+        shown.note(f"no rows of sweeps in {sweeps}; for their figures type: scod bench sweep")
     for path in drawing.draw(found, result_rows.read(sweeps), output):
         typer.echo(str(path))
 
@@ -185,7 +185,7 @@ def _run(
         found = runner.run(domains, names, seeds, where, sweep=sweep, processes=processes)
     except KeyboardInterrupt:
         kept = len(result_rows.read(where.rows))
-        _note(
+        shown.note(
             f"stopped; {kept} rows are in {where.rows}, and the same command goes on from there"
         )
         raise typer.Exit(_STOPPED) from None
@@ -196,12 +196,12 @@ def _domains(given: list[str] | None, device: str) -> tuple[str, ...]:
     if not given:
         wanted = [name for name in DOMAINS if device != "cpu" or name not in _SLOW]
         for name in DOMAINS.keys() - wanted:
-            _note(f"{name} is left out: {_HOURS}, or ask for it with --domain {name}")
+            shown.note(f"{name} is left out: {_HOURS}, or ask for it with --domain {name}")
         return tuple(wanted)
     wanted = _chosen("domain", given, ALL_DOMAINS)
     for name in wanted:
         if device == "cpu" and name in _SLOW:
-            _note(f"{name}: {_HOURS}")
+            shown.note(f"{name}: {_HOURS}")
     return tuple(wanted)
 
 
@@ -231,28 +231,14 @@ def _print_tables(tables: Mapping[str, Table], output: Path | None = None) -> No
         typer.echo(markdown(own))
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
-            _write(output / f"{name}.md", markdown(own))
-            _write(output / f"{name}.csv", comma_separated(own))
+            shown.write_text(output / f"{name}.md", markdown(own))
+            shown.write_text(output / f"{name}.csv", comma_separated(own))
 
 
 def _print_left_out(rows: Iterable[Row], where: Where, **wanted: tuple[str, ...]) -> None:
     device = device_name(torch.device(where.device))
     for line in runner.left_out(result_rows.select(rows, device=device, **wanted)):
         typer.echo(line)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file so that at every moment the old one or the new one is there, whole."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _note(text: str) -> None:
-    typer.echo(f"scod: {text}", err=True)
 
 
 def _check_device(device: str) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +21,7 @@ from rich.table import Table
 
 from scodkit.artifact import check_folder
 from scodkit.errors import OptionError
+from scodkit.replacing import replacing
 
 STOPPED = 130  # exit code, as of a program that Ctrl-C ended
 ALARM = 3  # exit code of `scod score --fail-on-alarm`
@@ -129,12 +128,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         path: Where to.
         content: What to write.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
+    with replacing(path) as temporary:
         temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

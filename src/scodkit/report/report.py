@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 from scodkit.artifact import check_folder
 from scodkit.errors import MissingPeerError, OptionError
 from scodkit.monitor import Monitor
+from scodkit.replacing import replacing
 from scodkit.report.method_line import MethodLine
 from scodkit.report.scored_set import ScoredSet
 from scodkit.report.watched_stream import WatchedStream
@@ -108,11 +107,7 @@ class Report:
         path = Path(path)
         check_folder(path)
         text = self.html()
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
+        with replacing(path) as temporary:
             # newlines as they are: the page's policy holds the hashes of its scripts
             temporary.write_text(text, encoding="utf-8", newline="\n")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
         return path

@@ -8,7 +8,6 @@ and the part is begun anew.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
@@ -27,6 +26,7 @@ from tqdm.auto import tqdm
 from scodkit.bench.data.checksums import Checksums
 from scodkit.bench.data.errors import ChecksumError, DownloadError
 from scodkit.errors import OptionError
+from scodkit.replacing import flush
 from scodkit.version import __version__
 
 _CHUNK = 1 << 18
@@ -90,10 +90,10 @@ class _Part:
 
     def keep_as(self, path: Path) -> None:
         """Give the file its name."""
-        _flush(self.path)
+        flush(self.path)
         os.replace(self.path, path)
         self._notes.unlink(missing_ok=True)
-        _flush(path.parent)
+        flush(path.parent)
 
 
 def fetch(
@@ -287,13 +287,3 @@ def _is_the_rest(response: HTTPResponse, held: int, version: _Version) -> bool:
         and total == str(version.total)
         and _validator(response) in ("", version.validator)
     )
-
-
-def _flush(path: Path) -> None:
-    """Make sure a rename survives a power cut; some file systems cannot, and say so."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

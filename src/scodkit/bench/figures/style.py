@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from scodkit.replacing import replacing
 
 # Okabe and Ito, 2008
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -133,11 +133,7 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
     paths = []
     for ending, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
         path = folder / f"{name}.{ending}"
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
+        with replacing(path) as temporary:
             figure.savefig(temporary, format=ending, metadata=metadata)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
         paths.append(path)
     return paths

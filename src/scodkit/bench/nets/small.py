@@ -17,24 +17,26 @@ def wine_net() -> nn.Module:
     )
 
 
-def digits_net(*head: nn.Module) -> nn.Module:
+def digits_net(*head: nn.Module, width: float = 1.0) -> nn.Module:
     """Return the backbone for digits ``(B, 1, 28, 28)`` with a head on its 288 features.
 
     Args:
         head: What comes after the features.
+        width: So many times the channels, and the features.
 
     Examples:
         >>> sum(p.numel() for p in digits_net(nn.Linear(288, 5)).parameters())
         15493
     """
+    first, second, third = (round(width * channels) for channels in (16, 32, 32))
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3),
+        nn.Conv2d(1, first, 3),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3),
+        nn.Conv2d(first, second, 3),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(32, 32, 3),
+        nn.Conv2d(second, third, 3),
         nn.ReLU(),
         nn.Flatten(),
         *head,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import nn
 
 from scodkit.bench.domain import Domain
+from scodkit.bench.identity import untrained
 from scodkit.bench.measure import Setup
 from scodkit.bench.rows import Row
 from scodkit.bench.sweeps.choices import (
@@ -53,17 +52,10 @@ def applies(sweep: str, domain: Domain) -> bool:
         return domain.name == "mnist"
     if sweep == "errors":  # the one with a mixed set
         return domain.name == "taxinet"
-    network = _untrained(domain)
+    network, *_ = untrained(domain)
     if sweep == "examples":
         # pictures are convolved or flattened
         return any(isinstance(m, (nn.Conv2d, nn.Flatten)) for m in network.modules())
     return (
         sweep in ("prior", "layers") or sum(p.numel() for p in network.parameters()) <= _SMALL
     )
-
-
-@functools.cache
-def _untrained(domain: Domain) -> nn.Module:
-    """Return the network without weights."""
-    with torch.device("meta"):
-        return domain.build()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from scodkit.bench.measure import Setup
+from scodkit.bench.nets import digits_net
 from scodkit.bench.rows import Row
 from scodkit.bench.samples import Loader
 from scodkit.bench.sweeps.points import sweep_row
@@ -59,18 +60,6 @@ def wide_net(width: float, seed: int = 0) -> nn.Module:
         >>> sum(p.numel() for p in wide_net(1.0).parameters())
         15493
     """
-    first, second, third = (round(width * channels) for channels in (16, 32, 32))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Conv2d(1, first, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(first, second, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(second, third, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(9 * third, 5),
-        ).eval()
+        return digits_net(nn.Linear(9 * round(32 * width), 5), width=width).eval()
