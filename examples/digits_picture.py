@@ -7,8 +7,8 @@ import sys
 import matplotlib as mpl
 import torch
 
-from digits import load, train
 from scodkit import Categorical, Monitor
+from scodkit.cli.demo import load_digits, train
 
 KNOWN, NOVEL = "#0072B2", "#D55E00"  # told apart by colour-blind readers
 
@@ -24,15 +24,13 @@ def main() -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    images, labels = load()
-    known = labels < 5
-    x, novel = images[known], images[~known]
-    net = train(x[:500], labels[known][:500])
-    monitor = Monitor(net, Categorical(), rank=50).fit([x[:500]], progress=False)
-    monitor.calibrate([x[500:700]], progress=False)
+    digits = load_digits()
+    test, novel = digits.test_x, digits.novel_x
+    net = train(digits.train_x, digits.train_y)
+    monitor = Monitor(net, Categorical(), rank=50).fit([digits.train_x], progress=False)
+    monitor.calibrate([digits.heldout_x], progress=False)
     assert monitor.calibration is not None
     threshold = monitor.calibration.threshold(0.05)
-    test = x[700:]
     scores, novel_scores = monitor.score(test), monitor.score(novel)
 
     figure = plt.figure(figsize=(10, 3.2), dpi=130)

@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from digits import load, train
 from scodkit import Categorical, Monitor
+from scodkit.cli.demo import load_digits, train
 from scodkit.explain import plots
 
 LAYERS = ("conv 1", "conv 2", "linear")
@@ -26,19 +26,18 @@ def median(scores: Tensor) -> int:
 
 def main() -> None:
     """Fit on the digits 0-4, explain a held-out one and one of 5-9, draw."""
-    images, labels = load()
-    known = labels < 5
-    x, y = images[known], labels[known]
-    net = train(x[:500], y[:500])
-    monitor = Monitor(net, Categorical(), rank=50).fit([x[:500]], progress=False)
-    references = monitor.references([x[:500]], progress=False)
+    digits = load_digits()
+    x, y = digits.train_x, digits.train_y
+    net = train(x, y)
+    monitor = Monitor(net, Categorical(), rank=50).fit([x], progress=False)
+    references = monitor.references([x], progress=False)
 
     figure = plots.new_figure(12.0, 4.4)
     for part, kind, pictures, names in zip(
         figure.subfigures(2, 1, hspace=0.04),
         ("held out", "never seen"),
-        (x[700:], images[~known]),
-        (y[700:], labels[~known]),
+        (digits.test_x, digits.novel_x),
+        (digits.test_y, digits.novel_y),
         strict=True,
     ):
         i = median(monitor.score(pictures))
