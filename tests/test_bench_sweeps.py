@@ -12,10 +12,10 @@ from scodkit import Gaussian, LastLayers, Monitor
 from scodkit.bench.domain import Domain, SketchSize, Splits
 from scodkit.bench.domains import DOMAINS
 from scodkit.bench.measure import Setup, histogram
-from scodkit.bench.metrics import separation
 from scodkit.bench.rows import Row, select
 from scodkit.bench.samples import Loader, TensorSamples
 from scodkit.bench.sweeps import ENSEMBLE_SWEEPS, SWEEPS, applies
+from scodkit.separation import separation
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
 
 

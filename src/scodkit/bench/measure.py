@@ -16,11 +16,11 @@ from scodkit.baselines import Baseline, Detector, KFACLaplace
 from scodkit.bench.domain import Domain, Splits
 from scodkit.bench.identity import machine, network_id
 from scodkit.bench.methods import HESSIAN, METHODS, TUNED, Case
-from scodkit.bench.metrics import separation
 from scodkit.bench.rows import Row
 from scodkit.bench.samples import Loader, Samples
 from scodkit.bench.timing import prediction_times, wait_for
 from scodkit.monitor import Monitor
+from scodkit.separation import separation
 
 POOLED = "pooled"
 _FIT_BATCH = 128

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-_Array = npt.NDArray[np.float64]
-_Places = npt.NDArray[np.intp]
+from scodkit.separation import (
+    Array,
+    areas_with,
+    counts_of,
+    ends_of,
+    places_of,
+    redrawn,
+    unseen_share,
+)
 
-_MISSES = 0.05  # share of bands and intervals that may miss
 # where curves are looked at: closer where few false alarms are
-_GRID: _Array = np.unique(
+_GRID: Array = np.unique(
     np.append(np.linspace(0, 1, 201), np.geomspace(1e-4, 0.05, 25)).round(6)
 )
 
@@ -33,10 +37,10 @@ class Curve:
         area_high: Upper end.
     """
 
-    x: _Array
-    y: _Array
-    low: _Array
-    high: _Array
+    x: Array
+    y: Array
+    low: Array
+    high: Array
     area: float
     area_low: float
     area_high: float
@@ -81,48 +85,21 @@ def curves(known: Tensor, unknown: Tensor, *, resamples: int = 300, seed: int = 
         >>> found.roc.at(0.5)[0]
         1.0
     """
-    places = _places(known, unknown)
-    values = max(int(own.max()) for own in places) + 1
-    whole = _looked_at(*(_counts(own, values) for own in places))
-    generator = np.random.default_rng(seed)
-    drawn = []
-    for _ in range(resamples):  # one at a time: there may be tens of thousands of values
-        again = [own[generator.integers(len(own), size=len(own))] for own in places]
-        drawn.append(_looked_at(*(_counts(own, values) for own in again)))
-    # Sets that do not overlap do so in no resample either. But a share p of known inputs could
-    # lie above all unknown ones and n of them not show it with probability (1 - p)^n: it is
-    # taken for possible up to where that is 5 %, and likewise among the unknown ones.
-    p = 1 - _MISSES ** (1 / min(len(own) for own in places))
-    at_most = (1 - p, 1 - p * math.log1p(1 / p))
+    places = places_of(known, unknown)
+    whole = _looked_at(*counts_of(places))
+    drawn = [_looked_at(*counts) for counts in redrawn(places, resamples, seed)]
+    at_most = areas_with(unseen_share(places))
     found = []
     for i, bound in enumerate(at_most):
         area, y = whole[i]
-        ends = _ends(np.array([one[i][0] for one in drawn]))
-        low, high = _ends(np.stack([one[i][1] for one in drawn]))
+        ends = ends_of([one[i][0] for one in drawn])
+        low, high = ends_of([one[i][1] for one in drawn])
         area_low, area_high = min(float(ends[0]), bound), float(ends[1])
         found.append(Curve(_GRID, y, low, high, area, area_low, area_high))
     return Curves(*found)
 
 
-def _places(known: Tensor, unknown: Tensor) -> tuple[_Places, _Places]:
-    """Return each score's place among all distinct ones, lowest first."""
-    a, b = (scores.detach().cpu().double().numpy() for scores in (known, unknown))
-    _, places = np.unique(np.concatenate([a, b]), return_inverse=True)
-    return places[: len(a)], places[len(a) :]
-
-
-def _counts(places: _Places, values: int) -> _Array:
-    return np.bincount(places, minlength=values).astype(np.float64)
-
-
-def _ends(drawn: _Array) -> tuple[_Array, _Array]:
-    low, high = np.quantile(drawn, [_MISSES / 2, 1 - _MISSES / 2], axis=0)
-    return low, high
-
-
-def _looked_at(
-    known: _Array, unknown: _Array
-) -> tuple[tuple[float, _Array], tuple[float, _Array]]:
+def _looked_at(known: Array, unknown: Array) -> tuple[tuple[float, Array], tuple[float, Array]]:
     """Return area and height on the grid of both curves, from counts at each place."""
     n, m = known.sum(), unknown.sum()
     alarms = np.append(0.0, np.cumsum(known[::-1])) / n

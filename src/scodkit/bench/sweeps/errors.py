@@ -10,12 +10,12 @@ from torch import Tensor
 
 from scodkit.bench.measure import Setup, fit, scores_of
 from scodkit.bench.methods import METHODS, PAPER, Case
-from scodkit.bench.metrics import roc, separation
 from scodkit.bench.rows import Row
 from scodkit.bench.samples import Samples
 from scodkit.bench.sweeps.points import RESAMPLES, sweep_row
 from scodkit.errors import MissingPeerError, OptionError, ScodError
 from scodkit.likelihoods import Gaussian
+from scodkit.separation import roc, separation
 
 MIXED = "mixed"
 _BATCH = 128

@@ -10,9 +10,9 @@ import torch
 from scodkit.baselines import Detector
 from scodkit.bench.domains.splitting import some
 from scodkit.bench.measure import POOLED, Setup, description, scores_of
-from scodkit.bench.metrics import separation
 from scodkit.bench.rows import Row
 from scodkit.bench.samples import Samples
+from scodkit.separation import separation
 
 RESAMPLES = 200  # of the bootstrap
 # most samples of a set, so that a sweep of many points stays short

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from scodkit.errors import OptionError
 
-_Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-_Places = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Places = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 _MISSES = 0.05  # share of intervals that may miss
 
@@ -69,18 +71,14 @@ def separation(
         >>> found.auroc, found.fpr95
         (0.875, 0.5)
     """
-    places = _places(known, unknown)
-    figures = _figures(*_counts(places))
+    places = places_of(known, unknown)
+    figures = _figures(*counts_of(places))
     low, high = _interval(places, resamples, seed)
-    # Sets that do not overlap do so in no resample either, and would get an interval of no
-    # width. But a share p of known inputs could lie above all unknown ones, and n of them not
-    # show it with probability (1 - p)^n: so p is taken for possible up to where that is 5 %,
-    # and likewise among m unknown ones. The ends are no better than such a p allows; for the
-    # AUROC this is a bound, whatever the scores: min(n, m) pairs are independent, and each is
-    # in order with a probability of the AUROC.
-    p = 1 - _MISSES ** (1 / min(len(own) for own in places))
-    low[0] = min(low[0], 1 - p)
-    low[1] = min(low[1], 1 - p * math.log1p(1 / p))
+    # the ends are no better than such a share allows; for the AUROC this is a bound, whatever
+    # the scores: min(n, m) pairs are independent, and each is in order with a probability of
+    # the AUROC
+    p = unseen_share(places)
+    low[:2] = np.minimum(low[:2], areas_with(p))
     high[2] = max(high[2], p)
     return Separation(*figures, *np.stack([low, high], axis=1).flatten().tolist())
 
@@ -102,7 +100,7 @@ def roc(known: Tensor, unknown: Tensor, points: int = 101) -> tuple[list[float],
     """
     rates = [
         np.cumsum(np.append(0.0, counts[::-1])) / counts.sum()
-        for counts in _counts(_places(known, unknown))
+        for counts in counts_of(places_of(known, unknown))
     ]
     # their sum only grows along the curve
     where = np.linspace(0, 2, points)
@@ -110,15 +108,15 @@ def roc(known: Tensor, unknown: Tensor, points: int = 101) -> tuple[list[float],
     return false.tolist(), true.tolist()
 
 
-def _places(known: Tensor, unknown: Tensor) -> tuple[_Places, _Places]:
+def places_of(known: Tensor, unknown: Tensor) -> tuple[Places, Places]:
     """Return each score's place among all distinct ones, lowest first."""
     a, b = (_checked(scores) for scores in (known, unknown))
     _, places = np.unique(np.concatenate([a, b]), return_inverse=True)
     return places[: len(a)], places[len(a) :]
 
 
-def _checked(scores: Tensor) -> _Array:
-    array: _Array = scores.detach().to("cpu", torch.float64).flatten().numpy()
+def _checked(scores: Tensor) -> Array:
+    array: Array = scores.detach().to("cpu", torch.float64).flatten().numpy()
     if not len(array) or np.isnan(array).any():
         raise OptionError(
             f"expected scores that are numbers, got {len(array)} of which "
@@ -127,14 +125,27 @@ def _checked(scores: Tensor) -> _Array:
     return array
 
 
-def _counts(places: tuple[_Places, _Places]) -> tuple[_Array, _Array]:
-    """Return how many scores of each set are at each place, ``(values,)``."""
-    values = max(int(own.max()) for own in places) + 1
+def num_values(places: tuple[Places, Places]) -> int:
+    """Return how many distinct scores there are."""
+    return max(int(own.max()) for own in places) + 1
+
+
+def counts_of(places: tuple[Places, Places], values: int | None = None) -> tuple[Array, Array]:
+    """Return how many scores of each set are at each place.
+
+    Args:
+        places: Of the scores.
+        values: How many places there are; as many as these take by default.
+
+    Returns:
+        Counts ``(values,)`` of known and of unknown inputs.
+    """
+    values = num_values(places) if values is None else values
     known, unknown = (np.bincount(p, minlength=values).astype(np.float64) for p in places)
     return known, unknown
 
 
-def _figures(known: _Array, unknown: _Array) -> tuple[float, float, float]:
+def _figures(known: Array, unknown: Array) -> tuple[float, float, float]:
     """Return AUROC, AUPR and FPR95 from the counts of scores at each place."""
     n, m = known.sum(), unknown.sum()
     auroc = unknown @ (np.cumsum(known) - 0.5 * known) / (n * m)
@@ -147,14 +158,48 @@ def _figures(known: _Array, unknown: _Array) -> tuple[float, float, float]:
     return float(auroc), float(aupr), float(alarms[place] / n)
 
 
-def _interval(
-    places: tuple[_Places, _Places], resamples: int, seed: int
-) -> tuple[_Array, _Array]:
+def _interval(places: tuple[Places, Places], resamples: int, seed: int) -> tuple[Array, Array]:
     """Return the lower and the upper end of the three figures."""
+    return ends_of([_figures(*counts) for counts in redrawn(places, resamples, seed)])
+
+
+def redrawn(
+    places: tuple[Places, Places], resamples: int, seed: int
+) -> Iterator[tuple[Array, Array]]:
+    """Yield counts as of `counts_of`, of both sets drawn anew with replacement.
+
+    Args:
+        places: Of the scores.
+        resamples: How often.
+        seed: Of the draws.
+    """
+    values = num_values(places)
     generator = np.random.default_rng(seed)
-    found = []
     for _ in range(resamples):  # one at a time: there may be tens of thousands of values
         a, b = (own[generator.integers(len(own), size=len(own))] for own in places)
-        found.append(_figures(*_counts((a, b))))
-    ends = np.quantile(found, [_MISSES / 2, 1 - _MISSES / 2], axis=0)
-    return ends[0], ends[1]
+        yield counts_of((a, b), values)
+
+
+def ends_of(drawn: ArrayLike) -> tuple[Array, Array]:
+    """Return the ends of intervals of 95 %, from what resamples gave along the first axis."""
+    low, high = np.quantile(
+        np.asarray(drawn, dtype=np.float64), [_MISSES / 2, 1 - _MISSES / 2], axis=0
+    )
+    return low, high
+
+
+def unseen_share(places: tuple[Places, Places]) -> float:
+    """Return how many inputs may be on the wrong side without one of these showing it.
+
+    Sets that do not overlap do so in no resample either, and would get an interval of no
+    width. But a share p of known inputs could lie above all unknown ones, and n of them not
+    show it with probability (1 - p)^n: so p is taken for possible up to where that is 5 %,
+    and likewise among m unknown ones.
+    """
+    share: float = 1 - _MISSES ** (1 / min(len(own) for own in places))
+    return share
+
+
+def areas_with(share: float) -> tuple[float, float]:
+    """Return the AUROC and the AUPR if such a share of known inputs is above all unknown."""
+    return 1 - share, 1 - share * math.log1p(1 / share)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from scodkit.bench.metrics import roc, separation
 from scodkit.errors import OptionError
+from scodkit.separation import roc, separation
 
 few_scores = st.lists(st.integers(0, 8).map(float), min_size=1, max_size=30)
 
