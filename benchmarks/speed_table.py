@@ -101,8 +101,35 @@ def _targets() -> list[Target]:
     return found
 
 
+def cost_table(folder: Path) -> str:
+    """Return the README's table: what a scored prediction costs on one CPU core."""
+    lines = (folder / "speed_cpu.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if row["task"] == "score"]
+    times = {(row["net"], row["batch"], row["method"]): row["ms"] for row in rows}
+    # as people read them; ours in bold
+    methods = {
+        "forward": "forward",
+        "floor": "floor",
+        "scodkit, compiled": "**compiled**",
+        "scodkit": "eager",
+        "scodkit, last layer, compiled": "last layer, compiled",
+        "laplace-torch KFAC, last layer": "laplace-torch, last layer",
+        "loop in the batch": "loop in the batch",
+    }
+    found = [
+        "| one CPU core, ms per batch | batch | " + " | ".join(methods.values()) + " |",
+        "| --- | --: |" + " --: |" * len(methods),
+    ]
+    for net, batch in dict.fromkeys((row["net"], row["batch"]) for row in rows):
+        cells = [times.get((net, batch, method)) for method in methods]
+        shown = ["" if ms is None else f"{float(f'{ms:.3g}'):g}" for ms in cells]
+        shown[2] = f"**{shown[2]}**"
+        found.append(f"| {net} | {batch} | " + " | ".join(shown) + " |")
+    return "\n".join(found) + "\n"
+
+
 def print_table(folder: Path) -> None:
-    """Print all rows and all targets, and write the same to ``speed.md``."""
+    """Print all rows and all targets; write them, and what the README shows, to files."""
     lines: list[str] = []
     times: dict[str, dict[Key, float]] = {}
     for device in ("cpu", "cuda"):
@@ -152,6 +179,7 @@ def print_table(folder: Path) -> None:
             break
     text = "\n".join(lines) + "\n"
     (folder / "speed.md").write_text(text, encoding="utf-8")
+    (folder / "cost.md").write_text(cost_table(folder), encoding="utf-8")
     print(text)
 
 

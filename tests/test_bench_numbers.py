@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,12 @@ CITED = re.compile(r"(\d\.\d{3}) \(`(\w+)/(\w+)/(\w+)`\)")
 
 def test_the_readme_has_the_headline() -> None:
     assert markdown(headline(ROWS)) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_has_the_costs_of_the_speed_rows() -> None:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    costs = importlib.import_module("speed_table").cost_table(ROOT / "benchmarks" / "results")
+    assert costs in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES)
