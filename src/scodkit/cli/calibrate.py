@@ -10,8 +10,8 @@ import typer
 from scodkit import Calibration
 from scodkit.cli import output as shown
 from scodkit.cli.config import ConfigOption, resolved
-from scodkit.cli.inputs import Form, batches_of
-from scodkit.cli.loading import load_model, load_monitor, running
+from scodkit.cli.inputs import batches_of
+from scodkit.cli.loading import running
 from scodkit.cli.options import (
     DATA_FORMS,
     BatchSizeOption,
@@ -21,6 +21,7 @@ from scodkit.cli.options import (
     MonitorArgument,
     WeightsOption,
 )
+from scodkit.cli.saved import open_monitor
 
 _RATES = (0.01, 0.05, 0.1)
 
@@ -56,9 +57,8 @@ def calibrate(  # noqa: PLR0913 (each a choice of its own)
     path = output or monitor
     with shown.stoppable(f"{path} is as it was; type the same command again"):
         shown.check_output(path)
-        network = load_model(model, weights, device)
-        found = load_monitor(monitor, network, weights)
-        form, progress = Form.of_fit(found.notes, network), shown.shows_progress(as_json)
+        found, form = open_monitor(monitor, model, weights, device)
+        progress = shown.shows_progress(as_json)
         batches = batches_of(data, batch_size, form, progress=progress)
         with running(found):
             found.calibrate(batches, progress=progress)

@@ -14,8 +14,8 @@ from scodkit import Explanation, Monitor
 from scodkit.cli import output as shown
 from scodkit.cli.answers import Alarm, answers_to
 from scodkit.cli.config import ConfigOption
-from scodkit.cli.inputs import Batches, Form, batches_of
-from scodkit.cli.loading import load_model, load_monitor, running
+from scodkit.cli.inputs import Batches, batches_of
+from scodkit.cli.loading import running
 from scodkit.cli.options import (
     DATA_FORMS,
     BatchSizeOption,
@@ -25,6 +25,7 @@ from scodkit.cli.options import (
     MonitorArgument,
     WeightsOption,
 )
+from scodkit.cli.saved import open_monitor
 from scodkit.errors import OptionError
 from scodkit.explain import Shares
 
@@ -75,9 +76,7 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
     with shown.stoppable("no file was changed; type the same command again"):
         if plot is not None:
             _check_plot(plot)
-        network = load_model(model, weights, device)
-        found = load_monitor(monitor, network, weights)
-        form = Form.of_fit(found.notes, network)
+        found, form = open_monitor(monitor, model, weights, device)
         progress = shown.shows_progress(as_json)
         asked = batches_of(inputs, batch_size, form, progress=progress)
         if not isinstance(asked, Batches):

@@ -26,7 +26,6 @@ from scodkit import Monitor
 from scodkit.errors import (
     BatchError,
     InsufficientMemoryError,
-    MismatchError,
     OptionError,
     ScodError,
 )
@@ -109,25 +108,6 @@ def load_model(spec: str, weights: Path | None, device: str) -> nn.Module:
     if weights is not None:
         _load_weights(model, weights)
     return model.to(where)
-
-
-def load_monitor(path: Path, model: nn.Module, weights: Path | None) -> Monitor:
-    """Return a saved monitor of a model.
-
-    Args:
-        path: Where it is.
-        model: The model it was fitted on.
-        weights: Where the model's weights are from; None if it came with them.
-
-    Raises:
-        MismatchError: If it belongs to another model.
-    """
-    try:
-        return Monitor.load(path, model)
-    except MismatchError as error:
-        if weights is not None:
-            raise
-        raise MismatchError(f"{error} (was --weights left out?)") from error
 
 
 @contextlib.contextmanager

@@ -11,8 +11,9 @@ from tqdm.auto import tqdm
 from scodkit.cli import output as shown
 from scodkit.cli.config import ConfigOption, resolved
 from scodkit.cli.fit import show_fit
-from scodkit.cli.loading import load_model, load_monitor
+from scodkit.cli.loading import load_model
 from scodkit.cli.options import DeviceOption, JsonOption, ModelArgument, WeightsOption
+from scodkit.cli.saved import load_monitor
 from scodkit.errors import OptionError
 
 

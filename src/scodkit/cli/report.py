@@ -16,8 +16,8 @@ from scodkit import Monitor, Scored
 from scodkit.alarms import DriftAlarm
 from scodkit.cli import output as shown
 from scodkit.cli.config import ConfigOption
-from scodkit.cli.inputs import Batches, Form, batches_of
-from scodkit.cli.loading import load_model, load_monitor, running
+from scodkit.cli.inputs import Batches, batches_of
+from scodkit.cli.loading import running
 from scodkit.cli.options import (
     DATA_FORMS,
     BatchSizeOption,
@@ -27,6 +27,7 @@ from scodkit.cli.options import (
     MonitorArgument,
     WeightsOption,
 )
+from scodkit.cli.saved import open_monitor
 from scodkit.errors import BatchError, NotFittedError
 from scodkit.report import Report, ScoredSet, WatchedStream, check_installed
 from scodkit.stream import batches_of as with_progress
@@ -77,10 +78,9 @@ def report(  # noqa: PLR0913 (each a choice of its own)
     with shown.stoppable(f"{output} is as it was; type the same command again"):
         shown.check_output(output)
         check_installed()
-        network = load_model(model, weights, device)
-        found = load_monitor(monitor, network, weights)
+        found, form = open_monitor(monitor, model, weights, device)
         _check_calibration(found, false_alarm, stream)
-        form, progress = Form.of_fit(found.notes, network), shown.shows_progress(as_json)
+        progress = shown.shows_progress(as_json)
         specs = [(spec, True) for spec in known or []] + [(s, False) for s in unknown or []]
         sets = []
         for spec, is_known in specs:

@@ -17,7 +17,6 @@ from scodkit.cli.answers import Alarm, Answer, answers_to, answers_to_lines
 from scodkit.cli.choices import ScoreBad
 from scodkit.cli.config import ConfigOption
 from scodkit.cli.inputs import Form, batches_of
-from scodkit.cli.loading import load_model, load_monitor
 from scodkit.cli.options import (
     BatchSizeOption,
     DeviceOption,
@@ -26,6 +25,7 @@ from scodkit.cli.options import (
     MonitorArgument,
     WeightsOption,
 )
+from scodkit.cli.saved import open_monitor
 
 _SHOWN = 40  # rows on a terminal
 _BAD_LINES = 2  # exit code
@@ -86,10 +86,8 @@ def score(  # noqa: PLR0913 (each a choice of its own)
     with shown.stoppable("no file was changed; type the same command again"):
         if output is not None:
             shown.check_output(output)
-        network = load_model(model, weights, device)
-        found = load_monitor(monitor, network, weights)
+        found, form = open_monitor(monitor, model, weights, device)
         alarm = Alarm.of(found, false_alarm, confidence)
-        form = Form.of_fit(found.notes, network)
         if inputs == "-":
             code = _answer_stdin(found, form, alarm, output)
             raise typer.Exit(code or (shown.ALARM if fail_on_alarm and alarm.count else 0))
