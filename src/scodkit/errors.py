@@ -14,6 +14,10 @@ class BatchError(ScodError, ValueError):
     """A batch, or what the model made of it, does not have the form that was expected."""
 
 
+class EmptyLoaderError(BatchError):
+    """There is not one batch."""
+
+
 class ParameterSelectionError(ScodError, ValueError):
     """A choice of parameters matches nothing, or something that cannot be differentiated."""
 
@@ -64,6 +68,10 @@ class FormatVersionError(ArtifactError):
 
 class MismatchError(ArtifactError):
     """The file belongs to other weights or to another configuration."""
+
+
+class ProcessError(ScodError, RuntimeError):
+    """Another process of a fit failed, so that the sum over all of them cannot be had."""
 
 
 class MissingPeerError(ScodError, ImportError):

@@ -11,6 +11,7 @@ from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MergeError, MismatchError
 from scodkit.likelihoods import Likelihood
 from scodkit.parameters import ParameterSet, state_fingerprint
+from scodkit.parts import Part, in_both
 from scodkit.sketch import SketchState
 
 
@@ -52,6 +53,7 @@ class Fitted:
         fingerprints: Of the weights.
         shape: Of a typical sample's output.
         skipped: Samples left out because they were not finite.
+        parts: Which data it has seen.
     """
 
     likelihood: Likelihood
@@ -61,6 +63,7 @@ class Fitted:
     fingerprints: Fingerprints
     shape: tuple[int, ...]
     skipped: int = 0
+    parts: tuple[Part, ...] = ()
 
     def check_weights(self, model: nn.Module, doing: str) -> None:
         """Make sure a model still has the weights of the fit.
@@ -89,6 +92,23 @@ class Fitted:
             raise MergeError(
                 "expected a monitor with its sketch, but this one was saved without; save it "
                 "with monitor.save(path, sketch=True), or fit again"
+            )
+
+    def check_other_data(self, other: Fitted) -> None:
+        """Make sure no sample would count twice.
+
+        Args:
+            other: A fit to be added.
+
+        Raises:
+            MergeError: If both have seen some of the same data.
+        """
+        both = in_both(self.parts, other.parts)
+        if both:
+            raise MergeError(
+                f"expected fits of different data, but both have seen {both[0]}"
+                + (f" ({both[1]})" if both[0] != both[1] else "")
+                + ": it would count twice; leave one of them out"
             )
 
     def to(self, device: torch.device | str) -> Fitted:
@@ -124,8 +144,8 @@ class Fitted:
         sketch = self.state.sketch
         own = other.state if consume else other.state.copy()
         state = sketch.merge(own.to(self.state.squared_norm.device), self.state)
-        skipped = self.skipped + other.skipped
+        skipped, parts = self.skipped + other.skipped, self.parts + other.parts
         basis = sketch.eigenbasis(state, rank)
         if not (self.basis.certified and other.basis.certified):
             basis = replace(basis, certified=False)
-        return replace(self, basis=basis, state=state, skipped=skipped)
+        return replace(self, basis=basis, state=state, skipped=skipped, parts=parts)

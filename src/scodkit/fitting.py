@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from scodkit import artifact
-from scodkit.errors import BatchError, MismatchError, NonFiniteError, OptionError
-from scodkit.factors import FactorsOf, FactorSource, choose_engine, row_bytes
+from scodkit.distributed import Processes
+from scodkit.errors import (
+    BatchError,
+    EmptyLoaderError,
+    MismatchError,
+    NonFiniteError,
+    OptionError,
+)
+from scodkit.factors import FactorsOf, FactorSource
 from scodkit.fitted import Fingerprints, Fitted
-from scodkit.likelihoods import Likelihood
 from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet, Selection, select
-from scodkit.plan import Plan
-from scodkit.sketch import Sketch, SketchState
+from scodkit.parameters import ParameterSet, select, select_names
+from scodkit.parts import HasPart, Part, sampled_hash
+from scodkit.progress import Checkpoint, FiniteCheck, Progress
+from scodkit.reading import Reader, data_identity
+from scodkit.recipe import Recipe, first_output
 from scodkit.stream import (
-    batch_digest,
     batches_of,
     check_deterministic,
-    data_identity,
     num_batches,
     num_samples,
     open_stream,
@@ -32,9 +38,6 @@ from scodkit.stream import (
 
 # pieces a GPU may be behind before it is waited for
 _LATE = 2
-
-_CHECKPOINT = "checkpoint"
-_STATE = "state."
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class FitOptions:
         checkpoint: Where to keep the state of an unfinished pass.
         every: Batches between two checkpoints.
         precision: Run the model, and form gradients, in this dtype; None for the model's own.
+        together: Add up the fits of all processes of torch's process group, if there is one.
     """
 
     progress: bool = True
@@ -57,6 +61,7 @@ class FitOptions:
     checkpoint: Path | None = None
     every: int = 100
     precision: torch.dtype | None = None
+    together: bool = True
 
     def __post_init__(self) -> None:
         if self.on_bad not in ("raise", "skip"):
@@ -69,135 +74,10 @@ class FitOptions:
             )
 
 
-def check_options(
-    model: object, likelihood: object, rank: object, sketch: object, prior_scale: float
-) -> None:
-    """Refuse what a monitor cannot be made of, at once rather than after a pass.
-
-    Raises:
-        OptionError: With what to type instead.
-    """
-    problem = None
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        problem = f"an nn.Module that is not scripted, got {type(model).__name__}"
-    elif not isinstance(likelihood, Likelihood):
-        problem = (
-            f"a likelihood object, got {likelihood!r}; type Categorical(), Gaussian(), "
-            "Bernoulli() or another from scodkit"
-        )
-    elif not isinstance(rank, int) or rank < 1:
-        problem = f"an integer rank >= 1, got {rank!r}"
-    elif not isinstance(sketch, Sketch):
-        problem = f"a sketch object, got {sketch!r}; type Nystrom() or another, with brackets"
-    elif not 1e-100 < prior_scale < 1e100:
-        problem = f"a positive, finite prior_scale, got {prior_scale!r}"
-    if problem:
-        raise OptionError(f"expected {problem}")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What to fit.
-
-    Args:
-        likelihood: What distribution the output parametrises.
-        rank: ``k``.
-        sketch: How the curvature is summarised.
-        selection: Which weights.
-        budget: Bytes that rows in weight space may take at a time.
-    """
-
-    likelihood: Likelihood
-    rank: int
-    sketch: Sketch
-    selection: Selection
-    budget: int
-
-    def plan(
-        self, network: Network, parameters: ParameterSet, call: Inputs, num_data: int | None
-    ) -> Plan:
-        """Return the memory a fit takes on batches like ``call``."""
-        output = first_output(network, call)
-        directions = self.likelihood.num_directions(output.shape[1:])
-        num_rows = None if num_data is None else num_data * directions
-        columns = self.sketch.columns(parameters.num_parameters, self.rank, num_rows)
-        one_row = row_bytes(network, parameters)
-        # a batch's rows fill the budget at most, but one is formed in any case
-        working = max(one_row, min(self.budget, call.batch_size * directions * one_row))
-        working += directions * output[0].numel() * output.itemsize
-        return Plan.of(
-            num_parameters=parameters.num_parameters,
-            directions=directions,
-            columns=columns,
-            rank=self.rank,
-            itemsize=sum_dtype(output).itemsize,
-            kept_bytes=self.sketch.scratch_bytes(parameters.num_parameters, columns),
-            working_bytes=working,
-            device=network.device,
-        )
-
-    def source(self, network: Network, parameters: ParameterSet, call: Inputs) -> FactorSource:
-        """Return what turns batches into factors; the engine is chosen on ``call``."""
-        shape = tuple(first_output(network, call).shape[1:])
-        engine = choose_engine(network, parameters, call)
-        return FactorSource(engine, self.likelihood, shape, self.budget)
-
-
-class _Check:
-    """Whether the samples of a piece were finite, to be asked once a GPU has found out."""
-
-    def __init__(self, good: Tensor, finite: Tensor, first: int, progress: Progress) -> None:
-        self._good, self._finite, self._first = good, finite, first
-        self._batch, self._before = progress.batches, progress.samples
-
-    def ask(self) -> None:
-        """Refuse samples with a NaN or an infinity.
-
-        Raises:
-            NonFiniteError: With the first of them.
-        """
-        if bool(self._good.all()):
-            return
-        place = int((~self._good).nonzero()[0])
-        what = "gradients" if bool(self._finite[place]) else "inputs or output"
-        row = self._first + place
-        raise NonFiniteError(
-            f"expected finite numbers, got a NaN or an infinity in the {what} of sample "
-            f"{self._before + row} (batch {self._batch}, row {row}); mend or remove it, "
-            "or type fit(..., on_bad='skip') to leave such samples out and count them"
-        )
-
-
-@dataclass
-class Progress:
-    """How far a pass has come.
-
-    Args:
-        state: The sketch so far.
-        batches: Batches finished.
-        samples: Samples read, good or bad.
-        data_digest: Hash of all batches read, kept only for checkpoints.
-        skipped: Samples left out because they were not finite.
-        unchecked: Pieces not yet known to be finite: asking at once would idle a GPU.
-    """
-
-    state: SketchState
-    batches: int = 0
-    samples: int = 0
-    skipped: int = 0
-    data_digest: str = ""
-    unchecked: list[_Check] = field(default_factory=list)
-
-    def check(self, but: int = 0) -> None:
-        """Refuse pieces that were not finite, the last few left for later."""
-        while len(self.unchecked) > but:
-            self.unchecked.pop(0).ask()
-
-
 def fit(
     network: Network, recipe: Recipe, loader: Iterable[Any], options: FitOptions
-) -> tuple[Fitted, FactorSource]:
-    """Summarise the training data in one pass.
+) -> tuple[Fitted, FactorSource | None]:
+    """Summarise the training data in one pass, by this process or by several together.
 
     Args:
         network: The model.
@@ -206,113 +86,232 @@ def fit(
         options: How the pass behaves.
 
     Returns:
-        The fit, and the engine that was chosen for it.
+        The fit, and what batches were turned into factors with: None if this process had none.
 
     Raises:
-        BatchError: If the first batch has no samples to choose an engine with.
+        NonFiniteError: If there was not one finite sample.
     """
-    if options.checkpoint:
-        artifact.check_folder(options.checkpoint)
-    first, batches = open_stream(loader)
-    with network.evaluating():
-        call = network.inputs_of(first)
-        if call.batch_size == 0:
-            raise BatchError("expected samples in the first batch, got none; leave it out")
-        if options.check_deterministic:
-            check_deterministic(network, call, loader)
-        parameters = select(recipe.selection, network, call)
-        recipe.plan(network, parameters, call, num_samples(loader)).check()
-        source = recipe.source(network, parameters, call)
-        dtype = sum_dtype(first_output(network, call))
-
-    fingerprints = Fingerprints.of(network.model, parameters)
-    identity: dict[str, Any] = {}
-    if options.checkpoint:
-        identity = {
-            "likelihood": artifact.describe(recipe.likelihood),
-            "sketch": artifact.describe(recipe.sketch),
-            "rank": recipe.rank,
-            "precision": str(options.precision),
-            "weights": vars(fingerprints),
-            "data": data_identity(loader, call),
-        }
-    state = recipe.sketch.zero(parameters.num_parameters, recipe.rank, dtype, network.device)
-    batches = batches_of(batches, num_batches(loader), "sketching", options.progress)
-    engine = source.engine.of(network.at_precision(options.precision))
-    done = _run(replace(source, engine=engine), state, batches, options, identity)
-    basis = recipe.sketch.eigenbasis(done.state, recipe.rank)
-    if options.precision is not None:  # a certificate would be one of rounded gradients
-        basis = replace(basis, certified=False)
-    fitted = Fitted(
-        recipe.likelihood,
-        parameters,
-        basis,
-        done.state,
-        fingerprints,
-        source.shape,
-        done.skipped,
-    )
-    return fitted, source
-
-
-def first_output(network: Network, call: Inputs) -> Tensor:
-    """Return the model's output on the first samples of a batch, ``(b, *shape)``."""
-    with torch.no_grad():
-        return network(call.samples(slice(0, 2)))
-
-
-def _run(
-    source: FactorSource,
-    state: SketchState,
-    batches: Iterable[Any],
-    options: FitOptions,
-    identity: dict[str, Any],
-) -> Progress:
-    network = source.engine.network
-    progress = _resume(options.checkpoint, state, identity)
-    done_before = progress.batches
-    digest, read = "", 0
-    for read, batch in enumerate(batches, start=1):
-        call = network.inputs_of(batch)
-        if options.checkpoint:
-            digest = batch_digest(call, digest)
-        if read == done_before and digest != progress.data_digest:
-            raise _other_data(options.checkpoint)
-        if read <= done_before:
-            continue
-        # the model is held batch by batch, so that others can score meanwhile
-        with network.evaluating():
-            _absorb(source, call, progress, options)
-        progress.check(but=_LATE if network.device.type == "cuda" else 0)
-        progress.batches, progress.data_digest = read, digest
-        if options.checkpoint and progress.batches % options.every == 0:
-            progress.check()
-            _save(options.checkpoint, progress, identity)
-    if read < done_before:
-        raise _other_data(options.checkpoint)
-    progress.check()
-    if progress.state.num_data == 0:
+    processes = Processes.here(options.together)
+    own = _Pass(network, recipe, loader, options, processes)
+    with processes.failing_together():
+        begun = own.begin()
+    terms = own.agree(begun)
+    with processes.failing_together():
+        done = own.run(begun, terms)
+        part = own.part(done)
+    told = processes.gathered({"skipped": done.skipped, "part": part and part.document()})
+    parts = _parts(told)
+    skipped = sum(one["skipped"] for one in told)
+    state = processes.add_up(done.state)
+    if state.num_data == 0:
         raise NonFiniteError(
-            f"expected finite samples, but all {progress.skipped} had a NaN or an infinity; "
+            f"expected finite samples, but all {skipped} had a NaN or an infinity; "
             "look at the data and at the model's outputs"
         )
-    if options.checkpoint:
-        _save(options.checkpoint, progress, identity)
-    return progress
+    basis = recipe.sketch.eigenbasis(state, recipe.rank)
+    if options.precision is not None:  # a certificate would be one of rounded gradients
+        basis = replace(basis, certified=False)
+    about = (terms.fingerprints, terms.shape, skipped, parts)
+    fitted = Fitted(recipe.likelihood, terms.parameters, basis, state, *about)
+    return fitted, None if begun is None else begun.source
 
 
-def _other_data(path: Path | None) -> MismatchError:
-    return MismatchError(
-        f"expected the data of the checkpoint at {path}, got other batches; go on with the "
-        "same data in the same order, or delete the checkpoint"
-    )
+@dataclass(frozen=True)
+class _Begun:
+    """A pass before its first step, in a process that has data.
+
+    Args:
+        call: The inputs of the first batch.
+        reader: All batches.
+        parameters: The chosen weights.
+        source: Turns batches into factors.
+        dtype: Of the sums.
+    """
+
+    call: Inputs
+    reader: Reader
+    parameters: ParameterSet
+    source: FactorSource
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What the processes of a fit agree on.
+
+    Args:
+        parameters: The chosen weights.
+        shape: Of a typical sample's output.
+        dtype: Of the sums.
+        fingerprints: Of the weights.
+    """
+
+    parameters: ParameterSet
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    fingerprints: Fingerprints
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The pass of one process over its own data."""
+
+    network: Network
+    recipe: Recipe
+    loader: Iterable[Any]
+    options: FitOptions
+    processes: Processes
+
+    def begin(self) -> _Begun | None:
+        """Return what is chosen on the first batch; None where only other processes have one.
+
+        Raises:
+            EmptyLoaderError: If there is no batch, and there are no others.
+            BatchError: If the first batch has no samples to choose an engine with.
+        """
+        network, recipe = self.network, self.recipe
+        if self.options.checkpoint:
+            artifact.check_folder(self.options.checkpoint)
+        try:
+            first, batches = open_stream(self.loader)
+        except EmptyLoaderError:
+            if self.processes.count == 1:
+                raise
+            return None
+        with network.evaluating():
+            call = network.inputs_of(first)
+            if call.batch_size == 0:
+                raise BatchError("expected samples in the first batch, got none; leave it out")
+            if self.options.check_deterministic:
+                check_deterministic(network, call, self.loader)
+            parameters = select(recipe.selection, network, call)
+            recipe.plan(network, parameters, call, num_samples(self.loader)).check()
+            source = recipe.source(network, parameters, call)
+            dtype = sum_dtype(first_output(network, call))
+        return _Begun(call, Reader(self.loader, batches), parameters, source, dtype)
+
+    def agree(self, begun: _Begun | None) -> _Terms:
+        """Return what all processes fit; those without data fit what the others do.
+
+        Raises:
+            MismatchError: If they do not agree.
+            BatchError: If none has data.
+        """
+        own = None
+        if begun is not None:
+            own = {
+                "parameters": list(begun.parameters.names),
+                "output shape": list(begun.source.shape),
+                "dtype": str(begun.dtype).removeprefix("torch."),
+            }
+        told = [one for one in self.processes.gathered(own) if one is not None]
+        if not told:
+            raise BatchError("expected data in one of the processes, got empty loaders in all")
+        parameters = select_names(self.network.model, told[0]["parameters"])
+        fingerprints = Fingerprints.of(self.network.model, parameters)
+        first, *others = self.processes.gathered(
+            {**(own or told[0]), **self._identity, "weights": vars(fingerprints)}
+        )
+        for rank, other in enumerate(others, start=1):
+            for what in first:
+                if first[what] != other[what]:
+                    raise MismatchError(
+                        f"expected the same fit in all processes, but the {what} of process 0 "
+                        f"and of process {rank} differ: {first[what]} and {other[what]}; start "
+                        "all with the same model and options, or fit alone with together=False"
+                    )
+        shape, dtype = tuple(told[0]["output shape"]), getattr(torch, told[0]["dtype"])
+        return _Terms(parameters, shape, dtype, fingerprints)
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "likelihood": artifact.describe(self.recipe.likelihood),
+            "sketch": artifact.describe(self.recipe.sketch),
+            "rank": self.recipe.rank,
+            "precision": str(self.options.precision),
+        }
+
+    def run(self, begun: _Begun | None, terms: _Terms) -> Progress:
+        """Return how far the pass has come: to the end of this process's data."""
+        recipe, size = self.recipe, terms.parameters.num_parameters
+        state = recipe.sketch.zero(size, recipe.rank, terms.dtype, self.network.device)
+        if begun is None:
+            return Progress(state)
+        checkpoint = self._checkpoint(begun, terms)
+        progress = Progress(state) if checkpoint is None else checkpoint.resume(state)
+        engine = begun.source.engine.of(self.network.at_precision(self.options.precision))
+        source, network = replace(begun.source, engine=engine), engine.network
+        done_before, read = progress.batches, 0
+        calls = begun.reader.calls(network, done_before, hashed=checkpoint is not None)
+        shown = self.options.progress and self.processes.rank == 0
+        told = batches_of(calls, num_batches(self.loader), "sketching", shown)
+        for read, (digest, call) in enumerate(told, start=1):
+            if checkpoint and read == done_before and digest != progress.data_digest:
+                raise checkpoint.other_data()
+            if call is None:
+                continue
+            # the model is held batch by batch, so that others can score meanwhile
+            with network.evaluating():
+                _absorb(source, call, progress, self.options.on_bad)
+            progress.check(but=_LATE if network.device.type == "cuda" else 0)
+            progress.batches, progress.data_digest = read, digest
+            if checkpoint and progress.batches % self.options.every == 0:
+                progress.check()
+                checkpoint.save(progress)
+        if checkpoint and read < done_before:
+            raise checkpoint.other_data()
+        progress.check()
+        if checkpoint:
+            checkpoint.save(progress)
+        return progress
+
+    def _checkpoint(self, begun: _Begun, terms: _Terms) -> Checkpoint | None:
+        """Return the file for an unfinished pass of this process, if one is wanted."""
+        if self.options.checkpoint is None:
+            return None
+        path = self.processes.own_file(self.options.checkpoint)
+        weights, data = vars(terms.fingerprints), data_identity(self.loader, begun.call)
+        return Checkpoint(path, {**self._identity, "weights": weights, "data": data})
+
+    def part(self, done: Progress) -> Part | None:
+        """Return which samples the pass was over, None if over none.
+
+        Args:
+            done: The pass. Data that does not know which part it is goes by its sketch.
+        """
+        if done.state.num_data == 0:
+            return None
+        dataset = getattr(self.loader, "dataset", None)
+        if isinstance(dataset, HasPart):
+            return dataset.part
+        return Part(sampled_hash(done.state.tensors, str(done.samples)), 0, done.samples)
+
+
+def _parts(told: list[Any]) -> tuple[Part, ...]:
+    """Return the parts of all processes.
+
+    Raises:
+        MismatchError: If two have samples in common.
+    """
+    parts = {rank: Part(**one["part"]) for rank, one in enumerate(told) if one["part"]}
+    for rank, part in parts.items():
+        for other in range(rank):
+            if other in parts and part.overlaps(parts[other]):
+                raise MismatchError(
+                    f"expected other data in every process, but process {other} and process "
+                    f"{rank} had the same ({part}), which would count twice; type "
+                    "DataLoader(Shard(dataset, rank, world_size)), from scodkit.parts, or fit "
+                    "alone with together=False"
+                )
+    return tuple(parts.values())
 
 
 def _absorb(
-    source: FactorSource, call: Inputs, progress: Progress, options: FitOptions
+    source: FactorSource, call: Inputs, progress: Progress, on_bad: Literal["raise", "skip"]
 ) -> None:
     whole = None
-    if options.on_bad == "skip" and source.splits_samples:
+    if on_bad == "skip" and source.splits_samples:
         # a sample is skipped whole: look at all its directions before using any
         whole = _finite_samples(source, call)
     for piece in source.pieces(call, hold=True):
@@ -321,8 +320,10 @@ def _absorb(
         if whole is not None:
             good &= whole[piece.samples]
         factors, kept = piece.factors, len(good)
-        if options.on_bad == "raise":
-            progress.unchecked.append(_Check(good, piece.finite, piece.samples.start, progress))
+        if on_bad == "raise":
+            progress.unchecked.append(
+                FiniteCheck(good, piece.finite, piece.samples.start, progress)
+            )
         elif not bool(good.all()):
             factors, norms, kept = FactorsOf(factors, good), norms[good], int(good.sum())
         progress.state.sketch.update(
@@ -338,32 +339,3 @@ def _finite_samples(source: FactorSource, call: Inputs) -> Tensor:
     for piece in source.pieces(call, hold=True):
         finite[piece.samples] &= piece.factors.squared_norms().isfinite() & piece.finite
     return finite
-
-
-def _resume(path: Path | None, state: SketchState, identity: dict[str, Any]) -> Progress:
-    if path is None or not path.exists():
-        return Progress(state)
-    header, tensors = artifact.read(path, _CHECKPOINT)
-    differing = [
-        f"{key}: {header['identity'].get(key)} there, {value} here"
-        for key, value in identity.items()
-        if header["identity"].get(key) != value
-    ]
-    if differing:
-        raise MismatchError(
-            f"expected a checkpoint of this fit at {path}, got one of another ("
-            + "; ".join(differing)
-            + "); delete it or choose another path"
-        )
-    held = next(iter(state.tensors.values()))
-    resumed = artifact.unpack_state(header["state"], tensors, _STATE, state.sketch)
-    counts = {k: header[k] for k in ("batches", "samples", "skipped", "data_digest")}
-    return Progress(resumed.to(held.device), **counts)
-
-
-def _save(path: Path, progress: Progress, identity: dict[str, Any]) -> None:
-    header, tensors = artifact.pack_state(progress.state, _STATE)
-    counts = {k: getattr(progress, k) for k in ("batches", "samples", "skipped", "data_digest")}
-    artifact.write(
-        path, _CHECKPOINT, {"state": header, "identity": identity, **counts}, tensors
-    )

@@ -11,17 +11,18 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from scodkit import fitting, storage
+from scodkit import fitting, recipe, storage
 from scodkit.calibration import Calibration
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import NotFittedError, OptionError
 from scodkit.factors import FactorSource, MemoryBudget
 from scodkit.fitted import Fitted
-from scodkit.fitting import FitOptions, Recipe
+from scodkit.fitting import FitOptions
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Network
 from scodkit.parameters import Selection, select
 from scodkit.plan import Plan
+from scodkit.recipe import Recipe
 from scodkit.scorer import Question, Scorer
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.task import Task
@@ -48,7 +49,7 @@ class Learner:
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> None:
         sketch = Nystrom() if sketch is None else sketch
-        fitting.check_options(model, likelihood, rank, sketch, prior_scale)
+        recipe.check_options(model, likelihood, rank, sketch, prior_scale)
         _check_task(task)
         self.likelihood = likelihood
         self.sketch = sketch
@@ -73,8 +74,12 @@ class Learner:
         checkpoint: str | Path | None = None,
         every: int = 100,
         precision: torch.dtype | None = None,
+        together: bool = True,
     ) -> Self:
         """Summarise the training data in one pass. Labels are not needed.
+
+        Inside a group of ``torch.distributed`` every process passes its own part of the data
+        (`scodkit.parts.Shard`), and gets the fit of all of it.
 
         Args:
             loader: Batches as the model takes them; any iterable, read once.
@@ -88,6 +93,7 @@ class Learner:
             every: Batches between two checkpoints.
             precision: ``torch.bfloat16`` to run the model and form gradients in it during the
                 fit, for speed on GPUs, without certificates. None for the model's own.
+            together: False to fit alone inside a group of ``torch.distributed``.
 
         Returns:
             The monitor itself, fitted. An earlier calibration is dropped.
@@ -96,7 +102,8 @@ class Learner:
             ScodError: As a subclass from `scodkit.errors`; the monitor is then as before.
         """
         path = None if checkpoint is None else Path(checkpoint)
-        options = FitOptions(progress, on_bad, check_deterministic, path, every, precision)
+        how = (progress, on_bad, check_deterministic, path, every, precision, together)
+        options = FitOptions(*how)
         return self._adopt(*fitting.fit(self._network, self._recipe, loader, options))
 
     def update(
@@ -124,9 +131,9 @@ class Learner:
         before = self._ready().fitted
         before.check_weights(self.model, "an update")
         before.check_sketch()
-        recipe = replace(self._recipe, selection=before.parameters)
+        same = replace(self._recipe, selection=before.parameters)
         options = FitOptions(progress, on_bad, check_deterministic, precision=precision)
-        fresh, source = fitting.fit(self._network, recipe, loader, options)
+        fresh, source = fitting.fit(self._network, same, loader, options)
         return self._adopt(before.merged(fresh, self.rank, consume=True), source)
 
     def merge(self, other: Learner) -> Self:
@@ -140,6 +147,7 @@ class Learner:
         """
         mine, theirs = self._ready(), other._ready().fitted
         mine.fitted.check_weights(self.model, "a merge")
+        mine.fitted.check_other_data(theirs)
         return self._adopt(mine.fitted.merged(theirs, self.rank), mine.source)
 
     @property
@@ -172,7 +180,7 @@ class Learner:
     @rank.setter
     def rank(self, value: int) -> None:
         model, likelihood, sketch = self.model, self.likelihood, self.sketch
-        fitting.check_options(model, likelihood, value, sketch, self.prior_scale)
+        recipe.check_options(model, likelihood, value, sketch, self.prior_scale)
         if self._scorer is None:
             self._rank = value
             return
@@ -192,7 +200,7 @@ class Learner:
 
     @prior_scale.setter
     def prior_scale(self, value: float) -> None:
-        fitting.check_options(self.model, self.likelihood, self.rank, self.sketch, value)
+        recipe.check_options(self.model, self.likelihood, self.rank, self.sketch, value)
         self._prior_scale = value
         self._ask_anew()
 

@@ -15,8 +15,8 @@ from scodkit.errors import BatchError, CaptureError, CaptureWarning
 from scodkit.explain import Explanation, References, explain
 from scodkit.factors import FactorSource
 from scodkit.fitted import Fitted
-from scodkit.fitting import Recipe
 from scodkit.network import Inputs, Network
+from scodkit.recipe import Recipe
 from scodkit.score import Energies
 from scodkit.task import Task
 

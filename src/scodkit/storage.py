@@ -17,6 +17,7 @@ from scodkit.errors import MismatchError
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
 from scodkit.parameters import ParameterSet, select_names
+from scodkit.parts import Part
 from scodkit.sketch import Sketch
 from scodkit.version import __version__
 
@@ -73,6 +74,7 @@ def save(path: str | Path, stored: Stored, with_sketch: bool) -> None:
         "fingerprints": vars(fitted.fingerprints),
         "output_shape": list(fitted.shape),
         "skipped": fitted.skipped,
+        "parts": [part.document() for part in fitted.parts],
         "basis": numbers,
         "notes": dict(stored.notes),
     }
@@ -165,7 +167,9 @@ def _fitted(
         state = artifact.unpack_state(header["state"], tensors, _STATE, sketch)
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
     shape, skipped = tuple(header["output_shape"]), header["skipped"]
-    fitted = Fitted(likelihood, parameters, basis, state, fingerprints, shape, skipped)
+    parts = tuple(Part(**part) for part in header.get("parts", ()))
+    about = (fingerprints, shape, skipped, parts)
+    fitted = Fitted(likelihood, parameters, basis, state, *about)
     fitted.check_weights(model, "loading")
     return fitted.to(next(model.parameters()).device)
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from tqdm.auto import tqdm
 
-from scodkit.errors import BatchError, NondeterministicError, OptionError
+from scodkit.errors import BatchError, EmptyLoaderError, NondeterministicError
 from scodkit.network import Inputs, Network
-from scodkit.parameters import digest_of
 
 
 def open_stream(loader: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
@@ -24,7 +23,8 @@ def open_stream(loader: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
         loader: Any iterable of batches; a generator is fine, it is read once.
 
     Raises:
-        BatchError: If it is not an iterable of batches, or empty.
+        BatchError: If it is not an iterable of batches.
+        EmptyLoaderError: If it is empty.
     """
     if isinstance(loader, (Tensor, np.ndarray)) or (
         isinstance(loader, Dataset) and not isinstance(loader, DataLoader)
@@ -37,7 +37,7 @@ def open_stream(loader: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
     try:
         first = next(stream)
     except StopIteration:
-        raise BatchError(
+        raise EmptyLoaderError(
             "expected at least one batch, but the loader is empty; a generator can be read "
             "only once: make it anew"
         ) from None
@@ -89,33 +89,6 @@ def _same(a: Any, b: Any) -> bool:
 
 def _is_real(array: Tensor | np.ndarray[Any, Any]) -> bool:
     return np.asarray(array).dtype.kind in "fc"
-
-
-def data_identity(loader: object, first: Inputs) -> dict[str, Any]:
-    """Return what is recognisable of the data: its length and its first batch.
-
-    Args:
-        loader: The loader.
-        first: The inputs in its first batch.
-
-    Raises:
-        OptionError: If the loader shuffles, so that a pass cannot be resumed.
-    """
-    if isinstance(getattr(loader, "sampler", None), RandomSampler):
-        raise OptionError(
-            "expected data in a fixed order for a resumable fit, got a loader that shuffles; "
-            "type DataLoader(..., shuffle=False): the order does not matter to the sketch"
-        )
-    return {
-        "samples": num_samples(loader),
-        "batches": num_batches(loader),
-        "first_batch": batch_digest(first),
-    }
-
-
-def batch_digest(call: Inputs, before: str = "") -> str:
-    """Return a hash of a batch's inputs, chained to the hash of the batches before it."""
-    return digest_of({str(i): t for i, t in enumerate(call.tensors())}, salt=before)
 
 
 def batches_of(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from scodkit.errors import BatchError, MissingPeerError, OptionError
+from scodkit.parts import Part, data_hash, shard_rows
 
 ARRAY_FILES = (".npy", ".npz", ".csv")
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -45,6 +46,42 @@ class Samples(ABC):
     def name(self, row: int) -> int | str:
         """Return what one is called in results: its place, unless it has a name."""
         return row
+
+
+class SamplesShard(Samples):
+    """One of several parts of some samples.
+
+    Args:
+        whole: All of them.
+        index: Which part, from 0.
+        count: How many parts there are.
+
+    Attributes:
+        part: Which samples these are.
+    """
+
+    def __init__(self, whole: Samples, index: int, count: int) -> None:
+        self._whole = whole
+        self.has_dtype, self.columns = whole.has_dtype, whole.columns
+        rows = shard_rows(len(whole), index, count)
+        data = data_hash(len(whole), lambda row: whole.read(slice(row, row + 1)))
+        self.part = Part(data, rows.start, rows.stop)
+
+    def __len__(self) -> int:
+        return self.part.stop - self.part.start
+
+    def read(self, rows: slice) -> NDArray[Any]:
+        """See `Samples.read`.
+
+        Returns:
+            ``(b, *shape)``.
+        """
+        start, stop, _ = rows.indices(len(self))
+        return self._whole.read(slice(self.part.start + start, self.part.start + stop))
+
+    def name(self, row: int) -> int | str:
+        """Return what one is called among all of them."""
+        return self._whole.name(self.part.start + row)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from scodkit.cli.choices import (
     sketch_of,
 )
 from scodkit.cli.config import ConfigOption, resolved
-from scodkit.cli.inputs import Batches, Form, batches_of
+from scodkit.cli.inputs import Batches, Form, batches_of, shard_of
 from scodkit.cli.loading import load_model, running
 from scodkit.cli.options import (
     DATA_FORMS,
@@ -30,6 +30,7 @@ from scodkit.cli.options import (
     ModelArgument,
     WeightsOption,
 )
+from scodkit.cli.processes import part_of, started
 from scodkit.errors import OptionError
 
 _OUTPUT = "The likelihood"
@@ -120,6 +121,13 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     precision: Annotated[
         PrecisionName | None, typer.Option(help="Of the fit: faster on a GPU.")
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INDEX/COUNT",
+            help="Only this part of the data, from 1/8 to 8/8; then scod merge.",
+        ),
+    ] = None,
     device: DeviceOption = "cpu",
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -132,14 +140,15 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
       --likelihood categorical --weights resnet.safetensors \\
       --last-layers 2 --device cuda --checkpoint fit.ckpt
     scod fit --config scod.toml
+    torchrun --nproc-per-node=2 -m scodkit fit model.py:net train.csv ...
     """  # noqa: D301 (\b keeps the lines of the examples)
     if checkpoint is None:
         afterwards = "nothing was written; with --checkpoint F a stopped fit goes on from F"
     else:
         afterwards = f"the same command goes on from the last checkpoint in {checkpoint}"
-    with shown.stoppable(afterwards):
+    with shown.stoppable(afterwards), started(device) as share:
         _check_outputs(output, checkpoint)
-        network = load_model(model, weights, device)
+        network = load_model(model, weights, share.device)
         monitor = Monitor(
             network,
             likelihood_of(likelihood, variance, directions, class_dim),
@@ -158,9 +167,10 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         )
         if isinstance(batches, Batches):
             monitor.notes["inputs"] = batches.form().note()
+        index, count = part_of(shard, share.processes)
         with running(monitor):
             monitor.fit(
-                batches,
+                shard_of(batches, index, count),
                 progress=shown.shows_progress(as_json),
                 on_bad=on_bad.value,
                 check_deterministic=check_deterministic,
@@ -169,10 +179,12 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
                 precision=None if precision is None else PRECISIONS[precision],
             )
         monitor.notes["fit"] = resolved(ctx)
-        monitor.save(output)
+        if share.first:
+            monitor.save(output)
         if checkpoint is not None:
-            checkpoint.unlink(missing_ok=True)
-    show_fit(output, monitor, as_json)
+            share.processes.own_file(checkpoint).unlink(missing_ok=True)
+    if share.first:
+        show_fit(output, monitor, as_json)
 
 
 def _check_outputs(output: Path, checkpoint: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
-from scodkit.cli.files import ArraySamples, Samples, check_numbers, read_samples
+from scodkit.cli.files import (
+    ArraySamples,
+    Samples,
+    SamplesShard,
+    check_numbers,
+    read_samples,
+)
 from scodkit.cli.loading import called, named
 from scodkit.cli.output import note
 from scodkit.errors import BatchError, NonFiniteError, OptionError
+from scodkit.parts import Shard
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,16 @@ class Batches:
             )
         return batch
 
+    def shard(self, index: int, count: int) -> Batches:
+        """Return a part of them.
+
+        Args:
+            index: Which, from 0.
+            count: How many parts there are.
+        """
+        part = SamplesShard(self.dataset, index, count)
+        return Batches(part, self._size, self._form, self._finite)
+
     def form(self) -> Form:
         """Return what the first sample looks like."""
         first = self.read(slice(0, 1))
@@ -184,6 +202,26 @@ def batches_of(
         f"expected {spec} to return a tensor, a Dataset or an iterable of batches, got a "
         f"{type(found).__name__}"
     )
+
+
+def shard_of(
+    batches: Batches | Iterable[Any], index: int, count: int
+) -> Batches | Iterable[Any]:
+    """Return a part of some batches: none padded, none in two parts.
+
+    Args:
+        batches: As `batches_of` returns them. Those that come in the user's own order are
+            dealt out in turn; all are read for it.
+        index: Which part, from 0.
+        count: How many parts there are.
+    """
+    if count == 1:
+        return batches
+    if isinstance(batches, Batches):
+        return batches.shard(index, count)
+    if type(batches) is DataLoader and isinstance(batches.sampler, SequentialSampler):
+        return DataLoader(Shard(batches.dataset, index, count), batch_size=batches.batch_size)
+    return itertools.islice(batches, index, None, count)
 
 
 def _native(values: NDArray[Any]) -> NDArray[Any]:

@@ -1,0 +1,5 @@
+"""``python -m scodkit``: the command, for ``torchrun -m scodkit fit ...``."""
+
+from scodkit.cli.main import main
+
+main()

@@ -1,0 +1,180 @@
+"""Processes that fit together: each reads its own part of the data, then sums are added up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from scodkit.artifact import pack_state, unpack_state
+from scodkit.errors import ProcessError
+from scodkit.sketch import SketchState
+
+# numbers added up at a time: large enough for a network, small beside a sketch, of which no
+# second copy is held
+_BUCKET = 2**24
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a fit.
+
+    Args:
+        rank: Which of them this is.
+        count: How many there are.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @staticmethod
+    def here(together: bool = True) -> Processes:
+        """Return those of torch's process group, or this one alone where there is none.
+
+        Args:
+            together: False to stay alone in any case.
+        """
+        if together and distributed.is_available() and distributed.is_initialized():
+            return Processes(distributed.get_rank(), distributed.get_world_size())
+        return Processes()
+
+    def own_file(self, path: Path) -> Path:
+        """Return where this process keeps what every one keeps for itself.
+
+        Args:
+            path: Where one alone would.
+        """
+        if self.count == 1:
+            return path
+        return path.with_name(f"{path.name}.{self.rank}-of-{self.count}")
+
+    def gathered(self, document: Any) -> list[Any]:
+        """Return every process's document, in order.
+
+        Args:
+            document: Anything JSON can hold: unlike a pickle, it is only data.
+        """
+        if self.count == 1:
+            return [document]
+        device = _device()
+        own = torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)
+        sizes = torch.zeros(self.count, dtype=torch.int64, device=device)
+        sizes[self.rank] = len(own)
+        distributed.all_reduce(sizes)
+        padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=device)
+        padded[: len(own)] = own.to(device)
+        found = [torch.empty_like(padded) for _ in range(self.count)]
+        distributed.all_gather(found, padded)
+        return [
+            json.loads(bytes(text[:size].tolist()))
+            for text, size in zip(found, sizes.tolist(), strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Let an error in one process end the block in all of them: none is left waiting.
+
+        Yields:
+            Nothing.
+
+        Raises:
+            ProcessError: If another process failed.
+        """
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            if self.count == 1:
+                raise
+            failure = error
+        said = None if failure is None else f"{type(failure).__name__}: {failure}"
+        told = self.gathered(said)
+        if failure is not None:
+            raise failure
+        for rank, what in enumerate(told):
+            if what is not None:
+                raise ProcessError(
+                    f"expected all {self.count} processes to come through, but process {rank} "
+                    f"failed ({what}); mend that and start all of them again"
+                )
+
+    def add_up(self, state: SketchState) -> SketchState:
+        """Return the state of one pass over the data of all processes, in each of them.
+
+        Args:
+            state: What this process has seen; its memory is used.
+        """
+        if self.count == 1:
+            return state
+        header, tensors = pack_state(state, "")
+        headers = self.gathered({**header, "shapes": {n: t.shape for n, t in tensors.items()}})
+        alike = all(
+            (own["shapes"], own["numbers"]) == (headers[0]["shapes"], {}) for own in headers
+        )
+        if not (state.sketch.linear and alike):
+            return self._merged_in_turn(state, headers)
+        for tensor in tensors.values():
+            for some in torch.split(tensor.view(-1), _BUCKET):
+                _add_up(some)
+        for count in ("num_data", "num_rows", "num_updates"):
+            setattr(state, count, sum(own[count] for own in headers))
+        state.num_updates += self.count - 1  # adding up rounds, too
+        return state
+
+    def _merged_in_turn(self, state: SketchState, headers: list[Any]) -> SketchState:
+        """Return all states merged in the order of the processes, which is the same in each."""
+        whole: SketchState | None = None
+        for rank, header in enumerate(headers):
+            part = state
+            if rank != self.rank:
+                part = self._received(state, header)
+            for tensor in pack_state(part, "")[1].values():
+                _send(tensor, rank)
+            whole = part if whole is None else state.sketch.merge(whole, part)
+        assert whole is not None
+        return whole
+
+    @staticmethod
+    def _received(like: SketchState, header: Any) -> SketchState:
+        """Return room for the state of another process."""
+        held = next(iter(like.tensors.values()))
+        tensors = {
+            name: torch.empty(
+                shape, dtype=torch.float64 if name == "squared_norm" else held.dtype
+            ).to(held.device)
+            for name, shape in header["shapes"].items()
+        }
+        return unpack_state(header, tensors, "", like.sketch)
+
+
+def _device() -> torch.device:
+    """Return where the process group takes small tensors."""
+    if distributed.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _add_up(numbers: Tensor) -> None:
+    """Add up numbers over all processes, in place."""
+    if numbers.is_cuda or _device().type == "cpu":
+        distributed.all_reduce(numbers)
+        return
+    staged = numbers.to(_device())
+    distributed.all_reduce(staged)
+    numbers.copy_(staged)
+
+
+def _send(tensor: Tensor, source: int) -> None:
+    """Give every process the tensor of one of them, in place."""
+    if tensor.is_cuda or _device().type == "cpu":
+        distributed.broadcast(tensor, source)
+        return
+    staged = tensor.to(_device())
+    distributed.broadcast(staged, source)
+    tensor.copy_(staged)

@@ -1,0 +1,122 @@
+"""How far a pass over the data has come, and the file it goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from scodkit import artifact
+from scodkit.errors import MismatchError, NonFiniteError
+from scodkit.sketch import SketchState
+
+_KIND = "checkpoint"
+_STATE = "state."
+_COUNTS = ("batches", "samples", "skipped", "data_digest")
+
+
+class FiniteCheck:
+    """Whether the samples of a piece were finite, to be asked once a GPU has found out."""
+
+    def __init__(self, good: Tensor, finite: Tensor, first: int, progress: Progress) -> None:
+        self._good, self._finite, self._first = good, finite, first
+        self._batch, self._before = progress.batches, progress.samples
+
+    def ask(self) -> None:
+        """Refuse samples with a NaN or an infinity.
+
+        Raises:
+            NonFiniteError: With the first of them.
+        """
+        if bool(self._good.all()):
+            return
+        place = int((~self._good).nonzero()[0])
+        what = "gradients" if bool(self._finite[place]) else "inputs or output"
+        row = self._first + place
+        raise NonFiniteError(
+            f"expected finite numbers, got a NaN or an infinity in the {what} of sample "
+            f"{self._before + row} (batch {self._batch}, row {row}); mend or remove it, "
+            "or type fit(..., on_bad='skip') to leave such samples out and count them"
+        )
+
+
+@dataclass
+class Progress:
+    """How far a pass has come.
+
+    Args:
+        state: The sketch so far.
+        batches: Batches finished.
+        samples: Samples read, good or bad.
+        data_digest: Hash of all batches read, kept only for checkpoints.
+        skipped: Samples left out because they were not finite.
+        unchecked: Pieces not yet known to be finite: asking at once would idle a GPU.
+    """
+
+    state: SketchState
+    batches: int = 0
+    samples: int = 0
+    skipped: int = 0
+    data_digest: str = ""
+    unchecked: list[FiniteCheck] = field(default_factory=list)
+
+    def check(self, but: int = 0) -> None:
+        """Refuse pieces that were not finite, the last few left for later."""
+        while len(self.unchecked) > but:
+            self.unchecked.pop(0).ask()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file for an unfinished pass.
+
+    Args:
+        path: Where it is.
+        identity: What the pass is of; one of something else is not gone on with.
+    """
+
+    path: Path
+    identity: dict[str, Any]
+
+    def resume(self, state: SketchState) -> Progress:
+        """Return how far an earlier pass has come; nowhere if there is no file.
+
+        Args:
+            state: The sketch of a pass that has seen nothing.
+
+        Raises:
+            MismatchError: If the file is one of another pass.
+        """
+        if not self.path.exists():
+            return Progress(state)
+        header, tensors = artifact.read(self.path, _KIND)
+        differing = [
+            f"{key}: {header['identity'].get(key)} there, {value} here"
+            for key, value in self.identity.items()
+            if header["identity"].get(key) != value
+        ]
+        if differing:
+            raise MismatchError(
+                f"expected a checkpoint of this fit at {self.path}, got one of another ("
+                + "; ".join(differing)
+                + "); delete it or choose another path"
+            )
+        held = next(iter(state.tensors.values()))
+        resumed = artifact.unpack_state(header["state"], tensors, _STATE, state.sketch)
+        return Progress(resumed.to(held.device), **{name: header[name] for name in _COUNTS})
+
+    def save(self, progress: Progress) -> None:
+        """Write how far a pass has come, atomically."""
+        header, tensors = artifact.pack_state(progress.state, _STATE)
+        counts = {name: getattr(progress, name) for name in _COUNTS}
+        about = {"state": header, "identity": self.identity, **counts}
+        artifact.write(self.path, _KIND, about, tensors)
+
+    def other_data(self) -> MismatchError:
+        """Return the error that the data is not what the pass began with."""
+        return MismatchError(
+            f"expected the data of the checkpoint at {self.path}, got other batches; go on "
+            "with the same data in the same order, or delete the checkpoint"
+        )

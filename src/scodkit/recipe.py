@@ -1,0 +1,97 @@
+"""What a fit is made of: likelihood, sketch, weights; and the memory that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from scodkit.errors import OptionError
+from scodkit.factors import FactorSource, choose_engine, row_bytes
+from scodkit.likelihoods import Likelihood
+from scodkit.mixed import sum_dtype
+from scodkit.network import Inputs, Network
+from scodkit.parameters import ParameterSet, Selection
+from scodkit.plan import Plan
+from scodkit.sketch import Sketch
+
+
+def check_options(
+    model: object, likelihood: object, rank: object, sketch: object, prior_scale: float
+) -> None:
+    """Refuse what a monitor cannot be made of, at once rather than after a pass.
+
+    Raises:
+        OptionError: With what to type instead.
+    """
+    problem = None
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        problem = f"an nn.Module that is not scripted, got {type(model).__name__}"
+    elif not isinstance(likelihood, Likelihood):
+        problem = (
+            f"a likelihood object, got {likelihood!r}; type Categorical(), Gaussian(), "
+            "Bernoulli() or another from scodkit"
+        )
+    elif not isinstance(rank, int) or rank < 1:
+        problem = f"an integer rank >= 1, got {rank!r}"
+    elif not isinstance(sketch, Sketch):
+        problem = f"a sketch object, got {sketch!r}; type Nystrom() or another, with brackets"
+    elif not 1e-100 < prior_scale < 1e100:
+        problem = f"a positive, finite prior_scale, got {prior_scale!r}"
+    if problem:
+        raise OptionError(f"expected {problem}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to fit.
+
+    Args:
+        likelihood: What distribution the output parametrises.
+        rank: ``k``.
+        sketch: How the curvature is summarised.
+        selection: Which weights.
+        budget: Bytes that rows in weight space may take at a time.
+    """
+
+    likelihood: Likelihood
+    rank: int
+    sketch: Sketch
+    selection: Selection
+    budget: int
+
+    def plan(
+        self, network: Network, parameters: ParameterSet, call: Inputs, num_data: int | None
+    ) -> Plan:
+        """Return the memory a fit takes on batches like ``call``."""
+        output = first_output(network, call)
+        directions = self.likelihood.num_directions(output.shape[1:])
+        num_rows = None if num_data is None else num_data * directions
+        columns = self.sketch.columns(parameters.num_parameters, self.rank, num_rows)
+        one_row = row_bytes(network, parameters)
+        # a batch's rows fill the budget at most, but one is formed in any case
+        working = max(one_row, min(self.budget, call.batch_size * directions * one_row))
+        working += directions * output[0].numel() * output.itemsize
+        return Plan.of(
+            num_parameters=parameters.num_parameters,
+            directions=directions,
+            columns=columns,
+            rank=self.rank,
+            itemsize=sum_dtype(output).itemsize,
+            kept_bytes=self.sketch.scratch_bytes(parameters.num_parameters, columns),
+            working_bytes=working,
+            device=network.device,
+        )
+
+    def source(self, network: Network, parameters: ParameterSet, call: Inputs) -> FactorSource:
+        """Return what turns batches into factors; the engine is chosen on ``call``."""
+        shape = tuple(first_output(network, call).shape[1:])
+        engine = choose_engine(network, parameters, call)
+        return FactorSource(engine, self.likelihood, shape, self.budget)
+
+
+def first_output(network: Network, call: Inputs) -> Tensor:
+    """Return the model's output on the first samples of a batch, ``(b, *shape)``."""
+    with torch.no_grad():
+        return network(call.samples(slice(0, 2)))

@@ -1,0 +1,102 @@
+"""Parts of data: each sample in one of them, and none counted twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from cases import mlp
+from scodkit import Categorical, Monitor
+from scodkit.errors import MergeError, OptionError
+from scodkit.parts import Part, Shard, data_hash, in_both
+
+
+@given(st.integers(0, 200), st.integers(1, 20))
+def test_shards_hold_every_sample_once_and_are_as_equal_as_can_be(length, count) -> None:
+    shards = [Shard(range(length), index, count) for index in range(count)]
+    assert [item for shard in shards for item in shard] == list(range(length))
+    sizes = {len(shard) for shard in shards}
+    assert max(sizes) - min(sizes) <= 1
+    assert in_both([s.part for s in shards[::2]], [s.part for s in shards[1::2]]) is None
+
+
+@given(st.integers(0, 30), st.integers(1, 30), st.integers(0, 30), st.integers(1, 30))
+def test_parts_overlap_where_a_sample_is_in_both(start, length, other, width) -> None:
+    one, two = Part("a", start, start + length), Part("a", other, other + width)
+    common = set(range(one.start, one.stop)) & set(range(two.start, two.stop))
+    assert one.overlaps(two) == two.overlaps(one) == bool(common)
+    assert not one.overlaps(Part("b", other, other + width))
+
+
+def test_a_hash_of_data_sees_length_and_values() -> None:
+    x = torch.arange(100.0)
+    one = data_hash(100, TensorDataset(x).__getitem__)
+    assert one == data_hash(100, TensorDataset(x.clone()).__getitem__)
+    assert one != data_hash(99, TensorDataset(x).__getitem__)
+    changed = x.clone()
+    changed[0] = 5
+    assert one != data_hash(100, TensorDataset(changed).__getitem__)
+    items = [{"x": np.float32(1), "name": "a"}, {"x": np.float32(2), "name": "b"}]
+    assert data_hash(2, items.__getitem__) != data_hash(2, items[::-1].__getitem__)
+    assert data_hash(0, items.__getitem__)
+
+
+@pytest.mark.parametrize(("index", "count"), [(-1, 2), (2, 2), (0, 0)])
+def test_a_part_that_is_not_there_is_refused(index: int, count: int) -> None:
+    with pytest.raises(OptionError, match="counted from 0"):
+        Shard(range(5), index, count)
+    with pytest.raises(OptionError, match="with a length, read by position"):
+        Shard((i for i in range(5)), 0, 1)
+    with pytest.raises(IndexError):
+        Shard(range(5), 0, 2)[2]
+
+
+def data(seed: int, count: int = 12) -> torch.Tensor:
+    return torch.randn(count, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def fitted(*seeds: int) -> Monitor:
+    torch.manual_seed(0)
+    monitor = Monitor(mlp(3), Categorical(), rank=4)
+    return monitor.fit([data(seed) for seed in seeds], progress=False)
+
+
+def test_data_merged_twice_is_refused_even_after_other_merges(tmp_path: Path) -> None:
+    fitted(1).save(tmp_path / "one.scod")
+    whole = fitted(0).merge(fitted(1)).merge(fitted(2, 3))
+    before = whole.score(data(9))
+    again = Monitor.load(tmp_path / "one.scod", whole.model)
+    with pytest.raises(MergeError, match="would count twice"):
+        whole.merge(again)
+    with pytest.raises(MergeError, match="would count twice"):
+        whole.merge(whole)
+    whole.save(tmp_path / "whole.scod")
+    with pytest.raises(MergeError, match="would count twice"):
+        Monitor.load(tmp_path / "whole.scod", whole.model).merge(fitted(2, 3))
+    assert torch.equal(whole.score(data(9)), before)
+    assert len(whole.fitted.parts) == 3
+
+
+def test_overlapping_shards_are_refused_with_what_they_have_in_common() -> None:
+    x = data(0, 80)
+
+    def of(index: int, count: int) -> Monitor:
+        torch.manual_seed(0)
+        loader = torch.utils.data.DataLoader(Shard(x, index, count), batch_size=9)
+        return Monitor(mlp(3), Categorical(), rank=4).fit(loader, progress=False)
+
+    with pytest.raises(MergeError, match=r"samples 20 to 29 .*\(samples 20 to 39"):
+        of(2, 8).merge(of(1, 4))
+    whole = of(0, 8)
+    for index in range(1, 8):
+        whole.merge(of(index, 8))
+    torch.manual_seed(0)
+    alone = Monitor(mlp(3), Categorical(), rank=4).fit(x.split(9), progress=False)
+    assert whole.basis.num_data == 80
+    assert torch.allclose(whole.score(data(5)), alone.score(data(5)), rtol=1e-4)
