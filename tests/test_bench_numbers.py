@@ -19,6 +19,7 @@ ROWS = result_rows.read(ROOT / "results" / "rows.jsonl")
 PAGES = ("README.md", "docs/results.md")
 # a number, and the start of its rows' ids
 CITED = re.compile(r"(\d\.\d{3}) \(`(\w+)/(\w+)/(\w+)`\)")
+CITED_SWEEP = re.compile(r"(\d\.\d{3}) \(`(\w+/\w+/\w+/\w+)`\)")
 
 
 def test_the_readme_has_the_headline() -> None:
@@ -41,3 +42,13 @@ def test_cited_numbers_are_means_of_their_rows(page: str) -> None:
         found = over_seeds(rows, "auroc", domain=domain, ood=ood, method=method)
         assert found is not None, f"no rows {domain}/{ood}/{method}"
         assert f"{found.value:.3f}" == number, f"{domain}/{ood}/{method}"
+
+
+def test_cited_sweeps_are_their_rows() -> None:
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8").replace("\n", " ")
+    rows = result_rows.read(ROOT / "results" / "sweeps.jsonl")
+    cited = CITED_SWEEP.findall(text)
+    assert cited
+    for number, start in cited:
+        (row,) = [row for row in rows if row["id"].startswith(f"{start}/")]
+        assert f"{row['auroc']:.3f}" == number, start
