@@ -110,6 +110,9 @@ BAD: list[tuple[tuple[str, ...], str, str]] = [
     (("merge",), " n.scod=", "expected two different monitors or more"),
     (("merge",), "out.scod=n.scod", "expected another file for the whole"),
     (("merge",), "n.scod=gaussian.scod", "the likelihoods are"),
+    (("merge",), "n.scod=half.scod", "(samples 48 to 95 of the data"),
+    (("fit",), "+--shard 9/8", "as INDEX/COUNT, from 1/8 to 8/8, got '9/8'"),
+    (("fit",), "+--shard half", "as INDEX/COUNT, from 1/8 to 8/8, got 'half'"),
 ]  # fmt: skip
 CASES = [(verb, change, said) for verbs, change, said in BAD for verb in verbs]
 
@@ -161,6 +164,8 @@ def folder(tmp_path_factory) -> Path:
     }.items():
         words = f"fit model.py:net {'train' if name == 'm' else 'heldout'}.csv -o {name}.scod"
         assert scod(*words.split(), "--likelihood", likelihood, cwd=place).code == 0
+    half = "fit model.py:net train.csv -o half.scod --likelihood categorical --shard 2/2"
+    assert scod(*half.split(), cwd=place).code == 0
     assert scod(*GOOD["calibrate"].split(), cwd=place).code == 0
     saved = bytearray((place / "m.scod").read_bytes())
     (place / "cut.scod").write_bytes(saved[:-100])

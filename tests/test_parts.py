@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from cases import mlp
 from scodkit import Categorical, Monitor
 from scodkit.errors import MergeError, OptionError
-from scodkit.parts import Part, Shard, data_hash, in_both
+from scodkit.parts import Part, Shard, data_hash, in_both, part_behind
 
 
 @given(st.integers(0, 200), st.integers(1, 20))
@@ -81,6 +81,19 @@ def test_data_merged_twice_is_refused_even_after_other_merges(tmp_path: Path) ->
         Monitor.load(tmp_path / "whole.scod", whole.model).merge(fitted(2, 3))
     assert torch.equal(whole.score(data(9)), before)
     assert len(whole.fitted.parts) == 3
+
+
+def test_a_loader_that_reads_all_of_a_data_set_is_known_by_it() -> None:
+    items = TensorDataset(data(0, 20))
+    whole = part_behind(DataLoader(items, batch_size=3))
+    assert whole is not None
+    assert (whole.start, whole.stop) == (0, 20)
+    assert part_behind(DataLoader(items, batch_size=7, shuffle=True)) == whole
+    assert Shard(items, 1, 2).part.overlaps(whole)
+    some = SubsetRandomSampler([1, 2])
+    assert part_behind(DataLoader(items, batch_size=3, sampler=some)) is None
+    assert part_behind(DataLoader(items, batch_size=3, drop_last=True)) is None
+    assert part_behind([data(0)]) is None
 
 
 def test_overlapping_shards_are_refused_with_what_they_have_in_common() -> None:

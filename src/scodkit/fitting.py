@@ -24,7 +24,7 @@ from scodkit.fitted import Fingerprints, Fitted
 from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet, select, select_names
-from scodkit.parts import HasPart, Part, sampled_hash
+from scodkit.parts import Part, part_behind, sampled_hash
 from scodkit.progress import Checkpoint, FiniteCheck, Progress
 from scodkit.reading import Reader, data_identity
 from scodkit.recipe import Recipe, first_output
@@ -282,10 +282,8 @@ class _Pass:
         """
         if done.state.num_data == 0:
             return None
-        dataset = getattr(self.loader, "dataset", None)
-        if isinstance(dataset, HasPart):
-            return dataset.part
-        return Part(sampled_hash(done.state.tensors, str(done.samples)), 0, done.samples)
+        unnamed = sampled_hash(done.state.tensors, str(done.samples))
+        return part_behind(self.loader) or Part(unnamed, 0, done.samples)
 
 
 def _parts(told: list[Any]) -> tuple[Part, ...]:

@@ -10,7 +10,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from scodkit.errors import OptionError
 from scodkit.parameters import digest_of
@@ -105,6 +111,24 @@ class Shard(Dataset[Any]):
         if not 0 <= place < len(self):
             raise IndexError(f"expected a place from 0 to {len(self) - 1}, got {place}")
         return self._dataset[self.part.start + place]
+
+
+def part_behind(loader: object) -> Part | None:
+    """Return which samples a loader goes through; None where it cannot say.
+
+    Args:
+        loader: Its data set knows, or it is a ``DataLoader`` that reads all of one.
+    """
+    dataset: Any = getattr(loader, "dataset", None)
+    if isinstance(dataset, HasPart):
+        return dataset.part
+    if type(loader) is not DataLoader or isinstance(dataset, IterableDataset):
+        return None
+    sampler = loader.sampler
+    shuffled = isinstance(sampler, RandomSampler) and not sampler.replacement
+    if not (isinstance(sampler, SequentialSampler) or shuffled) or loader.drop_last:
+        return None
+    return Part(data_hash(len(dataset), dataset.__getitem__), 0, len(dataset))
 
 
 def shard_rows(length: int, index: int, count: int) -> range:

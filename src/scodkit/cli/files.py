@@ -47,6 +47,12 @@ class Samples(ABC):
         """Return what one is called in results: its place, unless it has a name."""
         return row
 
+    @property
+    def part(self) -> Part:
+        """Which samples these are: by default all there are."""
+        data = data_hash(len(self), lambda row: self.read(slice(row, row + 1)))
+        return Part(data, 0, len(self))
+
 
 class SamplesShard(Samples):
     """One of several parts of some samples.
@@ -55,20 +61,19 @@ class SamplesShard(Samples):
         whole: All of them.
         index: Which part, from 0.
         count: How many parts there are.
-
-    Attributes:
-        part: Which samples these are.
     """
 
     def __init__(self, whole: Samples, index: int, count: int) -> None:
-        self._whole = whole
+        self._whole, self._rows = whole, shard_rows(len(whole), index, count)
         self.has_dtype, self.columns = whole.has_dtype, whole.columns
-        rows = shard_rows(len(whole), index, count)
-        data = data_hash(len(whole), lambda row: whole.read(slice(row, row + 1)))
-        self.part = Part(data, rows.start, rows.stop)
+
+    @property
+    def part(self) -> Part:
+        """Which samples these are."""
+        return Part(self._whole.part.data, self._rows.start, self._rows.stop)
 
     def __len__(self) -> int:
-        return self.part.stop - self.part.start
+        return len(self._rows)
 
     def read(self, rows: slice) -> NDArray[Any]:
         """See `Samples.read`.
@@ -77,11 +82,11 @@ class SamplesShard(Samples):
             ``(b, *shape)``.
         """
         start, stop, _ = rows.indices(len(self))
-        return self._whole.read(slice(self.part.start + start, self.part.start + stop))
+        return self._whole.read(slice(self._rows.start + start, self._rows.start + stop))
 
     def name(self, row: int) -> int | str:
         """Return what one is called among all of them."""
-        return self._whole.name(self.part.start + row)
+        return self._whole.name(self._rows.start + row)
 
 
 @dataclass(frozen=True)

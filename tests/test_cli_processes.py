@@ -1,0 +1,83 @@
+"""Fits by several processes or in several parts, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from command_line import own_folder, scod
+from scodkit import artifact
+
+FIT = ("model.py:net", "--likelihood", "categorical", "--rank", "8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return own_folder(tmp_path_factory.mktemp("own"))
+
+
+def torchrun(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    return subprocess.run(
+        [sys.executable, *launch, "-m", "scodkit", *words],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def same(one: Path, other: Path) -> None:
+    """Check that two files hold the same sums, up to rounding."""
+    (mine, own), (theirs, others) = (artifact.read(path, "monitor") for path in (one, other))
+    assert mine["state"]["num_data"] == theirs["state"]["num_data"]
+    assert mine["notes"].get("inputs") == theirs["notes"].get("inputs")
+    away = (own["sketch.y"] - others["sketch.y"]).norm() / own["sketch.y"].norm()
+    assert float(away) < 1e-6
+
+
+@pytest.mark.parametrize("data", ["train.csv", "model.py:items", "model.py:batches"])
+def test_processes_of_torchrun_fit_as_one(data: str, folder: Path, tmp_path: Path) -> None:
+    words = ("fit", FIT[0], data, *FIT[1:], "--batch-size", "7")
+    assert scod(*words, "-o", str(tmp_path / "alone.scod"), cwd=folder).code == 0
+    found = torchrun(
+        *words, "-o", str(tmp_path / "two.scod"),
+        "--checkpoint", str(tmp_path / "fit.ckpt"), "--json", cwd=folder,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    (said,) = [line for line in found.stdout.splitlines() if line.startswith("{")]
+    assert json.loads(said)["samples"] == 96
+    same(tmp_path / "alone.scod", tmp_path / "two.scod")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.scod", "two.scod"]
+
+
+def test_what_one_process_finds_ends_all(folder: Path, tmp_path: Path) -> None:
+    words = ("fit", FIT[0], "model.py:nan_batches", *FIT[1:], "-o", str(tmp_path / "m.scod"))
+    found = torchrun(*words, cwd=folder)
+    assert found.returncode != 0
+    assert "in the inputs or output of sample 0" in found.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "count"), [("train.csv", 8), ("model.py:items", 8), ("model.py:batches", 3)]
+)
+def test_merged_shards_are_one_fit(data: str, count: int, folder: Path, tmp_path: Path) -> None:
+    words = ("fit", FIT[0], data, *FIT[1:], "--batch-size", "7")
+    assert scod(*words, "-o", tmp_path / "alone.scod", cwd=folder).code == 0
+    parts = [tmp_path / f"part-{index}.scod" for index in range(1, count + 1)]
+    for index, part in enumerate(parts, start=1):
+        assert scod(*words, "--shard", f"{index}/{count}", "-o", part, cwd=folder).code == 0
+    whole = tmp_path / "whole.scod"
+    assert scod("merge", FIT[0], *parts, "-o", whole, cwd=folder).code == 0
+    same(tmp_path / "alone.scod", whole)
+    again = scod("merge", FIT[0], whole, parts[2], "-o", tmp_path / "no", cwd=folder)
+    assert again.code == 2
+    assert "would count twice" in again.err
