@@ -130,22 +130,27 @@ def check_files(folder: Path) -> None:
                 continue
 
 
+def batches_done(checkpoint: Path) -> int:
+    if not checkpoint.exists():
+        return 0
+    return artifact.read(checkpoint, "checkpoint")[0]["batches"]
+
+
 def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
     process = started(tmp_path, "nystrom")
-    while not (tmp_path / "fit.ckpt").exists():
+    while batches_done(tmp_path / "fit.ckpt") <= 3:
         time.sleep(0.001)
-    time.sleep(5 * PAUSE)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    header, _ = artifact.read(tmp_path / "fit.ckpt", "checkpoint")
-    before, done = (tmp_path / "read").read_text().split(), header["batches"]
+    before = (tmp_path / "read").read_text().split()
+    done = batches_done(tmp_path / "fit.ckpt")
     finish(started(tmp_path, "nystrom"))
     again = [int(place) for place in (tmp_path / "read").read_text().split()[len(before) :]]
-    # the first batch chooses the engine, and sampled items tell the data set
-    assert done > 3
-    assert again[-(COUNT - BATCH * done) :] == list(range(BATCH * done, COUNT))
-    assert len(again) <= COUNT - BATCH * done + BATCH + 16
+    # besides, the first batch chooses the engine, and sampled items tell the data set
+    rest = list(range(BATCH * done, COUNT))
+    assert any(again[start:][: len(rest)] == rest for start in range(len(again)))
+    assert len(again) <= len(rest) + BATCH + 2 * 16
 
 
 def fit_in_group(rank: int, count: int, folder: Path, name: str) -> None:
