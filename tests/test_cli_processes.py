@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +82,25 @@ def test_merged_shards_are_one_fit(data: str, count: int, folder: Path, tmp_path
     again = scod("merge", FIT[0], whole, parts[2], "-o", tmp_path / "no", cwd=folder)
     assert again.code == 2
     assert "would count twice" in again.err
+
+
+def test_the_jobs_of_the_slurm_example_fit_as_one(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "examples"
+    program = tmp_path / "bin" / "scod"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m scodkit "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    own = tmp_path / "own_model"
+    shutil.copytree(example / "own_model", own, ignore=shutil.ignore_patterns("*.scod"))
+    subprocess.run([sys.executable, "model.py"], cwd=own, check=True)
+    for job in ("1", "2", "0"):
+        subprocess.run(
+            ["bash", example / "many_machines" / "slurm_array.sh"],
+            cwd=own,
+            env={**os.environ, "PATH": path, "PARTS": "2", "SLURM_ARRAY_TASK_ID": job},
+            check=True,
+        )
+    header, _ = artifact.read(own / "monitor.scod", "monitor")
+    assert header["state"]["num_data"] == 300
+    assert sorted(own.glob("*.ckpt")) == []

@@ -12,7 +12,7 @@
 #SBATCH --time=01:00:00
 set -euo pipefail
 
-PARTS=8
+PARTS=${PARTS:-8}
 MODEL=(model.py:net --weights weights.safetensors)
 
 if [ "${SLURM_ARRAY_TASK_ID}" -eq 0 ]; then
