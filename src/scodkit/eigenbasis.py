@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from scodkit.replacing import replacing
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class Eigenbasis:
         residual_rank: A bound on the rank of ``F - F_hat``.
         slack: ``F_hat <= F + slack I``: what rounding may have added.
         clamped: How many eigenvalues came out negative and were set to zero or dropped.
+        offloaded: Whether the vectors stay in the CPU's memory, or in a file, wherever the
+            model goes.
     """
 
     values: Tensor
@@ -35,6 +41,7 @@ class Eigenbasis:
     residual_rank: int
     slack: float = 0.0
     clamped: int = 0
+    offloaded: bool = False
 
     @property
     def rank(self) -> int:
@@ -94,8 +101,26 @@ class Eigenbasis:
         """
         return replace(self, vectors=self.vectors.to(dtype), certified=False)
 
+    def offload(self, path: Path | None = None) -> Eigenbasis:
+        """Return the basis with its vectors in the CPU's memory, or in a file.
+
+        Args:
+            path: A file they are written to, and read from as they are needed; the system
+                keeps as much of it in memory as there is room for.
+
+        Returns:
+            A basis whose vectors stay there; a GPU is sent them piece by piece.
+        """
+        vectors = self.vectors.cpu()
+        if path is not None:
+            with replacing(path) as temporary:
+                save_file({"vectors": vectors}, temporary)
+            vectors = load_file(path)["vectors"]  # mapped, not read
+        return replace(self, vectors=vectors, offloaded=True)
+
     def to(self, device: torch.device | str) -> Eigenbasis:
         """Return the basis on another device (itself if it is there already)."""
-        if self.vectors.device == torch.device(device):
+        if self.values.device == torch.device(device):
             return self
-        return replace(self, values=self.values.to(device), vectors=self.vectors.to(device))
+        vectors = self.vectors if self.offloaded else self.vectors.to(device)
+        return replace(self, values=self.values.to(device), vectors=vectors)

@@ -112,8 +112,10 @@ class Fitted:
             )
 
     def to(self, device: torch.device | str) -> Fitted:
-        """Return the fit on another device."""
-        state = None if self.state is None else self.state.to(device)
+        """Return the fit on another device; of an offloaded one only what is small moves."""
+        state = self.state
+        if state is not None and not self.basis.offloaded:
+            state = state.to(device)
         return replace(self, basis=self.basis.to(device), state=state)
 
     def merged(self, other: Fitted, rank: int, consume: bool = False) -> Fitted:

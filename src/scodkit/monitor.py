@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -236,6 +237,27 @@ class Monitor(Learner):
         """
         fitted, source = self._ready().fitted, self._ready().source
         return self._adopt(replace(fitted, basis=fitted.basis.compress(dtype)), source)
+
+    def offload(self, path: str | Path | None = None) -> Self:
+        """Hold basis and sketch in the CPU's memory, or the basis in a file, not on a GPU.
+
+        Scoring then sends the basis to the GPU piece by piece, and takes longer for it.
+
+        Args:
+            path: A file for the basis, mapped into memory: for bases larger than that.
+
+        Returns:
+            The monitor itself, with the same scores.
+        """
+        scorer, calibration, by = self._ready(), self.calibration, self._by
+        basis = scorer.fitted.basis.offload(None if path is None else Path(path))
+        state = scorer.fitted.state
+        fitted = replace(
+            scorer.fitted, basis=basis, state=None if state is None else state.to("cpu")
+        )
+        self._adopt(fitted, scorer.source)
+        self.calibration, self._by = calibration, by
+        return self
 
     def _batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Any]:
         self._ready()  # before anything of the loader is read

@@ -117,6 +117,11 @@ class Scorer:
             if call.batch_size == 0:
                 raise BatchError("expected an example with samples, got none")
             source = self._source_for(call, budget)  # choosing one is not to be recorded
+        if basis.vectors.device != basis.values.device:
+            raise CaptureError(
+                "expected a basis on the model's device, got one that was offloaded; go on "
+                "without monitor.compile, or fit or load again without monitor.offload"
+            )
         if source.likelihood.draws or self._network.changes_buffers:
             raise CaptureError(
                 f"expected a likelihood without random draws, got {source.likelihood}, "

@@ -60,6 +60,7 @@ def save(path: str | Path, stored: Stored, with_sketch: bool) -> None:
     """
     fitted, basis = stored.fitted, stored.fitted.basis
     numbers = {k: v for k, v in vars(basis).items() if not isinstance(v, Tensor)}
+    del numbers["offloaded"]  # of this process, not of the fit
     if basis.residual_norm == float("inf"):  # JSON has no infinity
         numbers["residual_norm"] = None
     header: dict[str, Any] = {

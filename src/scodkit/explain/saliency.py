@@ -317,7 +317,8 @@ class _Scores:
         """Return ``|L|_F^2`` and ``|u_j^T L|^2`` ``(k,)`` from rows ``(p, *shape)`` by name."""
         norms, along = [], []
         for block in self._parameters.blocks:
-            rows, vectors = pulled[block.name].flatten(1), self._basis.vectors[block.columns]
+            rows = pulled[block.name].flatten(1)
+            vectors = self._basis.vectors[block.columns].to(rows.device)
             wide = torch.promote_types(rows.dtype, vectors.dtype)
             norms.append(rows.square().sum(dtype=torch.float64))
             along.append((rows.to(wide) @ vectors.to(wide)).double())

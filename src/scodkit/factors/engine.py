@@ -53,7 +53,7 @@ class Factors(ABC):
         """Return ``|L|_F^2`` and the rows times a matrix, block by block.
 
         Args:
-            matrix: ``(N, k)``, on the rows' device.
+            matrix: ``(N, k)``; if it is on another device, it is sent piece by piece.
 
         Returns:
             Squared norms ``(b,)`` in float64, and products ``(b, q, k)`` summed in float64:
@@ -61,7 +61,7 @@ class Factors(ABC):
         """
         sums = Sums()
         for columns, rows in self.blocks():
-            sums.add_rows(rows, matrix[columns])
+            sums.add_rows(rows, matrix[columns].to(rows.device))
         return sums.result
 
     def squared_norms(self) -> Tensor:

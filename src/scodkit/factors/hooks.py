@@ -166,19 +166,19 @@ class HookFactors(Factors):
             gradients are dropped as soon as they are used; large outer products are never
             formed.
         """
-        sums = Sums()
+        sums, device = Sums(), self._rows.device
         small = _Neighbours(self._limit)
 
         def use(columns: slice, rows: Rows) -> None:
             if isinstance(rows, Outer) and rows.nbytes > _TINY:
-                sums.add(rows.squared_norms(), rows.project(matrix[columns]))
+                sums.add(rows.squared_norms(), rows.project(matrix[columns].to(device)))
                 return
             for some, together in small.add(columns, _dense(rows)):
-                sums.add_rows(together, matrix[some])
+                sums.add_rows(together, matrix[some].to(device))
 
         self._each(use)
         for some, together in small.rest():
-            sums.add_rows(together, matrix[some])
+            sums.add_rows(together, matrix[some].to(device))
         return sums.result
 
     def _each(self, use: Callable[[slice, Rows], None]) -> None:
