@@ -1,0 +1,55 @@
+"""Beyond one GPU: a basis that is not on it, and processes that share it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from scodkit import Categorical, Monitor
+from scodkit.errors import CaptureError
+from scodkit.sketch import FrequentDirections, Nystrom
+from together import digits, network, run
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_an_offloaded_basis_scores_as_before(in_file: bool, tmp_path: Path) -> None:
+    model = network(torch.float32).cuda()
+    x = digits(dtype=torch.float32).cuda()
+    monitor = Monitor(model, Categorical(), rank=12).fit([x], progress=False)
+    before, held = monitor.score(x), torch.cuda.memory_allocated()
+    features = monitor.features(x)
+    monitor.offload(tmp_path / "basis" if in_file else None)
+    assert torch.cuda.memory_allocated() < held
+    assert monitor.basis.vectors.device.type == "cpu"
+    assert torch.allclose(monitor.score(x), before, rtol=1e-5)
+    assert torch.allclose(monitor.features(x), features, atol=1e-6)
+    monitor.explain(x[:2], saliency=True)
+    with pytest.raises(CaptureError, match="was offloaded"):
+        monitor.compile(x)
+    monitor.update([x + 1], progress=False)
+    assert monitor.basis.num_data == 2 * len(x)
+
+
+def fit_on_the_gpu(rank: int, count: int, folder: Path) -> None:
+    for name, sketch in {"n": Nystrom(size=30), "f": FrequentDirections(size=30)}.items():
+        own = Monitor(network().cuda(), Categorical(), 10, sketch=sketch)
+        own.fit([digits(20 + rank, seed=rank).cuda()], progress=False)
+        own.save(folder / f"{name}.{rank}")
+
+
+def test_processes_on_a_gpu_are_as_one(tmp_path: Path) -> None:
+    run(2, fit_on_the_gpu, tmp_path)
+    model = network().cuda()
+    parts = [digits(20 + rank, seed=rank).cuda() for rank in range(2)]
+    alone = Monitor(model, Categorical(), 10, sketch=Nystrom(size=30)).fit(
+        parts, progress=False
+    )
+    for rank in range(2):
+        found = Monitor.load(tmp_path / f"n.{rank}", model)
+        assert found.basis.num_data == 41
+        assert torch.allclose(found.score(parts[0]), alone.score(parts[0]), rtol=1e-6)
+        assert Monitor.load(tmp_path / f"f.{rank}", model).basis.num_data == 41
