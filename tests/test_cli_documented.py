@@ -15,11 +15,15 @@ from command_line import scod
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs" / "cli.md").read_text()
-COMMANDS = [
-    line
-    for block in re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)
-    for line in block.splitlines()
-]
+README = (ROOT / "README.md").read_text().partition("## From the command line")[2]
+
+
+def commands(text: str) -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+COMMANDS = commands(DOCUMENT)
 TABLE = re.search(r"```text\n(.*?)```", DOCUMENT, re.DOTALL)
 
 
@@ -42,7 +46,9 @@ def outputs(folder: Path, tmp_path_factory) -> dict[str, str]:
         script.chmod(0o755)
     env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     found = {}
-    for command in COMMANDS:
+    # the README begins in the folder above
+    own = [command.replace("cd examples/own_model && ", "") for command in commands(README)]
+    for command in dict.fromkeys([*own, *COMMANDS[1:]]):
         run = subprocess.run(
             ["/bin/sh", "-c", command], cwd=folder, env=env, capture_output=True, text=True
         )
@@ -60,6 +66,16 @@ def test_all_verbs_of_the_path_are_there() -> None:
         "scod explain",
         "scod inspect",
     ]
+
+
+def test_the_readme_has_the_same_path_and_ends_with_a_page(
+    outputs: dict[str, str], folder: Path
+) -> None:
+    own = commands(README)
+    assert own[0].startswith("cd examples/own_model && python model.py")
+    assert [c for c in own if c in COMMANDS] == COMMANDS[1:4]
+    assert outputs["scod report"].split() == ["report", str(folder / "report.html")]
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
 
 def test_the_slips_raise_alarms_and_patients_do_not(outputs: dict[str, str]) -> None:
