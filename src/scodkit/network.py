@@ -25,6 +25,7 @@ from torch.func import functional_call
 
 from scodkit.errors import BatchError
 from scodkit.mixed import tf32_products
+from scodkit.recomputing import not_recomputing
 
 _LABEL_KEYS = frozenset({"label", "labels", "target", "targets"})
 
@@ -282,7 +283,12 @@ class Network:
             try:
                 for module in training:
                     module.training = False
-                with torch.inference_mode(False), torch.enable_grad(), self._kernels():
+                with (
+                    torch.inference_mode(False),
+                    torch.enable_grad(),
+                    self._kernels(),
+                    not_recomputing(),
+                ):
                     yield
             finally:
                 for module in training:
