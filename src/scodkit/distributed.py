@@ -114,10 +114,7 @@ class Processes:
             return state
         header, tensors = pack_state(state, "")
         headers = self.gathered({**header, "shapes": {n: t.shape for n, t in tensors.items()}})
-        alike = all(
-            (own["shapes"], own["numbers"]) == (headers[0]["shapes"], {}) for own in headers
-        )
-        if not (state.sketch.linear and alike):
+        if not state.sketch.takes_products:  # what it holds is more than sums
             return self._merged_in_turn(state, headers)
         for tensor in tensors.values():
             for some in torch.split(tensor.view(-1), _BUCKET):
@@ -125,6 +122,8 @@ class Processes:
         for count in ("num_data", "num_rows", "num_updates"):
             setattr(state, count, sum(own[count] for own in headers))
         state.num_updates += self.count - 1  # adding up rounds, too
+        names = {name for own in headers for name in own["numbers"]}
+        state.numbers = {n: sum(own["numbers"].get(n, 0) for own in headers) for n in names}
         return state
 
     def _merged_in_turn(self, state: SketchState, headers: list[Any]) -> SketchState:

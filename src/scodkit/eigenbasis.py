@@ -20,7 +20,8 @@ class Eigenbasis:
         values: Eigenvalues ``(k,)``, >= 0, descending; units of nats per squared weight.
         vectors: Orthonormal columns ``U`` ``(N, k)``.
         num_data: ``M``, the number of samples behind it.
-        trace: ``tr F``, exactly: the mean of ``|L|_F^2`` over the samples.
+        trace: ``tr F``, exactly: the mean of ``|L|_F^2`` over the samples. After a fit by
+            products an estimate.
         certified: True when ``F_hat <= F`` (in the Loewner order, up to ``slack``): then every
             score is an over-estimate of the exact one.
         residual_norm: A bound on the largest eigenvalue of ``F - F_hat``; infinite when

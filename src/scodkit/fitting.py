@@ -19,7 +19,7 @@ from scodkit.errors import (
     NonFiniteError,
     OptionError,
 )
-from scodkit.factors import FactorsOf, FactorSource
+from scodkit.factors import FactorsOf, FactorSource, ProductSource
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
@@ -53,6 +53,8 @@ class FitOptions:
         every: Batches between two checkpoints.
         precision: Run the model, and form gradients, in this dtype; None for the model's own.
         together: Add up the fits of all processes of torch's process group, if there is one.
+        products: Whether to sketch products with the curvature rather than rows; None for the
+            cheaper way.
     """
 
     progress: bool = True
@@ -62,6 +64,7 @@ class FitOptions:
     every: int = 100
     precision: torch.dtype | None = None
     together: bool = True
+    products: bool | None = None
 
     def __post_init__(self) -> None:
         if self.on_bad not in ("raise", "skip"):
@@ -125,6 +128,7 @@ class _Begun:
         reader: All batches.
         parameters: The chosen weights.
         source: Turns batches into factors.
+        products: Turns batches into products with their curvature; None for a pass in rows.
         dtype: Of the sums.
     """
 
@@ -132,6 +136,7 @@ class _Begun:
     reader: Reader
     parameters: ParameterSet
     source: FactorSource
+    products: ProductSource | None
     dtype: torch.dtype
 
 
@@ -185,10 +190,15 @@ class _Pass:
             if self.options.check_deterministic:
                 check_deterministic(network, call, self.loader)
             parameters = select(recipe.selection, network, call)
-            recipe.plan(network, parameters, call, num_samples(self.loader)).check()
-            source = recipe.source(network, parameters, call)
+            wanted = self.options.products
+            plan = recipe.plan(network, parameters, call, num_samples(self.loader), wanted)
+            plan.check()
+            source, products = recipe.source(network, parameters, call), None
+            if plan.by_products:
+                products = recipe.product_source(network, parameters, call, wanted)
             dtype = sum_dtype(first_output(network, call))
-        return _Begun(call, Reader(self.loader, batches), parameters, source, dtype)
+        reader = Reader(self.loader, batches)
+        return _Begun(call, reader, parameters, source, products, dtype)
 
     def agree(self, begun: _Begun | None) -> _Terms:
         """Return what all processes fit; those without data fit what the others do.
@@ -242,6 +252,7 @@ class _Pass:
         progress = Progress(state) if checkpoint is None else checkpoint.resume(state)
         engine = begun.source.engine.of(self.network.at_precision(self.options.precision))
         source, network = replace(begun.source, engine=engine), engine.network
+        products = begun.products and begun.products.of(network)
         done_before, read = progress.batches, 0
         calls = begun.reader.calls(network, done_before, hashed=checkpoint is not None)
         shown = self.options.progress and self.processes.rank == 0
@@ -253,7 +264,10 @@ class _Pass:
                 continue
             # the model is held batch by batch, so that others can score meanwhile
             with network.evaluating():
-                _absorb(source, call, progress, self.options.on_bad)
+                if products is None:
+                    _absorb(source, call, progress, self.options.on_bad)
+                else:
+                    _absorb_products(products, call, progress, self.options.on_bad)
             progress.check(but=_LATE if network.device.type == "cuda" else 0)
             progress.batches, progress.data_digest = read, digest
             if checkpoint and progress.batches % self.options.every == 0:
@@ -329,6 +343,19 @@ def _absorb(
         )
         if piece.complete:
             progress.skipped += len(good) - kept
+    progress.samples += call.batch_size
+
+
+def _absorb_products(
+    source: ProductSource, call: Inputs, progress: Progress, on_bad: Literal["raise", "skip"]
+) -> None:
+    for piece in source.pieces(call):
+        if on_bad == "raise":
+            first = piece.samples.start
+            FiniteCheck(piece.good, piece.finite, first, progress).ask()
+        if piece.curvature is not None:
+            progress.state.sketch.update_by_products(progress.state, piece.curvature)
+        progress.skipped += int((~piece.good).sum())
     progress.samples += call.batch_size
 
 

@@ -64,7 +64,7 @@ class Learner:
         self._network = Network(model, inputs, outputs)
         self._scorer: Scorer | None = None
 
-    def fit(
+    def fit(  # noqa: PLR0913 (each a choice of its own)
         self,
         loader: Iterable[Any],
         *,
@@ -75,6 +75,7 @@ class Learner:
         every: int = 100,
         precision: torch.dtype | None = None,
         together: bool = True,
+        products: bool | None = None,
     ) -> Self:
         """Summarise the training data in one pass. Labels are not needed.
 
@@ -94,6 +95,10 @@ class Learner:
             precision: ``torch.bfloat16`` to run the model and form gradients in it during the
                 fit, for speed on GPUs, without certificates. None for the model's own.
             together: False to fit alone inside a group of ``torch.distributed``.
+            products: True to take the sketch's columns through the network instead of forming
+                gradients: the same sketch, sooner for hundreds of outputs and more, but
+                without certificates, and with ``basis.trace`` estimated. None for the cheaper
+                way, which `plan` tells.
 
         Returns:
             The monitor itself, fitted. An earlier calibration is dropped.
@@ -103,7 +108,7 @@ class Learner:
         """
         path = None if checkpoint is None else Path(checkpoint)
         how = (progress, on_bad, check_deterministic, path, every, precision, together)
-        options = FitOptions(*how)
+        options = FitOptions(*how, products)
         return self._adopt(*fitting.fit(self._network, self._recipe, loader, options))
 
     def update(
@@ -157,6 +162,9 @@ class Learner:
 
     def plan(self, batch: object, num_data: int | None = None) -> Plan:
         """Return how much memory a fit and scoring will take, without allocating it.
+
+        With hundreds of outputs also what a batch costs in rows and in products with the
+        curvature, and which of the two `fit` will take.
 
         Args:
             batch: A batch as the loader yields it, as large as the ones to come.

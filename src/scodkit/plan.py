@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from scodkit.costs import Costs, readable
 from scodkit.errors import InsufficientMemoryError
 
 
@@ -26,6 +27,8 @@ class Plan:
         solve_bytes: Extra while the basis is computed from the sketch.
         working_bytes: Rows in weight space and at the output while batches pass.
         available_bytes: Free memory on the model's device; None when it cannot be known.
+        costs: Rows and products side by side; None where there are too few directions for
+            products to be thought of, or the sketch or the likelihood takes rows only.
     """
 
     num_parameters: int
@@ -38,6 +41,7 @@ class Plan:
     solve_bytes: int
     working_bytes: int
     available_bytes: int | None
+    costs: Costs | None = None
 
     @staticmethod
     def of(
@@ -69,10 +73,20 @@ class Plan:
         )
 
     @property
+    def by_products(self) -> bool:
+        """Whether the fit takes products with the curvature rather than rows."""
+        return self.costs is not None and self.costs.by_products
+
+    @property
+    def fit_working_bytes(self) -> int:
+        """What batches take while fitting; `working_bytes` is what they take in rows."""
+        return self.working_bytes if self.costs is None else self.costs.bytes
+
+    @property
     def fit_bytes(self) -> int:
         """Peak while fitting, beyond the model and its activations."""
         held = self.sketch_bytes + self.kept_bytes
-        return held + max(self.working_bytes, self.basis_bytes + self.solve_bytes)
+        return held + max(self.fit_working_bytes, self.basis_bytes + self.solve_bytes)
 
     @property
     def score_bytes(self) -> int:
@@ -91,7 +105,7 @@ class Plan:
             f"sketch of {self.columns} columns, rank {self.rank}: "
             f"fit {readable(self.fit_bytes)} (sketch {readable(self.sketch_bytes)}), "
             f"score {readable(self.score_bytes)} (basis {readable(self.basis_bytes)}), "
-            f"free {free}"
+            f"free {free}" + ("" if self.costs is None else f"; {self.costs}")
         )
 
     def check(self) -> None:
@@ -103,8 +117,9 @@ class Plan:
         if self.fits:
             return
         assert self.available_bytes is not None
-        per_column = (self.fit_bytes - self.working_bytes) / self.columns
-        columns = max(0, int((self.available_bytes - self.working_bytes) / per_column))
+        working = self.fit_working_bytes
+        per_column = (self.fit_bytes - working) / self.columns
+        columns = max(0, int((self.available_bytes - working) / per_column))
         rank = max(0, self.rank * columns // self.columns)
         advice = (
             f"the largest that fits is a sketch of {columns} columns with rank={rank}"
@@ -129,21 +144,6 @@ def available_bytes(device: torch.device) -> int | None:
         return None
     limits = [free for free in (_free_in_container(), _free_on_machine()) if free is not None]
     return min(limits, default=None)
-
-
-def readable(size: int) -> str:
-    """Return a number of bytes as people write it.
-
-    Examples:
-        >>> readable(3 * 2**30)
-        '3.0 GiB'
-    """
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def _free_on_machine(meminfo: Path = Path("/proc/meminfo")) -> int | None:

@@ -158,9 +158,10 @@ def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certi
     if not basis.certified:
         raise UncertifiedError(
             "expected a basis from a sketch with F_hat <= F, got one without (TwoSided is "
-            "indefinite, a fit in bfloat16 or a compressed basis is rounded); fit with "
-            "sketch=Nystrom(), FrequentDirections() or Exact(), in the model's precision, and "
-            "certify before monitor.compress()"
+            "indefinite, a fit in bfloat16 or a compressed basis is rounded, a fit by products "
+            "has no exact trace); fit with sketch=Nystrom(), FrequentDirections() or Exact(), "
+            "in the model's precision, with products=False, and certify before "
+            "monitor.compress()"
         )
     c = _regulariser(basis, prior_scale)
     squared = prior_scale**2

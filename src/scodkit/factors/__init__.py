@@ -1,7 +1,8 @@
 """Fisher factors: what matters at the output, pulled back to the weights."""
 
 from scodkit.factors.budget import MemoryBudget
-from scodkit.factors.choose import choose_engine
+from scodkit.factors.choose import choose_engine, choose_jacobian
+from scodkit.factors.counting import Passes, count_passes
 from scodkit.factors.engine import (
     Engine,
     Factors,
@@ -13,10 +14,13 @@ from scodkit.factors.engine import (
 )
 from scodkit.factors.functional import FunctionalEngine
 from scodkit.factors.hooks import HookEngine
+from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.loop import LoopEngine
 from scodkit.factors.pieces import FactorSource, Piece
+from scodkit.factors.products import Curvature, Portions, ProductPiece, ProductSource
 
 __all__ = [
+    "Curvature",
     "Engine",
     "FactorSource",
     "Factors",
@@ -24,11 +28,18 @@ __all__ = [
     "FunctionalEngine",
     "HeldFactors",
     "HookEngine",
+    "Jacobian",
     "Linearization",
     "LoopEngine",
     "MemoryBudget",
+    "Passes",
     "Piece",
+    "Portions",
+    "ProductPiece",
+    "ProductSource",
     "choose_engine",
+    "choose_jacobian",
+    "count_passes",
     "row_bytes",
     "squared_norms",
 ]

@@ -8,12 +8,24 @@ from scodkit.errors import EngineFallbackWarning
 from scodkit.factors.engine import Engine
 from scodkit.factors.functional import FunctionalEngine
 from scodkit.factors.hooks import HookEngine
+from scodkit.factors.jacobian import (
+    BackwardJacobian,
+    ForwardJacobian,
+    ForwardJacobianInTurn,
+    Jacobian,
+)
 from scodkit.factors.trial import Trial
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
 # fastest first; the loop needs no trial, it is what the others are tried against
 _FAST_ENGINES: tuple[type[Engine], ...] = (HookEngine, FunctionalEngine)
+
+_JACOBIANS: tuple[type[Jacobian], ...] = (
+    ForwardJacobian,
+    ForwardJacobianInTurn,
+    BackwardJacobian,
+)
 
 
 def choose_engine(network: Network, parameters: ParameterSet, example: Inputs) -> Engine:
@@ -48,3 +60,27 @@ def choose_engine(network: Network, parameters: ParameterSet, example: Inputs) -
             stacklevel=2,
         )
     return engine
+
+
+def choose_jacobian(
+    network: Network, parameters: ParameterSet, example: Inputs
+) -> tuple[type[Jacobian] | None, str]:
+    """Return the fastest way to multiply with the Jacobian that agrees with plain autograd.
+
+    Args:
+        network: The model, already held in eval mode.
+        parameters: The chosen weights.
+        example: A batch; its first samples are tried.
+
+    Returns:
+        The way, None if none can be trusted; and in words why others were passed over.
+    """
+    passed_over: list[str] = []
+    with network.in_full_precision():
+        trial = Trial(network, parameters, example)
+        for kind in _JACOBIANS:
+            reason = trial.objection_to_products(kind)
+            if reason is None:
+                return kind, ", ".join(passed_over)
+            passed_over.append(f"{kind.__name__} ({reason})")
+    return None, ", ".join(passed_over)

@@ -95,18 +95,29 @@ class FactorSource:
 
     def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
         keys = sample_keys(call) if self.likelihood.draws else None
-        # the largest magnitudes: infinite or NaN where an entry is
-        largest = [
-            torch.linalg.vector_norm(t.reshape(len(output), -1), torch.inf, dim=1)
-            for t in (*call.tensors(), output)
-            if t.is_floating_point() and t.numel()
-        ]
-        finite = reduce(torch.maximum, largest) < torch.inf
+        finite = finite_samples(call, output)
         # no look at `finite` itself: on a GPU it would have to be waited for
         bad = ~finite
         clean = output.masked_fill(bad.view(-1, *(1,) * (output.ndim - 1)), 0.0)
         rows = self.likelihood.factor(clean, keys)
         return finite, rows.masked_fill(bad[:, None, None], 0.0)
+
+
+def finite_samples(call: Inputs, output: Tensor) -> Tensor:
+    """Return which samples have neither a NaN nor an infinity in inputs and output, ``(B,)``.
+
+    Args:
+        call: The batch.
+        output: What the model made of it, ``(B, *shape)``.
+    """
+    # the largest magnitudes: infinite or NaN where an entry is
+    largest = [
+        torch.linalg.vector_norm(t.reshape(len(output), -1), torch.inf, dim=1)
+        for t in (*call.tensors(), output)
+        if t.is_floating_point() and t.numel()
+    ]
+    finite: Tensor = reduce(torch.maximum, largest) < torch.inf
+    return finite
 
 
 def sample_keys(call: Inputs) -> Tensor:

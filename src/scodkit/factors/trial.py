@@ -7,6 +7,7 @@ from torch import Tensor
 
 from scodkit.errors import BatchError
 from scodkit.factors.engine import Engine, Factors, Linearization
+from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.loop import LoopEngine
 from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
@@ -62,6 +63,32 @@ class Trial:
             return None
         return f"its gradients differ from plain autograd's by {distance:.1e} relative"
 
+    def objection_to_products(self, kind: type[Jacobian]) -> str | None:
+        """Return why a way to multiply with the Jacobian cannot be trusted, or None."""
+        usable = self._expected.isfinite().all(2).all(1)
+        if not bool(usable.any()):
+            return "none of the first samples is finite"
+        expected, rows = self._expected[usable], self._rows[usable]
+        few = self._few.map(lambda t: t[usable.to(t.device)])
+        tangents = _random((_DIRECTIONS, expected.shape[2]), expected)
+        try:
+            jacobian = kind(self.loop.network, self._parameters, few)
+            pushed = jacobian.push(tangents)
+            pulled = torch.zeros_like(expected[0])
+            for columns, some in jacobian.pull(rows.transpose(0, 1)):
+                pulled[:, columns] = some.reshape(len(some), -1)
+        except Exception as error:  # whatever a third-party module raises under a transform
+            return f"it raised {type(error).__name__}: {first_line(error)}"
+        # both sides of r . (J v) = (J^T r) . v, and sums over samples of the gradients
+        sides = torch.einsum("tbd,bqd->tbq", pushed, rows.to(pushed.dtype))
+        distance = max(
+            _relative(sides, torch.einsum("bqn,tn->tbq", expected, tangents)),
+            _relative(pulled, expected.sum(0)),
+        )
+        if distance <= _tolerance(self._rows):
+            return None
+        return f"its products differ from plain autograd's by {distance:.1e} relative"
+
     def _distance(self, actual: Tensor) -> float:
         """Return the largest distance of any parameter's gradients, relative to their size."""
         # a bad sample is bad in both, though not always the same kind of bad
@@ -76,6 +103,11 @@ class Trial:
             if off > 0.0:
                 worst = max(worst, off / max(size, least) if size or least else float("inf"))
         return worst
+
+
+def _relative(actual: Tensor, expected: Tensor) -> float:
+    off, size = _norm(actual - expected), _norm(expected)
+    return off / size if size else (float("inf") if off else 0.0)
 
 
 def _norm(rows: Tensor) -> float:
@@ -116,9 +148,12 @@ def _tolerance(like: Tensor) -> float:
 
 
 def _random_rows(output: Tensor) -> Tensor:
+    return _random((output.shape[0], _DIRECTIONS, output[0].numel()), output)
+
+
+def _random(shape: tuple[int, ...], like: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    shape = (output.shape[0], _DIRECTIONS, output[0].numel())
-    return torch.randn(shape, generator=generator).to(output.device, output.dtype)
+    return torch.randn(shape, generator=generator).to(like.device, like.dtype)
 
 
 def _whole(factors: Factors) -> Tensor:

@@ -69,6 +69,25 @@ class Categorical(Likelihood):
         full.scatter_(3, where.expand(batch, positions, kept, classes), rows)
         return full.reshape(batch, positions * kept, -1)
 
+    def curvature_times(
+        self, output: Tensor, vectors: Tensor, keys: Tensor | None = None
+    ) -> Tensor:
+        """See `Likelihood.curvature_times`.
+
+        Returns:
+            ``(B, q, d)``: ``q v - q (q . v)`` at each position, in closed form.
+        """
+        logits, axis = self.logits(output), self._axis(output.ndim)
+        batch, count = vectors.shape[:2]
+        spread = vectors.reshape(batch, count, *output.shape[1:]).movedim(axis + 1, -1)
+        own = spread.reshape(batch, count, *logits.shape[1:])
+        if self.directions is None:
+            times = _fisher_times(logits.to(vectors.dtype), own)
+        else:
+            rows = self._per_position(logits).to(vectors.dtype)
+            times = torch.einsum("bqpc,bpkc,bpke->bqpe", own, rows, rows)
+        return times.reshape(spread.shape).movedim(-1, axis + 1).reshape(vectors.shape)
+
     def logits(self, output: Tensor) -> Tensor:
         """Return the logits of each variable, ``(B, positions, classes)``.
 
@@ -153,6 +172,20 @@ def _cholesky_rows(logits: Tensor) -> Tensor:
     own = log_q[..., :-1, None]
     root = (0.5 * (own + tail - torch.logaddexp(own, tail))).exp()
     return root * (one - (later - tail).exp())
+
+
+def _fisher_times(logits: Tensor, vectors: Tensor) -> Tensor:
+    """Return ``(diag(q) - q q^T) v`` for ``(B, P, C)`` logits and ``(B, q, P, C)`` vectors.
+
+    A constant in ``v`` drops out, so the entry of the likeliest class is taken off first: what
+    is left of a confident prediction is then no difference of near-equal numbers.
+    """
+    q = logits.softmax(-1)
+    likeliest = q.argmax(-1)[:, None, :, None].expand(*vectors.shape[:-1], 1)
+    relative = vectors - vectors.gather(-1, likeliest)
+    mean = torch.einsum("bpc,bqpc->bqp", q, relative)
+    # in place: the vectors of a batch may be what most of the memory goes to
+    return relative.sub_(mean[..., None]).mul_(q[:, None])
 
 
 def _leading_row(fisher: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,42 @@ from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods.likelihood import Likelihood
 
 
+class Independent(Likelihood):
+    """Outputs that do not depend on one another: ``F_theta`` is diagonal."""
+
+    @abstractmethod
+    def root(self, output: Tensor) -> Tensor:
+        """Return the square roots of the diagonal of ``F_theta``, ``(B, d)``.
+
+        Args:
+            output: What the model returned, ``(B, *shape)``.
+        """
+
+    def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
+        """See `Likelihood.factor`; ``p = d``.
+
+        Returns:
+            Diagonal rows ``(B, d, d)``.
+        """
+        return torch.diag_embed(self.root(output))
+
+    def curvature_times(
+        self, output: Tensor, vectors: Tensor, keys: Tensor | None = None
+    ) -> Tensor:
+        """See `Likelihood.curvature_times`.
+
+        Returns:
+            ``(B, q, d)``: entry by entry.
+        """
+        return vectors * self.root(output).square().to(vectors.dtype)[:, None]
+
+    def num_directions(self, shape: Sequence[int]) -> int:
+        """Return ``d``."""
+        return math.prod(shape)
+
+
 @dataclass(frozen=True)
-class Gaussian(Likelihood):
+class Gaussian(Independent):
     """Regression with known noise: the output is the mean, ``R = diag(variance)^(-1/2)``.
 
     Args:
@@ -43,11 +78,11 @@ class Gaussian(Likelihood):
     def _values(self) -> tuple[float, ...]:
         return self.variance if isinstance(self.variance, tuple) else (float(self.variance),)
 
-    def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
-        """See `Likelihood.factor`; ``p = d``.
+    def root(self, output: Tensor) -> Tensor:
+        """See `Independent.root`.
 
         Returns:
-            Diagonal rows ``(B, d, d)``.
+            ``variance^(-1/2)`` everywhere, ``(B, d)``.
 
         Raises:
             BatchError: If there are as many variances as do not fit the outputs.
@@ -59,15 +94,11 @@ class Gaussian(Likelihood):
                 f"expected {root.numel()} outputs, one per variance given to Gaussian, got "
                 f"{theta.shape[1]}; pass one variance or {theta.shape[1]} of them"
             )
-        return torch.diag_embed(root.expand_as(theta))
-
-    def num_directions(self, shape: Sequence[int]) -> int:
-        """Return ``d``."""
-        return math.prod(shape)
+        return root.expand_as(theta)
 
 
 @dataclass(frozen=True)
-class HeteroscedasticGaussian(Likelihood):
+class HeteroscedasticGaussian(Independent):
     """Regression whose network predicts mean and log-variance.
 
     The output's first axis after the batch holds the means, then as many natural logarithms
@@ -80,11 +111,11 @@ class HeteroscedasticGaussian(Likelihood):
         tensor([[1.0000, 0.5000]])
     """
 
-    def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
-        """See `Likelihood.factor`; ``p = d``.
+    def root(self, output: Tensor) -> Tensor:
+        """See `Independent.root`.
 
         Returns:
-            Diagonal rows ``(B, d, d)``.
+            Of means, then of log-variances, ``(B, d)``.
 
         Raises:
             BatchError: If the outputs cannot be split into means and log-variances.
@@ -96,15 +127,11 @@ class HeteroscedasticGaussian(Likelihood):
             )
         mean, log_variance = output.chunk(2, dim=1)
         root = torch.cat([(-0.5 * log_variance).exp(), torch.full_like(mean, 0.5**0.5)], dim=1)
-        return torch.diag_embed(_flat(root))
-
-    def num_directions(self, shape: Sequence[int]) -> int:
-        """Return ``d``."""
-        return math.prod(shape)
+        return _flat(root)
 
 
 @dataclass(frozen=True)
-class Bernoulli(Likelihood):
+class Bernoulli(Independent):
     """Binary classification, one or many independent logits: ``R = diag(sqrt(q (1 - q)))``.
 
     Examples:
@@ -112,22 +139,18 @@ class Bernoulli(Likelihood):
         tensor([[[0.5000]]])
     """
 
-    def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
-        """See `Likelihood.factor`; ``p = d``.
+    def root(self, output: Tensor) -> Tensor:
+        """See `Independent.root`.
 
         Returns:
-            Diagonal rows ``(B, d, d)``.
+            ``sqrt(q (1 - q))``, ``(B, d)``.
         """
         theta = _flat(output)
         # in logarithms: q (1 - q) underflows long before its root does
         log_root = 0.5 * (
             torch.nn.functional.logsigmoid(theta) + torch.nn.functional.logsigmoid(-theta)
         )
-        return torch.diag_embed(log_root.exp())
-
-    def num_directions(self, shape: Sequence[int]) -> int:
-        """Return ``d``."""
-        return math.prod(shape)
+        return log_root.exp()
 
 
 @functools.lru_cache(maxsize=64)

@@ -36,6 +36,25 @@ class Likelihood(ABC):
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return ``p`` for outputs of trailing shape ``shape``."""
 
+    def curvature_times(
+        self, output: Tensor, vectors: Tensor, keys: Tensor | None = None
+    ) -> Tensor:
+        """Return ``F_theta v`` for vectors at the output, without forming ``F_theta``.
+
+        This default goes through the rows of `factor`; families with a closed form override
+        it, and need no memory beyond that of the vectors.
+
+        Args:
+            output: What the model returned, ``(B, *shape)``, with ``d = prod(shape)``.
+            vectors: ``q`` vectors for each sample, ``(B, q, d)``.
+            keys: As in `factor`.
+
+        Returns:
+            ``(B, q, d)``, in the dtype of ``vectors``.
+        """
+        rows = self.factor(output, keys).to(vectors.dtype)
+        return vectors @ rows.mT @ rows
+
     def named(self) -> Likelihood:
         """Return one with the same Fisher information whose rows each stand for an output.
 

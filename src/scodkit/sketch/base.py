@@ -17,11 +17,14 @@ from torch import Tensor
 
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MergeError
-from scodkit.factors import Factors
+from scodkit.factors import Curvature, Factors
 from scodkit.sketch.maps import SeededMatrix
 
 # rows of a tall matrix handled at a time where a copy in float64 is needed
 _TALL_CHUNK = 1 << 16
+
+# where a state keeps of how many samples it has no exact norms
+_ESTIMATED = "estimated"
 
 
 @dataclass
@@ -52,6 +55,16 @@ class SketchState:
     num_updates: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
     matrices: dict[int, SeededMatrix] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def num_estimated(self) -> int:
+        """Of how many samples ``|L_i|_F^2`` is an estimate: of those seen in products only."""
+        return int(self.numbers.get(_ESTIMATED, 0))
+
+    @num_estimated.setter
+    def num_estimated(self, count: int) -> None:
+        if count:  # states of rows alone stay without a mark
+            self.numbers[_ESTIMATED] = count
 
     @property
     def rounding(self) -> float:
@@ -88,10 +101,12 @@ class Sketch(ABC):
     Attributes:
         certified: Whether the result satisfies ``F_hat <= F``.
         linear: Whether merging is adding: then order, batches and machines do not matter.
+        takes_products: Whether products with the curvature will do instead of rows.
     """
 
     certified: ClassVar[bool]
     linear: ClassVar[bool]
+    takes_products: ClassVar[bool] = False
 
     @abstractmethod
     def columns(self, num_parameters: int, rank: int, num_rows: int | None = None) -> int:
@@ -156,6 +171,35 @@ class Sketch(ABC):
         state.num_rows += factors.num_rows
         state.num_updates += 1
 
+    def test_matrices(self, state: SketchState) -> dict[str, SeededMatrix]:
+        """Return the matrices whose products with the curvature a state holds, by tensor."""
+        return {}
+
+    def update_by_products(self, state: SketchState, curvature: Curvature) -> None:
+        """Let samples stream past of which only products are at hand, in place.
+
+        The test matrices are those that rows are multiplied with, so the sums are the same.
+        Not so the norms: ``|L_i|_F^2`` is estimated as ``N / T`` times the squares of ``L_i^T``
+        along the ``T`` columns. The standard error of their sum is at most ``sqrt(2 / T)``
+        times the Frobenius norm of the curvature.
+
+        Args:
+            state: Changed in place; of a sketch that takes products.
+            curvature: Of the samples.
+        """
+        trace = torch.zeros_like(state.squared_norm)
+        for name, matrix in self.test_matrices(state).items():
+            total = state.tensors[name]
+            for first in range(0, total.shape[1], curvature.columns_at_once):
+                which = slice(first, min(first + curvature.columns_at_once, total.shape[1]))
+                some = matrix.columns(which, total)
+                trace += curvature.add_times(some, total[:, which]).to(trace)
+        state.squared_norm += trace * state.num_parameters / state.columns
+        state.num_data += curvature.num_data
+        state.num_rows += curvature.num_rows
+        state.num_updates += 1
+        state.num_estimated += curvature.num_data
+
     def merge(self, state: SketchState, other: SketchState) -> SketchState:
         """Return the state of one pass over both streams, reusing the memory of ``state``.
 
@@ -183,6 +227,7 @@ class Sketch(ABC):
         state.num_data += other.num_data
         state.num_rows += other.num_rows
         state.num_updates += other.num_updates + 1
+        state.num_estimated += other.num_estimated
         return state
 
     def _identity(self, state: SketchState) -> dict[str, object]:
@@ -207,12 +252,15 @@ class Sketch(ABC):
         """Return the basis of ``F_hat`` from values, residual norm and slack of the sum."""
         num_data = max(1, state.num_data)
         state.matrices.clear()  # the stream has ended, as far as is known
+        trace = float(state.squared_norm)
+        if state.num_estimated:  # and what was found is there for certain
+            trace = max(trace, float(values.sum()))
         return Eigenbasis(
             values=(values / num_data).to(vectors.dtype),
             vectors=vectors.contiguous(),  # or scoring would stride over what was cut off
             num_data=state.num_data,
-            trace=float(state.squared_norm) / num_data,
-            certified=self.certified,
+            trace=trace / num_data,
+            certified=self.certified and not state.num_estimated,
             residual_norm=residual_norm / num_data,
             residual_rank=residual_rank,
             slack=slack / num_data,

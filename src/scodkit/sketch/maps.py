@@ -301,6 +301,21 @@ class SeededMatrix:
         """
         return self._pattern(chunk.start, chunk.stop, like).double() * self._scale
 
+    def columns(self, which: slice, like: Tensor) -> Tensor:
+        """Return some columns of ``Omega``, each in one stretch of memory.
+
+        Args:
+            which: Which columns.
+            like: A tensor with the dtype wanted.
+
+        Returns:
+            ``(t, N)``. Those of a matrix that is not kept take as long as the whole matrix.
+        """
+        found = like.new_empty(which.stop - which.start, self._shape[0])
+        for start, stop in self._slices(0, self._shape[0]):
+            found[:, start:stop] = self._pattern(start, stop, like)[:, which].mT
+        return found.mul_(self._scale[which, None].to(like.dtype))
+
     def _slices(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         for first in range(start, stop, self._step):
             yield first, min(first + self._step, stop)

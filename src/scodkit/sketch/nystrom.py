@@ -47,6 +47,7 @@ class Nystrom(Sketch):
 
     certified: ClassVar[bool] = True
     linear: ClassVar[bool] = True
+    takes_products: ClassVar[bool] = True
 
     size: int | None = None
     map: Map = SparseSign()  # noqa: RUF009 (frozen)
@@ -93,12 +94,17 @@ class Nystrom(Sketch):
         y = state.tensors["y"]
         add_product(y, factors, self._omega(state))
 
+    def test_matrices(self, state: SketchState) -> dict[str, SeededMatrix]:
+        """Return ``Omega`` for ``Y``."""
+        return {"y": self._omega(state)}
+
     def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
         """See `Sketch.eigenbasis`.
 
         Returns:
-            A certified basis. ``Y`` is shifted by ``nu Omega`` for stability and the shift is
-            taken back off the eigenvalues; what that may cost is in ``slack``.
+            A certified basis, unless norms are estimated. ``Y`` is shifted by ``nu Omega`` for
+            stability and the shift is taken back off the eigenvalues; what that may cost is
+            in ``slack``.
         """
         vectors, values, slack = self._decompose(state)
         positive = int((values > 0).sum())  # they come in descending order
@@ -111,7 +117,8 @@ class Nystrom(Sketch):
             slack=slack,
             clamped=len(values) - positive,
         )
-        return basis.bounded_by_trace().truncate(rank)
+        basis = basis.bounded_by_trace() if basis.certified else basis
+        return basis.truncate(rank)
 
     def _decompose(self, state: SketchState) -> tuple[Tensor, Tensor, float]:
         """Return eigenvectors and eigenvalues of ``M F_hat``, and their slack.
@@ -136,6 +143,8 @@ class Nystrom(Sketch):
         narrowest = float(widths[wide][0]) if bool(wide.any()) else 1.0
         nu = _rounding(state) / math.sqrt(narrowest)
         nu += torch.finfo(torch.float64).eps * float(core.norm()) / narrowest
+        if state.num_estimated:
+            nu = max(nu, _asymmetry(core, state.num_parameters) / math.sqrt(narrowest))
         core = orthonormal.mT @ core @ orthonormal
         core += nu * torch.eye(len(core), dtype=torch.float64, device=y.device)
         # an eigendecomposition where the textbook has Cholesky: directions lost to rounding
@@ -172,6 +181,22 @@ def _rounding(state: SketchState) -> float:
     products = float(state.squared_norm) * math.sqrt(y.shape[1] / y.shape[0])
     noise = torch.finfo(y.dtype).eps * (sums + products / math.sqrt(max(1, state.num_rows)))
     return noise * min(1.0, 2 / math.sqrt(y.shape[1]))
+
+
+def _asymmetry(core: Tensor, num_parameters: int) -> float:
+    """Return how large the errors in products with the curvature are, in spectral norm.
+
+    A product goes forward through the network and back again, and is rounded differently both
+    ways; so ``Omega^T Y`` is no longer symmetric, and shows as much of the errors as falls on
+    ``T`` of ``N`` directions. As for rounding, twice what even noise would have.
+
+    Args:
+        core: ``Omega^T Y``, ``(T, T)``.
+        num_parameters: ``N``.
+    """
+    seen = float((core - core.mT).norm()) / math.sqrt(2)
+    everywhere = seen * math.sqrt(num_parameters / len(core))
+    return everywhere * min(1.0, 2 / math.sqrt(len(core)))
 
 
 def matrix_for(state: SketchState, name: str, mapping: Map, seed: int) -> SeededMatrix:

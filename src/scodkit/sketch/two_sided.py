@@ -36,6 +36,7 @@ class TwoSided(Sketch):
 
     certified: ClassVar[bool] = False
     linear: ClassVar[bool] = True
+    takes_products: ClassVar[bool] = True
 
     size: int | None = None
     map: Map = SRFT()  # noqa: RUF009 (frozen)
@@ -88,8 +89,12 @@ class TwoSided(Sketch):
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)`` to ``Y`` and ``G^T (G Psi^T)`` to ``W^T``."""
-        add_product(state.tensors["y"], factors, matrix_for(state, "y", self.map, self.seed))
-        add_product(state.tensors["w"], factors, self._psi(state))
+        for name, matrix in self.test_matrices(state).items():
+            add_product(state.tensors[name], factors, matrix)
+
+    def test_matrices(self, state: SketchState) -> dict[str, SeededMatrix]:
+        """Return ``Omega`` for ``Y`` and ``Psi^T`` for ``W^T``."""
+        return {"y": matrix_for(state, "y", self.map, self.seed), "w": self._psi(state)}
 
     def _psi(self, state: SketchState) -> SeededMatrix:
         return matrix_for(state, "w", self.map, self.seed + 0x5C0D)

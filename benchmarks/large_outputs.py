@@ -1,0 +1,85 @@
+"""Fits of last layers with many outputs, in rows and by products: seconds and peak memory.
+
+Type ``OMP_NUM_THREADS=1 python benchmarks/large_outputs.py``. Every fit runs in a process of
+its own, so that its peak is its own; rows go to ``results/large_outputs.jsonl``, and a table is
+printed.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from scodkit import Categorical, LastLayers, Monitor
+from timing import machine
+
+RESULTS = Path(__file__).parent / "results" / "large_outputs.jsonl"
+RANK = 50
+# inputs of the last layer, its outputs, samples
+HEADS = [(512, 100, 16), (512, 300, 16), (512, 1000, 16), (128, 3100, 4), (512, 1000, 256)]
+# what takes longer in rows is left to products
+MOST_ROWS = 20_000
+
+
+def fit(inputs: int, outputs: int, samples: int, way: str) -> dict[str, object]:
+    """Fit one head in this process."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, inputs), nn.ReLU(), nn.Linear(inputs, outputs))
+    monitor = Monitor(model, Categorical(), RANK, parameters=LastLayers(count=1))
+    batches = torch.randn(samples, 64).split(64)
+    plan = monitor.plan(batches[0])
+    taken = "products" if plan.by_products else "rows"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    monitor.fit(batches, progress=False, products=way == "products")
+    seconds = time.perf_counter() - started
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return {
+        "head": f"{inputs} -> {outputs}",
+        "samples": samples,
+        "way": way,
+        "seconds": round(seconds, 2),
+        "peak_bytes": peak,
+        "taken": taken,
+        "trace": monitor.basis.trace,
+        "rank": RANK,
+        **machine("cpu"),
+    }
+
+
+def main() -> None:
+    """Fit all heads both ways, write rows, print a table."""
+    found = []
+    for inputs, outputs, samples in HEADS:
+        for way in ("rows", "products"):
+            if way == "rows" and samples * outputs > MOST_ROWS:
+                continue
+            arguments = [sys.argv[0], str(inputs), str(outputs), str(samples), way]
+            done = subprocess.run(
+                [sys.executable, *arguments], check=True, capture_output=True, text=True
+            )
+            found.append(json.loads(done.stdout))
+            print(done.stdout.strip(), file=sys.stderr)
+    RESULTS.write_text("".join(json.dumps(row) + "\n" for row in found))
+    print("| head | samples | way | seconds | peak | taken by itself |")
+    print("| --- | --: | --- | --: | --: | --- |")
+    for row in found:
+        mib = f"{row['peak_bytes'] / 2**20:.0f} MiB"
+        print(
+            f"| {row['head']} | {row['samples']} | {row['way']} | {row['seconds']:.1f} | {mib} "
+            f"| {row['taken']} |"
+        )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        main()
+    else:
+        print(json.dumps(fit(*map(int, sys.argv[1:4]), sys.argv[4])))

@@ -1,0 +1,216 @@
+"""The curvature of a batch as something to multiply with, within a memory budget.
+
+``C = sum_i J_i^T F_theta_i J_i`` times a few columns takes one pass of them forward through the
+network, the output's Fisher information in closed form, and one backward pass: whatever the
+number of outputs, and without the gradient of any single sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from scodkit.errors import NonFiniteError
+from scodkit.factors.counting import Passes
+from scodkit.factors.jacobian import Jacobian
+from scodkit.factors.pieces import finite_samples
+from scodkit.likelihoods import Likelihood
+from scodkit.network import Inputs, Network
+from scodkit.parameters import ParameterSet
+
+# copies alive at a time: of a column, itself, its product and one temporary; and for every
+# column of what is remembered of a sample, and of its output
+_COPIES_OF_COLUMN = 3
+_COPIES_OF_HELD = 1
+_COPIES_OF_OUTPUT = 4
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """``C = sum_i L_i L_i^T`` of some samples, in products only.
+
+    Args:
+        jacobian: Of the network at those samples.
+        likelihood: What matters at the output.
+        columns_at_once: Columns that fit the memory at a time.
+    """
+
+    jacobian: Jacobian
+    likelihood: Likelihood
+    columns_at_once: int
+
+    @property
+    def num_data(self) -> int:
+        """How many samples."""
+        return len(self.jacobian.output)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the factors of the samples would have: a bound on the rank."""
+        return self.num_data * self.likelihood.num_directions(self.jacobian.output.shape[1:])
+
+    def add_times(self, vectors: Tensor, total: Tensor) -> Tensor:
+        """Add ``C v`` to the columns of a matrix, in place.
+
+        Args:
+            vectors: A few ``v`` in weight space, ``(t, N)``.
+            total: Where to add, ``(N, t)``.
+
+        Returns:
+            The sum of all ``v . C v``, a scalar in float64.
+
+        Raises:
+            NonFiniteError: If the products overflow; nothing is added then.
+        """
+        jacobian = self.jacobian
+        along = jacobian.push(vectors).transpose(0, 1)
+        weighed = self.likelihood.curvature_times(jacobian.output, along)
+        trace: Tensor = torch.linalg.vecdot(along, weighed).double().sum()
+        found = list(jacobian.pull(weighed.transpose(0, 1)))
+        if not _are_finite(trace, *(rows for _, rows in found)):
+            raise NonFiniteError(
+                "expected finite products with the curvature, but they overflow in "
+                f"{vectors.dtype}; type fit(..., products=False), or monitor a model in float64"
+            )
+        for columns, rows in found:  # shaped like the weights: flat would be another copy
+            total[columns].view(*rows.shape[1:], len(rows)).add_(rows.movedim(0, -1))
+        return trace
+
+
+@dataclass(frozen=True)
+class ProductPiece:
+    """Some samples of a batch.
+
+    Args:
+        samples: Which samples of the batch.
+        finite: ``(b,)``, False where an input or the output has a NaN or an infinity.
+        good: ``(b,)``, False where one of those or a gradient has.
+        curvature: Of the good ones; None where there are none.
+    """
+
+    samples: slice
+    finite: Tensor
+    good: Tensor
+    curvature: Curvature | None
+
+
+@dataclass(frozen=True)
+class Portions:
+    """How a batch is cut up to fit a memory budget.
+
+    Args:
+        samples: Samples at a time.
+        columns: Columns at a time.
+        bytes: What these take together.
+    """
+
+    samples: int
+    columns: int
+    bytes: int
+
+    @staticmethod
+    def of(
+        passes: Passes, column_bytes: int, budget: int, batch_size: int, columns: int
+    ) -> Portions:
+        """Return the largest portions, one sample and one column at least.
+
+        Args:
+            passes: What a sample takes.
+            column_bytes: Of one vector of all chosen weights.
+            budget: Bytes to stay within.
+            batch_size: Samples in a batch.
+            columns: ``T``, columns there are.
+        """
+        held, output = passes.held_bytes, passes.output_bytes
+        along = _COPIES_OF_HELD * held + _COPIES_OF_OUTPUT * output
+        # half of the memory for samples, or there would be none for columns
+        most = budget // 2 // (held + output + along)
+        samples = min(max(1, most), max(1, batch_size))
+        per_column = _COPIES_OF_COLUMN * column_bytes + samples * along
+        most = (budget - samples * (held + output)) // per_column
+        width = min(max(1, most), columns)
+        return Portions(samples, width, samples * (held + output) + width * per_column)
+
+
+@dataclass(frozen=True)
+class ProductSource:
+    """Everything that turns batches into products with their curvature.
+
+    Args:
+        network: The model.
+        parameters: The chosen weights.
+        kind: How products with the Jacobian are computed.
+        likelihood: What matters at the output.
+        passes: What one sample takes.
+        columns: ``T``, columns that will be asked for.
+        budget: Bytes to stay within.
+    """
+
+    network: Network
+    parameters: ParameterSet
+    kind: type[Jacobian]
+    likelihood: Likelihood
+    passes: Passes
+    columns: int
+    budget: int
+
+    def of(self, network: Network) -> ProductSource:
+        """Return the same for the same model, run in another precision."""
+        return replace(self, network=network)
+
+    def pieces(self, call: Inputs) -> Iterator[ProductPiece]:
+        """Cut a batch into pieces that fit the memory.
+
+        Args:
+            call: The batch.
+
+        Yields:
+            The pieces, in order. A bad sample is left out of its piece's curvature: it would
+            spoil the sum of all.
+        """
+        itemsize = self.parameters.itemsize(self.network.model)
+        column_bytes = self.parameters.num_parameters * itemsize
+        batch = call.batch_size
+        portions = Portions.of(self.passes, column_bytes, self.budget, batch, self.columns)
+        for start in range(0, call.batch_size, portions.samples):
+            samples = slice(start, min(start + portions.samples, call.batch_size))
+            some = call.samples(samples)
+            whole = self._at(some)
+            finite = finite_samples(some, whole.output)
+            good, jacobian = self._good(some, whole, finite)
+            del whole  # and with it the graph of bad samples
+            curvature = None
+            if jacobian is not None:
+                curvature = Curvature(jacobian, self.likelihood, portions.columns)
+            yield ProductPiece(samples, finite, good, curvature)
+
+    def _at(self, call: Inputs) -> Jacobian:
+        return self.kind(self.network, self.parameters, call)
+
+    def _good(
+        self, call: Inputs, jacobian: Jacobian, finite: Tensor
+    ) -> tuple[Tensor, Jacobian | None]:
+        """Return which samples can be used, and the Jacobian at those, None if at none."""
+        if bool(finite.all()) and self._is_smooth(jacobian):
+            return finite, jacobian
+        good = finite.clone()
+        for i in finite.nonzero().flatten().tolist():
+            good[i] = self._is_smooth(self._at(call.samples(slice(i, i + 1))))
+        if not bool(good.any()):
+            return good, None
+        return good, self._at(call.map(lambda t: t[good]))
+
+    def _is_smooth(self, jacobian: Jacobian) -> bool:
+        """Return whether no entry of a Jacobian is a NaN or infinite, on both ways through."""
+        size = self.parameters.num_parameters
+        along = jacobian.push(jacobian.output.new_ones(1, size))
+        back = (rows for _, rows in jacobian.pull(torch.ones_like(along)))
+        return _are_finite(along, *back)
+
+
+def _are_finite(*tensors: Tensor) -> bool:
+    largest = [torch.linalg.vector_norm(t, torch.inf).double() for t in tensors]
+    return bool(torch.stack(largest).amax() < torch.inf)
