@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -48,6 +48,14 @@ class Factors(ABC):
     def hold(self) -> Factors:
         """Return the same rows in memory, for those who read them more than once."""
         return self
+
+    def add_up(self, sums: Tensor) -> Tensor:
+        """Return sums over columns, complete: where processes divide these, over all of them.
+
+        Args:
+            sums: Over the columns that are at hand; may be overwritten.
+        """
+        return sums
 
     def project(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``|L|_F^2`` and the rows times a matrix, block by block.
@@ -155,6 +163,65 @@ class FactorsOf(Factors):
         """Return each range of columns with the rows of the kept samples."""
         for columns, rows in self._factors.blocks():
             yield columns, rows[self._kept.to(rows.device)]
+
+    def add_up(self, sums: Tensor) -> Tensor:
+        """See `Factors.add_up`.
+
+        Returns:
+            The sums.
+        """
+        return self._factors.add_up(sums)
+
+
+class SharedFactors(Factors):
+    """Rows whose columns several processes divide among them.
+
+    Args:
+        own: The columns of this process.
+        add_up: Adds up tensors over all processes.
+    """
+
+    def __init__(self, own: Factors, add_up: Callable[[Tensor], Tensor]) -> None:
+        self._own, self._add_up = own, add_up
+        self.num_rows = own.num_rows
+
+    def blocks(self) -> Iterable[tuple[slice, Tensor]]:
+        """Return the ranges of columns of this process, counted from its first."""
+        return self._own.blocks()
+
+    def hold(self) -> Factors:
+        """See `Factors.hold`.
+
+        Returns:
+            The same, with the columns of this process in memory.
+        """
+        return SharedFactors(self._own.hold(), self._add_up)
+
+    def add_up(self, sums: Tensor) -> Tensor:
+        """See `Factors.add_up`.
+
+        Returns:
+            The sums over the columns of all processes.
+        """
+        return self._add_up(sums)
+
+    def project(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Factors.project`.
+
+        Returns:
+            The same, over the columns of all processes.
+        """
+        norms, along = self._own.project(matrix)
+        flat = self._add_up(torch.cat([norms[:, None], along.flatten(1)], dim=1))
+        return flat[:, 0], flat[:, 1:].reshape(along.shape)
+
+    def squared_norms(self) -> Tensor:
+        """See `Factors.squared_norms`.
+
+        Returns:
+            ``(b,)``, over the columns of all processes.
+        """
+        return self._add_up(self._own.squared_norms())
 
 
 class Linearization(ABC):

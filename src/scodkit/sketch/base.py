@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 
 from scodkit.eigenbasis import Eigenbasis
-from scodkit.errors import MergeError
+from scodkit.errors import MergeError, OptionError
 from scodkit.factors import Curvature, Factors
 from scodkit.sketch.maps import SeededMatrix
-
-# rows of a tall matrix handled at a time where a copy in float64 is needed
-_TALL_CHUNK = 1 << 16
+from scodkit.sketch.tall import AddUp, alone
 
 # where a state keeps of how many samples it has no exact norms
 _ESTIMATED = "estimated"
@@ -41,6 +39,8 @@ class SketchState:
         num_rows: Rows seen (samples times directions).
         num_updates: Additions made to the sums, each of which rounded them.
         numbers: Further plain numbers a sketch keeps.
+        held: Which of the ``N`` weights it is about, where several processes divide them.
+        add_up: Adds up what is a sum over weights, over those processes; no part of the state.
         matrices: Test matrices, by seed, from the first use to the next basis; no part of the
             state.
     """
@@ -54,6 +54,8 @@ class SketchState:
     num_rows: int = 0
     num_updates: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
+    held: range | None = None
+    add_up: AddUp = field(default=alone, repr=False, compare=False)
     matrices: dict[int, SeededMatrix] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -127,7 +129,12 @@ class Sketch(ABC):
 
     @abstractmethod
     def zero(
-        self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        num_parameters: int,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        held: range | None = None,
     ) -> SketchState:
         """Return the state that has seen nothing.
 
@@ -136,6 +143,10 @@ class Sketch(ABC):
             rank: ``k``, the rank that will be asked for.
             dtype: Of the sums; float32 or float64.
             device: Where they live.
+            held: Which of the ``N`` weights it is about; all by default.
+
+        Raises:
+            OptionError: If the sketch cannot be divided.
         """
 
     @abstractmethod
@@ -235,6 +246,7 @@ class Sketch(ABC):
         return {
             "sketch": state.sketch,
             "number of parameters": state.num_parameters,
+            "weights": state.held,
             "size": state.columns,
         }
 
@@ -289,12 +301,28 @@ class FlatFactors(Factors):
 
 
 def empty_state(
-    sketch: Sketch, shape: tuple[int, int], tensors: dict[str, Tensor]
+    sketch: Sketch,
+    shape: tuple[int, int],
+    tensors: dict[str, Tensor],
+    held: range | None = None,
 ) -> SketchState:
     """Return a state of ``shape (N, T)`` around tensors of zeros."""
     device = next(iter(tensors.values())).device
     squared_norm = torch.zeros((), dtype=torch.float64, device=device)
-    return SketchState(sketch, *shape, tensors, squared_norm)
+    return SketchState(sketch, *shape, tensors, squared_norm, held=held)
+
+
+def refuse_parts(sketch: Sketch, held: range | None) -> None:
+    """Refuse to divide the weights of a sketch among processes.
+
+    Raises:
+        OptionError: If that is asked for.
+    """
+    if held is not None:
+        raise OptionError(
+            f"expected a sketch that can be divided by weights, got {sketch}, which holds "
+            "whole rows; type sketch=Nystrom() or TwoSided()"
+        )
 
 
 def flat_rows(rows: Tensor, like: Tensor) -> Tensor:
@@ -305,63 +333,3 @@ def flat_rows(rows: Tensor, like: Tensor) -> Tensor:
 def own_transpose(rows: Tensor) -> Tensor:
     """Return the transpose in memory of its own (``contiguous`` may hand back the original)."""
     return rows.mT.clone(memory_format=torch.contiguous_format)
-
-
-def tall_chunks(length: int) -> Iterator[slice]:
-    """Cut ``range(length)`` into the slices tall matrices are worked through in."""
-    for start in range(0, length, _TALL_CHUNK):
-        yield slice(start, min(start + _TALL_CHUNK, length))
-
-
-def tall_gram(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a^T b`` in float64 for tall ``a`` and ``b``, a chunk of rows at a time."""
-    total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64, device=a.device)
-    for chunk in tall_chunks(a.shape[0]):
-        total += a[chunk].double().mT @ b[chunk].double()
-    return total
-
-
-def tall_times(a: Tensor, small: Tensor, overwrite: bool = False) -> Tensor:
-    """Return ``a @ small`` for tall ``a`` in its dtype, with float64 products by chunks.
-
-    Args:
-        a: ``(N, m)``.
-        small: ``(m, r)`` in float64.
-        overwrite: Put the result into the memory of ``a``; needs ``r <= m``.
-    """
-    result = a[:, : small.shape[1]] if overwrite else a.new_empty(len(a), small.shape[1])
-    for chunk in tall_chunks(a.shape[0]):
-        result[chunk] = (a[chunk].double() @ small).to(a.dtype)
-    return result
-
-
-def tall_svd(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``U, s, V`` with ``a = U diag(s) V^T`` for a tall matrix, in its own memory.
-
-    For float32, two rounds of Gram matrices in float64: the first finds the directions, the
-    second repairs what squaring did to the orthogonality of the small ones. Directions below
-    rounding are dropped.
-
-    Args:
-        a: ``(N, m)``; may be overwritten.
-
-    Returns:
-        ``U (N, r)`` in the dtype of ``a``; ``s (r,)`` descending and ``V (m, r)`` in float64.
-    """
-    if a.dtype == torch.float64:
-        # squaring would cost half the digits; data in float32 has only half of them
-        q, r = torch.linalg.qr(a)
-        inner, s, turned = torch.linalg.svd(r, full_matrices=False)
-        kept = s > torch.finfo(torch.float64).eps * max(a.shape) * s[:1]
-        return tall_times(q, inner[:, kept]), s[kept], turned.mT[:, kept]
-    squared, right = torch.linalg.eigh(tall_gram(a, a))
-    floor = torch.finfo(torch.float64).eps * max(a.shape)
-    kept = squared > floor * squared[-1:].clamp_min(0)
-    scale, right = squared[kept].sqrt(), right[:, kept]
-    left = tall_times(a, right / scale, overwrite=True)
-    # left = Q R with R near the identity, so a = Q (R diag(scale)) right^T
-    gram_values, gram_vectors = torch.linalg.eigh(tall_gram(left, left))
-    root = gram_values.sqrt()
-    inner, s, turned = torch.linalg.svd(root[:, None] * gram_vectors.mT * scale)
-    u = tall_times(left, (gram_vectors / root) @ inner, overwrite=True)
-    return u, s, right @ turned.mT

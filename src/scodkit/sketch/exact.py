@@ -17,8 +17,9 @@ from scodkit.sketch.base import (
     empty_state,
     flat_rows,
     own_transpose,
-    tall_svd,
+    refuse_parts,
 )
+from scodkit.sketch.tall import tall_svd
 
 _FIRST_CAPACITY = 64
 
@@ -44,13 +45,19 @@ class Exact(Sketch):
         return num_parameters if num_rows is None else min(num_parameters, num_rows)
 
     def zero(
-        self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        num_parameters: int,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        held: range | None = None,
     ) -> SketchState:
         """See `Sketch.zero`.
 
         Returns:
             A state with room for a few rows, which grows.
         """
+        refuse_parts(self, held)
         capacity = min(_FIRST_CAPACITY, num_parameters)
         rows = torch.zeros(capacity, num_parameters, dtype=dtype, device=device)
         state = empty_state(self, (num_parameters, num_parameters), {"rows": rows})

@@ -20,10 +20,9 @@ from scodkit.sketch.base import (
     SketchState,
     empty_state,
     own_transpose,
-    tall_gram,
-    tall_svd,
-    tall_times,
+    refuse_parts,
 )
+from scodkit.sketch.tall import tall_gram, tall_svd, tall_times
 
 # where rows are short a longer buffer costs nothing and saves shrinkings
 _ROOMY_ROWS = 128
@@ -76,13 +75,19 @@ class FrequentDirections(Sketch):
         return rank if self.size is None else self.size
 
     def zero(
-        self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        num_parameters: int,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        held: range | None = None,
     ) -> SketchState:
         """See `Sketch.zero`.
 
         Returns:
             A state with an empty buffer, ``N`` numbers a row.
         """
+        refuse_parts(self, held)
         shape = (self.columns(num_parameters, rank), num_parameters)
         buffer = torch.zeros(shape, dtype=dtype, device=device)
         state = empty_state(self, (num_parameters, shape[0]), {"buffer": buffer})

@@ -256,19 +256,27 @@ class SeededMatrix:
         shape: ``(N, T)``.
         seed: Which matrix of the family.
         device: Where it is needed.
+        held: Which of the ``N`` rows are wanted, all by default; methods count from its first.
     """
 
     def __init__(
-        self, mapping: Map, shape: tuple[int, int], seed: int, device: torch.device
+        self,
+        mapping: Map,
+        shape: tuple[int, int],
+        seed: int,
+        device: torch.device,
+        held: range | None = None,
     ) -> None:
         self._mapping, self._shape, self._seed = mapping, shape, seed
+        self._held = range(shape[0]) if held is None else held
         self._scale = mapping.scale(shape).to(device)
         self._step = max(1, (_CHUNK_ON_GPU if device.type == "cuda" else _CHUNK) // shape[1])
         self._signs: Tensor | None = None
-        if kept_bytes(mapping, shape):
-            kept = torch.empty(shape, dtype=_kept_dtype(shape), device=device)
-            for start, stop in self._slices(0, shape[0]):
-                kept[start:stop] = mapping.pattern(start, stop, shape, seed, kept)
+        size = (len(self._held), shape[1])
+        if kept_bytes(mapping, size):
+            kept = torch.empty(size, dtype=_kept_dtype(size), device=device)
+            for start, stop in self._slices(0, size[0]):
+                kept[start:stop] = self._pattern(start, stop, kept)
             self._signs = kept
 
     def project(self, rows: Tensor, first: int) -> Tensor:
@@ -311,8 +319,8 @@ class SeededMatrix:
         Returns:
             ``(t, N)``. Those of a matrix that is not kept take as long as the whole matrix.
         """
-        found = like.new_empty(which.stop - which.start, self._shape[0])
-        for start, stop in self._slices(0, self._shape[0]):
+        found = like.new_empty(which.stop - which.start, len(self._held))
+        for start, stop in self._slices(0, len(self._held)):
             found[:, start:stop] = self._pattern(start, stop, like)[:, which].mT
         return found.mul_(self._scale[which, None].to(like.dtype))
 
@@ -322,7 +330,10 @@ class SeededMatrix:
 
     def _pattern(self, start: int, stop: int, like: Tensor) -> Tensor:
         if self._signs is None:
-            return self._mapping.pattern(start, stop, self._shape, self._seed, like)
+            first = self._held.start
+            return self._mapping.pattern(
+                first + start, first + stop, self._shape, self._seed, like
+            )
         return self._signs[start:stop].to(like.dtype)
 
 

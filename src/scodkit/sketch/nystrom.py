@@ -17,14 +17,9 @@ from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
 from scodkit.mixed import add_matmul
-from scodkit.sketch.base import (
-    Sketch,
-    SketchState,
-    empty_state,
-    tall_chunks,
-    tall_svd,
-)
+from scodkit.sketch.base import Sketch, SketchState, empty_state
 from scodkit.sketch.maps import Fold, Map, SeededMatrix, SparseSign, check_map, kept_bytes
+from scodkit.sketch.tall import tall_chunks, tall_svd
 
 # columns held per rank kept when no size is given: the fewest that keep the nuclear error
 # within 1.5 times the best of rank 38 and 77 on real nets (benchmarks/sketch_accuracy.py)
@@ -78,16 +73,22 @@ class Nystrom(Sketch):
         return kept_bytes(self.map, (num_parameters, columns))
 
     def zero(
-        self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        num_parameters: int,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        held: range | None = None,
     ) -> SketchState:
         """See `Sketch.zero`.
 
         Returns:
-            A state with ``Y`` of shape ``(N, T)``.
+            A state with ``Y`` of shape ``(N, T)``, or with its rows of the weights held.
         """
         size = self.columns(num_parameters, rank)
-        y = torch.zeros(num_parameters, size, dtype=dtype, device=device)
-        return empty_state(self, (num_parameters, size), {"y": y})
+        rows = num_parameters if held is None else len(held)
+        y = torch.zeros(rows, size, dtype=dtype, device=device)
+        return empty_state(self, (num_parameters, size), {"y": y}, held)
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)``: two sweeps over the blocks, one product each."""
@@ -136,6 +137,7 @@ class Nystrom(Sketch):
             omega = matrix.rows(chunk, y)
             gram += omega.mT @ omega
             core += omega.mT @ y[chunk].double()
+        gram, core = state.add_up(torch.stack([gram, core]))
         widths, turn = torch.linalg.eigh(gram)
         wide = widths > 1e-8 * widths[-1]  # fewer where N is hardly above T
         orthonormal = turn[:, wide] / widths[wide].sqrt()
@@ -156,7 +158,7 @@ class Nystrom(Sketch):
         for chunk in tall_chunks(shape[0]):
             shifted = y[chunk].double() + nu * matrix.rows(chunk, y)
             factor[chunk] = (shifted @ root).to(y.dtype)
-        vectors, singular, _ = tall_svd(factor)
+        vectors, singular, _ = tall_svd(factor, state.add_up)
         values = singular.square() - nu
         # and the result itself is rounded to the dtype of the sums
         stored = 4 * torch.finfo(y.dtype).eps * float(values[:1].sum())
@@ -177,8 +179,9 @@ def _rounding(state: SketchState) -> float:
     norm over ``sqrt(T)``; twice that, since the columns differ.
     """
     y = state.tensors["y"]
-    sums = (1 + math.sqrt(state.num_updates) / 4) * float(torch.linalg.vector_norm(y))
-    products = float(state.squared_norm) * math.sqrt(y.shape[1] / y.shape[0])
+    size = math.sqrt(state.add_up(torch.linalg.vector_norm(y).double().square()))
+    sums = (1 + math.sqrt(state.num_updates) / 4) * size
+    products = float(state.squared_norm) * math.sqrt(y.shape[1] / state.num_parameters)
     noise = torch.finfo(y.dtype).eps * (sums + products / math.sqrt(max(1, state.num_rows)))
     return noise * min(1.0, 2 / math.sqrt(y.shape[1]))
 
@@ -203,16 +206,20 @@ def matrix_for(state: SketchState, name: str, mapping: Map, seed: int) -> Seeded
     """Return the test matrix of a tensor of a state, made when it is first needed."""
     if seed not in state.matrices:
         tensor = state.tensors[name]
-        shape = (tensor.shape[0], tensor.shape[1])
-        state.matrices[seed] = SeededMatrix(mapping, shape, seed, tensor.device)
+        shape = (state.num_parameters, tensor.shape[1])
+        state.matrices[seed] = SeededMatrix(mapping, shape, seed, tensor.device, state.held)
     return state.matrices[seed]
 
 
 def add_product(y: Tensor, factors: Factors, omega: SeededMatrix) -> None:
-    """Add ``G^T (G Omega)`` to ``y (N, T)`` in place, ``G`` the rows of factors."""
+    """Add ``G^T (G Omega)`` to ``y (N, T)`` in place, ``G`` the rows of factors.
+
+    Where processes divide the weights, each adds to its own rows of ``y``.
+    """
     total = torch.zeros(factors.num_rows, y.shape[1], dtype=y.dtype, device=y.device)
     for columns, rows in factors.blocks():
         total += omega.project(_movable(rows, y), columns.start)
+    total = factors.add_up(total)
     for columns, rows in factors.blocks():
         add_matmul(y[columns], _movable(rows, y).mT, total)
 

@@ -6,6 +6,7 @@ approximation". Linear, but indefinite: its scores carry no certificate.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,9 +15,10 @@ import torch
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
-from scodkit.sketch.base import Sketch, SketchState, empty_state, tall_svd, tall_times
+from scodkit.sketch.base import Sketch, SketchState, empty_state
 from scodkit.sketch.maps import SRFT, Map, SeededMatrix, check_map, kept_bytes
 from scodkit.sketch.nystrom import add_product, matrix_for
+from scodkit.sketch.tall import tall_svd, tall_times
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,12 @@ class TwoSided(Sketch):
         return sum(kept_bytes(self.map, (num_parameters, c)) for c in _split(columns))
 
     def zero(
-        self, num_parameters: int, rank: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        num_parameters: int,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        held: range | None = None,
     ) -> SketchState:
         """See `Sketch.zero`.
 
@@ -81,11 +88,12 @@ class TwoSided(Sketch):
             A state with ``Y (N, r)`` and the transpose of ``W``, ``(N, s)``.
         """
         r, s = _split(self.columns(num_parameters, rank))
+        rows = num_parameters if held is None else len(held)
         tensors = {
-            "y": torch.zeros(num_parameters, r, dtype=dtype, device=device),
-            "w": torch.zeros(num_parameters, s, dtype=dtype, device=device),
+            "y": torch.zeros(rows, r, dtype=dtype, device=device),
+            "w": torch.zeros(rows, s, dtype=dtype, device=device),
         }
-        return empty_state(self, (num_parameters, r + s), tensors)
+        return empty_state(self, (num_parameters, r + s), tensors, held)
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)`` to ``Y`` and ``G^T (G Psi^T)`` to ``W^T``."""
@@ -106,13 +114,15 @@ class TwoSided(Sketch):
             An uncertified basis; negative eigenvalues are dropped and counted in ``clamped``.
         """
         y, w = state.tensors["y"], state.tensors["w"]
-        q, _, _ = tall_svd(y.clone())
+        q, _, _ = tall_svd(y.clone(), state.add_up)
         # X = (Psi Q)^+ W, so that F ~ Q X
-        psi_q = self._psi(state).project(q.mT.contiguous(), 0)
+        psi_q = state.add_up(self._psi(state).project(q.mT.contiguous(), 0))
         x_transposed = tall_times(w, torch.linalg.pinv(psi_q.mT.double()).mT)
         # both halves at the same scale, or rounding would swallow the smaller
-        unit = float(torch.linalg.vector_norm(x_transposed)) or 1.0
-        basis, singular, right = tall_svd(torch.cat([q, x_transposed / unit], dim=1))
+        norm = torch.linalg.vector_norm(x_transposed).double()
+        unit = math.sqrt(state.add_up(norm.square())) or 1.0
+        both = torch.cat([q, x_transposed / unit], dim=1)
+        basis, singular, right = tall_svd(both, state.add_up)
         # [Q, X^T] = basis [R1, R2]; the symmetric part of R1 R2^T is F_hat in that basis
         joint = singular[:, None] * right.mT
         r1, r2 = joint[:, : q.shape[1]], joint[:, q.shape[1] :]
