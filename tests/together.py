@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 Work = Callable[[int, int, Path], None]
 
@@ -29,7 +29,11 @@ def network(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
 
 def run(count: int, work: Work, folder: Path) -> None:
     """Run a function in processes of one group; what one raises is raised here."""
-    spawn(_process, (count, work, folder), nprocs=count)
+    try:
+        spawn(_process, (count, work, folder), nprocs=count)
+    except ProcessExitedException as error:
+        said = [path.read_text() for path in sorted(folder.glob("failure.*"))]
+        raise AssertionError("\n".join(said)) from error
 
 
 def _process(rank: int, count: int, work: Work, folder: Path) -> None:

@@ -104,6 +104,17 @@ class Processes:
                     f"failed ({what}); mend that and start all of them again"
                 )
 
+    def summed(self, numbers: Tensor) -> Tensor:
+        """Return numbers, added up over all processes.
+
+        Args:
+            numbers: Of the same shape in each; may be overwritten.
+        """
+        if self.count > 1:
+            numbers = numbers.contiguous()
+            _add_up(numbers)
+        return numbers
+
     def add_up(self, state: SketchState) -> SketchState:
         """Return the state of one pass over the data of all processes, in each of them.
 

@@ -265,7 +265,7 @@ class _Pass:
             # the model is held batch by batch, so that others can score meanwhile
             with network.evaluating():
                 if products is None:
-                    _absorb(source, call, progress, self.options.on_bad)
+                    absorb(source, call, progress, self.options.on_bad)
                 else:
                     _absorb_products(products, call, progress, self.options.on_bad)
             progress.check(but=_LATE if network.device.type == "cuda" else 0)
@@ -319,9 +319,17 @@ def _parts(told: list[Any]) -> tuple[Part, ...]:
     return tuple(parts.values())
 
 
-def _absorb(
+def absorb(
     source: FactorSource, call: Inputs, progress: Progress, on_bad: Literal["raise", "skip"]
 ) -> None:
+    """Add a batch to a sketch.
+
+    Args:
+        source: Turns batches into factors.
+        call: The batch.
+        progress: How far the pass has come; changed.
+        on_bad: What a sample with a NaN or an infinity does.
+    """
     whole = None
     if on_bad == "skip" and source.splits_samples:
         # a sample is skipped whole: look at all its directions before using any

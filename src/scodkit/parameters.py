@@ -104,6 +104,31 @@ class ParameterSet:
         """Return the bytes of one chosen weight, the widest where they differ."""
         return max(int(weight.itemsize) for weight in self.weights(model).values())
 
+    def divided(self, index: int, count: int) -> tuple[tuple[str, ...], range]:
+        """Return one of several parts, of whole parameters and about as many weights each.
+
+        Args:
+            index: Which part, from 0.
+            count: How many parts there are.
+
+        Returns:
+            Names of its parameters, and where these sit among the ``N`` weights.
+
+        Raises:
+            ParameterSelectionError: If there are too few parameters for so many parts.
+        """
+        # a parameter belongs to the part its middle is in
+        middles = [(b.columns.start + b.columns.stop - 1) // 2 for b in self.blocks]
+        owners = [middle * count // self.num_parameters for middle in middles]
+        own = [b for b, owner in zip(self.blocks, owners, strict=True) if owner == index]
+        if not own or len(set(owners)) < count:
+            raise ParameterSelectionError(
+                f"expected parameters for each of {count} processes, but the largest of the "
+                f"{len(self.blocks)} has {self.widest} of {self.num_parameters} weights; "
+                "start fewer processes, or choose more parameters"
+            )
+        return tuple(b.name for b in own), range(own[0].columns.start, own[-1].columns.stop)
+
     def fingerprint(self, model: nn.Module) -> str:
         """Return a hash of the chosen weights: names, shapes, dtypes and every byte."""
         return digest_of(self.weights(model))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,16 @@ class Stored:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def save(path: str | Path, stored: Stored, with_sketch: bool) -> None:
+def save(
+    path: str | Path, stored: Stored, with_sketch: bool, shard: Shard | None = None
+) -> None:
     """Write a monitor to one file, atomically.
 
     Args:
         path: Where to.
         stored: What to write.
         with_sketch: Keep the sketch, for updates and merges.
+        shard: Which part of the weights its basis and sketch are of; None for all.
     """
     fitted, basis = stored.fitted, stored.fitted.basis
     numbers = {k: v for k, v in vars(basis).items() if not isinstance(v, Tensor)}
@@ -79,6 +82,8 @@ def save(path: str | Path, stored: Stored, with_sketch: bool) -> None:
         "basis": numbers,
         "notes": dict(stored.notes),
     }
+    if shard is not None:
+        header["shard"] = asdict(shard)
     tensors = {"values": basis.values, "vectors": basis.vectors}
     if with_sketch and fitted.state is not None:
         header["state"], state_tensors = artifact.pack_state(fitted.state, _STATE)
@@ -90,12 +95,83 @@ def save(path: str | Path, stored: Stored, with_sketch: bool) -> None:
     artifact.write(path, _KIND, header, tensors)
 
 
+@dataclass(frozen=True)
+class Shard:
+    """Which part of a monitor's weights a file has.
+
+    Args:
+        index: Which of the files, from 0.
+        count: How many files there are.
+        start: Its first weight.
+        stop: One past its last.
+    """
+
+    index: int
+    count: int
+    start: int
+    stop: int
+
+
+def read(
+    path: str | Path, rows: range | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the header and the tensors of a monitor, of one file or of all its shards.
+
+    Args:
+        path: Where it was saved.
+        rows: Of which weights basis and sketch are wanted; all by default.
+
+    Raises:
+        MismatchError: If the file is one of several shards, or shards are missing or others.
+    """
+    path = Path(path)
+    files = sorted(path.parent.glob(f"{path.name}.*-of-*"))
+    if path.exists() or not files:
+        header, tensors = artifact.read(path, _KIND)
+        if "shard" in header:
+            raise MismatchError(
+                f"expected a whole monitor at {path}, got a part of its weights; type the name "
+                "it was saved under, without the numbers at its end"
+            )
+        return header, {name: _rows_of(name, t, rows, 0) for name, t in tensors.items()}
+    parts = [artifact.read(file, _KIND) for file in files]
+    shards = [Shard(**header.pop("shard")) for header, _ in parts]
+    order = sorted(range(len(parts)), key=lambda i: shards[i].index)
+    if [shards[i].index for i in order] != list(range(shards[0].count)):
+        raise MismatchError(
+            f"expected {shards[0].count} files {path.name}.0-of-{shards[0].count} and so on, "
+            f"got {', '.join(file.name for file in files)}; bring all of them, and no others"
+        )
+    header = parts[order[0]][0]
+    if any(other != header for other, _ in parts):
+        raise MismatchError(f"expected parts of one monitor at {path}, got parts of several")
+    joined: dict[str, Tensor] = {}
+    for name, small in parts[order[0]][1].items():
+        own = [_rows_of(name, parts[i][1][name], rows, shards[i].start) for i in order]
+        joined[name] = torch.cat(own) if _is_tall(name) else small
+    return header, joined
+
+
+def _is_tall(name: str) -> bool:
+    """Return whether a tensor of a file has a row for each weight."""
+    return name == "vectors" or (name.startswith(_STATE) and not name.endswith("squared_norm"))
+
+
+def _rows_of(name: str, tensor: Tensor, rows: range | None, first: int) -> Tensor:
+    """Return those rows of a tall tensor that are wanted; ``first`` is which it begins with."""
+    if rows is None or not _is_tall(name):
+        return tensor
+    start = max(rows.start - first, 0)
+    return tensor[start : max(rows.stop - first, start)]
+
+
 def load(
     path: str | Path,
     model: nn.Module,
     likelihood: Likelihood | None,
     sketch: Sketch | None,
     functions: Mapping[str, bool],
+    part: tuple[int, int] | None = None,
 ) -> Stored:
     """Read a monitor and check that it belongs to a model.
 
@@ -105,6 +181,8 @@ def load(
         likelihood: The likelihood, where a file cannot describe it.
         sketch: The sketch, likewise.
         functions: Which of the user's functions are given now, by name.
+        part: Which part of the weights basis and sketch are wanted of, from 0, and of how many
+            parts; None for all.
 
     Returns:
         The monitor's parts, on the model's device.
@@ -112,7 +190,11 @@ def load(
     Raises:
         MismatchError: If weights, functions or likelihood differ from those of the fit.
     """
-    header, tensors = artifact.read(path, _KIND)
+    rows = None
+    if part is not None:
+        header, _ = read(path, range(0))
+        _, rows = _parameters_in(model, header["parameters"]).divided(*part)
+    header, tensors = read(path, rows)
     if dict(functions) != header["functions"]:
         raise MismatchError(
             f"expected functions as at the fit ({header['functions']}), got {dict(functions)}; "
@@ -126,7 +208,7 @@ def load(
         sketch=own_sketch,
         prior_scale=header["prior_scale"],
         functions=functions,
-        fitted=_fitted(header, tensors, model, own_likelihood, own_sketch),
+        fitted=_fitted(header, tensors, model, (own_likelihood, own_sketch), rows),
         calibration=_calibration(tensors),
         notes=header.get("notes", {}),
     )
@@ -155,9 +237,10 @@ def _fitted(
     header: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     model: nn.Module,
-    likelihood: Likelihood,
-    sketch: Sketch,
+    options: tuple[Likelihood, Sketch],
+    rows: range | None,
 ) -> Fitted:
+    likelihood, sketch = options
     parameters = _parameters_in(model, header["parameters"])
     fingerprints = Fingerprints(**header["fingerprints"])
     numbers = dict(header["basis"])
@@ -166,6 +249,7 @@ def _fitted(
     state = None
     if "state" in header:
         state = artifact.unpack_state(header["state"], tensors, _STATE, sketch)
+        state.held = rows
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
     shape, skipped = tuple(header["output_shape"]), header["skipped"]
     parts = tuple(Part(**part) for part in header.get("parts", ()))

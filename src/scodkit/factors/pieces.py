@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from scodkit.factors.engine import Engine, Factors
+from scodkit.factors.engine import Engine, Factors, SharedFactors
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs
 
@@ -43,12 +43,16 @@ class FactorSource:
         likelihood: Says which rows.
         shape: Of a typical sample's output.
         budget: Bytes that rows in weight space may take at a time. One row is always formed.
+        add_up: Adds up what is a sum over weights, where several processes divide these.
+        most_rows: As many as fit into the budget of each of those processes.
     """
 
     engine: Engine
     likelihood: Likelihood
     shape: tuple[int, ...]
     budget: int
+    add_up: Callable[[Tensor], Tensor] | None = None
+    most_rows: int | None = None
 
     @property
     def directions(self) -> int:
@@ -72,7 +76,7 @@ class FactorSource:
         Yields:
             The pieces, in order.
         """
-        rows_at_once = self._rows_at_once(hold)
+        rows_at_once = self.rows_at_once(hold)
         step = max(1, rows_at_once // max(1, self.directions))
         for start in range(0, call.batch_size, step):
             samples = slice(start, min(start + step, call.batch_size))
@@ -82,15 +86,24 @@ class FactorSource:
             for first in range(0, rows.shape[1], rows_at_once):
                 factors = linear.pull_back(rows[:, first : first + rows_at_once])
                 factors = factors.hold() if hold else factors
+                if self.add_up is not None:
+                    factors = SharedFactors(factors, self.add_up)
                 complete = first + rows_at_once >= rows.shape[1]
                 yield Piece(samples, linear.output, finite, factors, complete)
 
     @property
     def splits_samples(self) -> bool:
         """Whether the directions of one sample come in several pieces, if they are held."""
-        return self.directions > self._rows_at_once(hold=True)
+        return self.directions > self.rows_at_once(hold=True)
 
-    def _rows_at_once(self, hold: bool) -> int:
+    def rows_at_once(self, hold: bool) -> int:
+        """Return how many rows in weight space are formed at a time.
+
+        Args:
+            hold: Whether they are held.
+        """
+        if self.most_rows is not None:
+            return self.most_rows
         return max(1, self.budget // self.engine.row_bytes(hold))
 
     def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,272 @@
+"""Monitors whose weights several processes divide: for sketches too large for one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from scodkit import artifact, storage
+from scodkit import score as scoring
+from scodkit.distributed import Processes
+from scodkit.eigenbasis import Eigenbasis
+from scodkit.errors import MismatchError, NonFiniteError, NotFittedError
+from scodkit.factors import FactorSource, MemoryBudget
+from scodkit.fitted import Fingerprints, Fitted
+from scodkit.fitting import absorb
+from scodkit.likelihoods import Likelihood
+from scodkit.mixed import sum_dtype
+from scodkit.network import Inputs, Network
+from scodkit.parameters import ParameterSet, Selection, select, select_names
+from scodkit.progress import Progress
+from scodkit.reading import batch_digest
+from scodkit.recipe import Recipe, check_options, first_output
+from scodkit.sketch import Nystrom, Sketch
+from scodkit.stream import batches_of, num_batches, open_stream
+
+
+class ShardedMonitor:
+    """A `Monitor` of which every process of a group holds a part of sketch and basis.
+
+    All processes have the whole model, pass the same batches to `fit`, and ask about the same
+    inputs: gradients are formed of a process's own weights alone, and sums over all weights
+    are added up for every batch. Where the sketch fits one device, `Monitor.fit` is faster:
+    there processes divide the data.
+
+    Args:
+        model: The trained network.
+        likelihood: What distribution its output parametrises.
+        rank: ``k``.
+        sketch: `Nystrom` (the default) or `TwoSided`.
+        parameters: Which weights, as for `Monitor`. Whole parameters are given to processes.
+        prior_scale: ``eps``.
+        inputs: As for `Monitor`.
+        outputs: As for `Monitor`.
+
+    Examples:
+        >>> from scodkit import Gaussian
+        >>> monitor = ShardedMonitor(nn.Linear(3, 2), Gaussian(), rank=2)
+        >>> monitor.fit([torch.randn(20, 3)], progress=False).score(torch.randn(4, 3)).shape
+        torch.Size([4])
+    """
+
+    memory_budget = MemoryBudget()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        rank: int = 50,
+        *,
+        sketch: Sketch | None = None,
+        parameters: Selection = "all",
+        prior_scale: float = 1.0,
+        inputs: Callable[[Any], Any] | None = None,
+        outputs: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        sketch = Nystrom() if sketch is None else sketch
+        check_options(model, likelihood, rank, sketch, prior_scale)
+        self.prior_scale = prior_scale
+        self._recipe = Recipe(likelihood, rank, sketch, parameters, 0)
+        self._functions = {"inputs": inputs is not None, "outputs": outputs is not None}
+        self._network = Network(model, inputs, outputs)
+        self._processes = Processes.here()
+        self._fitted: Fitted | None = None
+        self._source: FactorSource | None = None
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        *,
+        progress: bool = True,
+        on_bad: Literal["raise", "skip"] = "raise",
+    ) -> Self:
+        """Summarise the training data in one pass.
+
+        Args:
+            loader: Batches, the same in every process; read once.
+            progress: Show a progress bar in the first process.
+            on_bad: As in `Monitor.fit`.
+
+        Returns:
+            The monitor itself, fitted.
+
+        Raises:
+            MismatchError: If processes have other weights, options or data.
+            NonFiniteError: If there was not one finite sample.
+        """
+        network, recipe, processes = self._network, self._recipe, self._processes
+        with processes.failing_together():
+            first, batches = open_stream(loader)
+            with network.evaluating():
+                call = network.inputs_of(first)
+                whole = select(recipe.selection, network, call)
+                names, held = whole.divided(processes.rank, processes.count)
+                source = self._new_source(names, call)
+                dtype = sum_dtype(first_output(network, call))
+        fingerprints = Fingerprints.of(network.model, whole)
+        self._agree(whole, fingerprints, call)
+        source = self._shared(source)
+        size = whole.num_parameters
+        state = recipe.sketch.zero(size, recipe.rank, dtype, network.device, held)
+        state.add_up = processes.summed
+        done = Progress(state)
+        shown = progress and processes.rank == 0
+        for batch in batches_of(batches, num_batches(loader), "sketching", shown):
+            with network.evaluating():
+                absorb(source, network.inputs_of(batch), done, on_bad)
+            done.check()
+        if state.num_data == 0:
+            raise NonFiniteError(
+                f"expected finite samples, but all {done.skipped} had a NaN or an infinity"
+            )
+        # a basis counts its own rows, which are not all there are
+        basis = replace(recipe.sketch.eigenbasis(state, recipe.rank), residual_rank=size)
+        about = (fingerprints, source.shape, done.skipped)
+        self._fitted = Fitted(recipe.likelihood, whole, basis, state, *about)
+        self._source = source
+        return self
+
+    def score(self, batch: Any) -> Tensor:
+        """Return how atypical inputs are, ``(B,)`` in nats, larger = more atypical.
+
+        Args:
+            batch: As the loader yields it; the same in every process.
+        """
+        parts = self._energies(batch)
+        return scoring.score(parts, self.basis, self.prior_scale).to(self.basis.values.dtype)
+
+    def certify(self, batch: Any) -> scoring.Certificate:
+        """Return bounds on the exact scores, as `Monitor.certify` does.
+
+        Args:
+            batch: As the loader yields it; the same in every process.
+        """
+        return scoring.certificate(self._energies(batch), self.basis, self.prior_scale)
+
+    @property
+    def basis(self) -> Eigenbasis:
+        """The eigenbasis; of its vectors those rows that this process holds.
+
+        Raises:
+            NotFittedError: If there is none yet.
+        """
+        if self._fitted is None:
+            raise NotFittedError(
+                "expected a fitted monitor; type monitor.fit(train_loader) first"
+            )
+        return self._fitted.basis
+
+    def save(self, path: str | Path) -> None:
+        """Write the monitor, one file for each process: ``path.0-of-4`` and so on.
+
+        They are loaded by as many processes, by fewer or more, or by one: `Monitor.load`.
+
+        Args:
+            path: Where to; the same in every process.
+        """
+        assert self.basis
+        assert self._fitted is not None
+        processes, recipe = self._processes, self._recipe
+        _, held = self._fitted.parameters.divided(processes.rank, processes.count)
+        functions = {**self._functions, "task": False, "by": False}
+        about = (recipe.likelihood, recipe.rank, recipe.sketch, self.prior_scale, functions)
+        stored = storage.Stored(*about, self._fitted, None)
+        if processes.count == 1:
+            storage.save(path, stored, True)
+            return
+        shard = storage.Shard(processes.rank, processes.count, held.start, held.stop)
+        with processes.failing_together():
+            storage.save(processes.own_file(Path(path)), stored, True, shard)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: nn.Module,
+        *,
+        inputs: Callable[[Any], Any] | None = None,
+        outputs: Callable[[Any], Tensor] | None = None,
+    ) -> Self:
+        """Read a monitor written by `save`, or by `Monitor.save`: each process its own part.
+
+        Args:
+            path: Where from.
+            model: The model it was fitted on, with the same weights.
+            inputs: The same function it was made with, if there was one.
+            outputs: Likewise.
+
+        Returns:
+            The monitor, divided among the processes there are now.
+        """
+        processes = Processes.here()
+        with processes.failing_together():
+            given = {"inputs": inputs, "outputs": outputs, "task": None, "by": None}
+            functions = {name: function is not None for name, function in given.items()}
+            part = (processes.rank, processes.count) if processes.count > 1 else None
+            whole = Network(model).model
+            stored = storage.load(path, whole, None, None, functions, part)
+        monitor = cls(
+            model,
+            stored.likelihood,
+            stored.rank,
+            sketch=stored.sketch,
+            parameters=stored.fitted.parameters,
+            prior_scale=stored.prior_scale,
+            inputs=inputs,
+            outputs=outputs,
+        )
+        monitor._fitted = stored.fitted
+        if stored.fitted.state is not None:
+            stored.fitted.state.add_up = processes.summed
+        return monitor
+
+    def _energies(self, batch: Any) -> scoring.Energies:
+        basis, network = self.basis, self._network
+        assert self._fitted is not None
+        with network.evaluating():
+            call = network.inputs_of(batch)
+            if self._source is None:
+                whole, processes = self._fitted.parameters, self._processes
+                names, _ = whole.divided(processes.rank, processes.count)
+                self._source = self._shared(self._new_source(names, call))
+            return scoring.score_batch(self._source, call, basis)[1]
+
+    def _new_source(self, names: tuple[str, ...], call: Inputs) -> FactorSource:
+        own = select_names(self._network.model, names)
+        recipe = replace(self._recipe, budget=self.memory_budget)
+        return recipe.source(self._network, own, call)
+
+    def _shared(self, source: FactorSource) -> FactorSource:
+        """Return a source that adds up over processes, in pieces that fit all of them."""
+        told = self._processes.gathered(source.rows_at_once(hold=True))
+        return replace(source, add_up=self._processes.summed, most_rows=min(told))
+
+    def _agree(self, whole: ParameterSet, fingerprints: Fingerprints, call: Inputs) -> None:
+        """Make sure all processes are about to do the same.
+
+        Raises:
+            MismatchError: If they are not.
+        """
+        first, *others = self._processes.gathered(
+            {
+                "parameters": list(whole.names),
+                "weights": vars(fingerprints),
+                "likelihood": artifact.describe(self._recipe.likelihood),
+                "sketch": artifact.describe(self._recipe.sketch),
+                "rank": self._recipe.rank,
+                "first batch": batch_digest(call),
+            }
+        )
+        for rank, other in enumerate(others, start=1):
+            for what in first:
+                if first[what] != other[what]:
+                    raise MismatchError(
+                        f"expected the same {what} in all processes, but process 0 and process "
+                        f"{rank} differ; pass the same model, options and batches to each: "
+                        "they divide the weights, not the data"
+                    )

@@ -1,0 +1,155 @@
+"""Monitors whose weights processes divide: the same scores, files for any number of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from scodkit import Categorical, Gaussian, Monitor
+from scodkit.errors import (
+    MismatchError,
+    NonFiniteError,
+    NotFittedError,
+    OptionError,
+    ParameterSelectionError,
+    ProcessError,
+)
+from scodkit.sharded import ShardedMonitor
+from scodkit.sketch import Exact, Nystrom, Sketch, TwoSided
+from together import digits, run
+
+SKETCHES = {"nystrom": Nystrom(size=24), "two_sided": TwoSided(size=31)}
+
+
+def network(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 9), nn.Tanh(),
+            nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 3),
+        ).double()  # fmt: skip
+
+
+def sharded(sketch: Sketch = SKETCHES["nystrom"], **options) -> ShardedMonitor:
+    return ShardedMonitor(network(), Categorical(), 10, sketch=sketch, **options)
+
+
+def whole(sketch: Sketch = SKETCHES["nystrom"]) -> Monitor:
+    monitor = Monitor(network(), Categorical(), 10, sketch=sketch)
+    return monitor.fit(digits().split(9), progress=False)
+
+
+def fit_and_save(rank: int, count: int, folder: Path) -> None:
+    for name, sketch in SKETCHES.items():
+        own = sharded(sketch)
+        # processes of other memory form pieces of other sizes, if they do not agree on one
+        own.memory_budget = 20_000 if rank else 2**30
+        own.fit(digits().split(9), progress=False)
+        alone = Monitor(network(), Categorical(), 10, sketch=sketch)
+        alone.fit(digits().split(9), progress=False, together=False)
+        assert len(own.basis.vectors) < 0.8 * len(alone.basis.vectors)
+        expected, x = alone.score(digits(5, 3)), digits(5, 3)
+        assert torch.allclose(own.score(x), expected, rtol=1e-6)
+        assert own.basis.trace == pytest.approx(alone.basis.trace)
+        if alone.basis.certified:
+            lower = alone.certify(x).lower
+            assert torch.allclose(own.certify(x).lower, lower, rtol=1e-5)
+        own.save(folder / f"{name}.scod")
+        again = ShardedMonitor.load(folder / f"{name}.scod", own._network.model)
+        assert torch.allclose(again.score(x), expected, rtol=1e-6)
+    (folder / f"done.{rank}").touch()
+
+
+def load_elsewhere(rank: int, count: int, folder: Path) -> None:
+    for name in SKETCHES:
+        own = ShardedMonitor.load(folder / f"{name}.scod", network())
+        alone = Monitor.load(folder / f"{name}.scod", network())
+        assert len(own.basis.vectors) < len(alone.basis.vectors)
+        x = digits(5, 3)
+        assert torch.allclose(own.score(x), alone.score(x), rtol=1e-9)
+        own.save(folder / f"again.{name}.scod")
+    (folder / f"loaded.{rank}").touch()
+
+
+def test_three_processes_score_as_one_and_others_load_their_files(tmp_path: Path) -> None:
+    run(3, fit_and_save, tmp_path)
+    assert len(list(tmp_path.glob("done.*"))) == 3
+    (tmp_path / "meeting").unlink(missing_ok=True)
+    run(2, load_elsewhere, tmp_path)
+    assert len(list(tmp_path.glob("loaded.*"))) == 2
+    x = digits(5, 3)
+    for name, sketch in SKETCHES.items():
+        expected = whole(sketch)
+        for path in (tmp_path / f"{name}.scod", tmp_path / f"again.{name}.scod"):
+            found = Monitor.load(path, network())
+            assert torch.allclose(found.score(x), expected.score(x), rtol=1e-6)
+            more = digits(9, 8)
+            found.update([more], progress=False)
+            both = whole(sketch).update([more], progress=False)
+            assert torch.allclose(found.score(x), both.score(x), rtol=1e-6)
+    missing_or_mixed_files_are_refused(tmp_path)
+
+
+def missing_or_mixed_files_are_refused(folder: Path) -> None:
+    with pytest.raises(MismatchError, match="a part of its weights"):
+        Monitor.load(folder / "nystrom.scod.1-of-3", network())
+    second = folder / "nystrom.scod.1-of-3"
+    kept = second.read_bytes()
+    second.unlink()
+    with pytest.raises(MismatchError, match=r"expected 3 files nystrom\.scod\.0-of-3"):
+        Monitor.load(folder / "nystrom.scod", network())
+    second.write_bytes((folder / "two_sided.scod.1-of-3").read_bytes())
+    with pytest.raises(MismatchError, match="parts of several"):
+        Monitor.load(folder / "nystrom.scod", network())
+    second.write_bytes(kept)
+    with pytest.raises(MismatchError, match="weights"):
+        Monitor.load(folder / "nystrom.scod", network(seed=1))
+
+
+def go_wrong(rank: int, count: int, folder: Path) -> None:
+    with pytest.raises(MismatchError, match="the same first batch in all processes"):
+        sharded().fit([digits(9, rank)], progress=False)
+    with pytest.raises(MismatchError, match="the same weights in all processes"):
+        ShardedMonitor(network(rank), Categorical(), 5).fit([digits(9)], progress=False)
+    bad = digits(9)
+    bad[4] = torch.nan
+    with pytest.raises(NonFiniteError, match="sample 4"):
+        sharded().fit([bad], progress=False)
+    own = sharded().fit([bad], progress=False, on_bad="skip")
+    assert own.basis.num_data == 8
+    assert own.score(bad).isinf().tolist() == [i == 4 for i in range(9)]
+    with pytest.raises((ParameterSelectionError, ProcessError), match="start fewer processes"):
+        sharded(parameters=["0.weight"]).fit([digits(9)], progress=False)
+    with pytest.raises(OptionError, match="type sketch=Nystrom"):
+        sharded(Exact()).fit([digits(9)], progress=False)
+    (folder / f"done.{rank}").touch()
+
+
+def test_what_goes_wrong_goes_wrong_in_all(tmp_path: Path) -> None:
+    run(2, go_wrong, tmp_path)
+    assert len(list(tmp_path.glob("done.*"))) == 2
+
+
+def test_alone_it_is_a_monitor(tmp_path: Path) -> None:
+    own = sharded()
+    with pytest.raises(NotFittedError):
+        own.score(digits(2))
+    own.fit(digits().split(9), progress=False)
+    x = digits(5, 3)
+    assert torch.allclose(own.score(x), whole().score(x), rtol=1e-9)
+    own.save(tmp_path / "m.scod")
+    assert torch.allclose(Monitor.load(tmp_path / "m.scod", network()).score(x), own.score(x))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_weights_are_divided_evenly_and_without_gaps(count: int) -> None:
+    monitor = Monitor(network(), Gaussian(), 3).fit([digits(4)], progress=False)
+    parameters = monitor.fitted.parameters
+    parts = [parameters.divided(index, count) for index in range(count)]
+    assert [n for names, _ in parts for n in names] == list(parameters.names)
+    edges = [edge for _, held in parts for edge in (held.start, held.stop)]
+    assert (edges[0], edges[-1]) == (0, parameters.num_parameters)
+    assert edges[1:-1:2] == edges[2::2]
