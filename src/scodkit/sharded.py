@@ -48,6 +48,7 @@ class ShardedMonitor:
         outputs: As for `Monitor`.
 
     Examples:
+        >>> import torch
         >>> from scodkit import Gaussian
         >>> monitor = ShardedMonitor(nn.Linear(3, 2), Gaussian(), rank=2)
         >>> monitor.fit([torch.randn(20, 3)], progress=False).score(torch.randn(4, 3)).shape
