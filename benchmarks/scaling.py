@@ -163,7 +163,7 @@ def table(rows: list[Row]) -> str:
     """Return both tables as Markdown."""
     weak = [row for row in rows if row["kind"] == "weak scaling"]
     lines = [
-        "| processes | samples | seconds | samples a second | of twice one | adding up |",
+        "| processes | samples | seconds | samples a second | efficiency | adding up |",
         "| --: | --: | --: | --: | --: | --: |",
     ]
     rates = {}
