@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from large_nets import Segmenter, VisionTransformer
-from scodkit import Categorical, LastLayers, MonteCarlo, Monitor
+from scodkit import Categorical, LastLayers, Monitor, MonteCarlo
 from scodkit.likelihoods import Likelihood
 from scodkit.sketch import Nystrom
 from timing import machine
@@ -52,7 +52,7 @@ class Case:
 PICTURE, STREET = (3, 224, 224), (3, 512, 512)
 LAST = LastLayers(fraction=0.15)
 HEAD = LastLayers(count=1)
-TEN = Categorical(directions=10)
+TEN, CLASSES, MAP = Categorical(directions=10), Categorical(), Categorical(class_dim=1)
 PIXELS = MonteCarlo(of_every_pixel, samples=4)
 
 CASES = (
@@ -61,7 +61,7 @@ CASES = (
     Case(
         "ViT-B, all, 1000 classes", VisionTransformer, Categorical(), PICTURE, 32, 40, scored=0
     ),
-    Case("ViT-B, head, 1000 classes", VisionTransformer, Categorical(), PICTURE, 32, 40, HEAD),
+    Case("ViT-B, head, 1000 classes", VisionTransformer, CLASSES, PICTURE, 32, 40, HEAD),
     Case(
         "U-Net, 21 classes a pixel",
         Segmenter,
