@@ -1,4 +1,4 @@
-"""Fits and scores of networks larger than the paper's on a GPU: time, and memory beside its plan.
+"""Networks larger than the paper's on a GPU: times of fits and scores, memory beside its plan.
 
 ``python benchmarks/large_models.py`` writes one JSON row per case to
 ``benchmarks/results/large_models.jsonl`` and a table to ``large_models.md``. Weights and inputs
