@@ -71,6 +71,11 @@ def load_elsewhere(rank: int, count: int, folder: Path) -> None:
         x = digits(5, 3)
         assert torch.allclose(own.score(x), alone.score(x), rtol=1e-9)
         own.save(folder / f"again.{name}.scod")
+        # over files of more processes, and of one
+        own.save(folder / f"{name}.scod")
+        if rank == 0:
+            alone.save(folder / f"one.{name}.scod")
+        own.save(folder / f"one.{name}.scod")
     (folder / f"loaded.{rank}").touch()
 
 
@@ -83,8 +88,8 @@ def test_three_processes_score_as_one_and_others_load_their_files(tmp_path: Path
     x = digits(5, 3)
     for name, sketch in SKETCHES.items():
         expected = whole(sketch)
-        for path in (tmp_path / f"{name}.scod", tmp_path / f"again.{name}.scod"):
-            found = Monitor.load(path, network())
+        for begin in ("", "again.", "one."):
+            found = Monitor.load(tmp_path / f"{begin}{name}.scod", network())
             assert torch.allclose(found.score(x), expected.score(x), rtol=1e-6)
             more = digits(9, 8)
             found.update([more], progress=False)
@@ -95,18 +100,21 @@ def test_three_processes_score_as_one_and_others_load_their_files(tmp_path: Path
 
 def missing_or_mixed_files_are_refused(folder: Path) -> None:
     with pytest.raises(MismatchError, match="a part of its weights"):
-        Monitor.load(folder / "nystrom.scod.1-of-3", network())
-    second = folder / "nystrom.scod.1-of-3"
+        Monitor.load(folder / "nystrom.scod.1-of-2", network())
+    second = folder / "nystrom.scod.1-of-2"
     kept = second.read_bytes()
     second.unlink()
-    with pytest.raises(MismatchError, match=r"expected 3 files nystrom\.scod\.0-of-3"):
+    with pytest.raises(MismatchError, match=r"expected 2 files nystrom\.scod\.0-of-2"):
         Monitor.load(folder / "nystrom.scod", network())
-    second.write_bytes((folder / "two_sided.scod.1-of-3").read_bytes())
+    second.write_bytes((folder / "two_sided.scod.1-of-2").read_bytes())
     with pytest.raises(MismatchError, match="parts of several"):
         Monitor.load(folder / "nystrom.scod", network())
     second.write_bytes(kept)
     with pytest.raises(MismatchError, match="weights"):
         Monitor.load(folder / "nystrom.scod", network(seed=1))
+    whole().save(folder / "nystrom.scod")
+    with pytest.raises(MismatchError, match="a whole one and 2 parts"):
+        Monitor.load(folder / "nystrom.scod", network())
 
 
 def go_wrong(rank: int, count: int, folder: Path) -> None:

@@ -181,8 +181,17 @@ class ShardedMonitor:
             storage.save(path, stored, True)
             return
         shard = storage.Shard(processes.rank, processes.count, held.start, held.stop)
+        path = Path(path)
         with processes.failing_together():
-            storage.save(processes.own_file(Path(path)), stored, True, shard)
+            storage.save(processes.own_file(path), stored, True, shard)
+        with processes.failing_together():  # when all are there, what they replace may go
+            if processes.rank == 0:
+                ours = f"-of-{processes.count}"
+                old = [
+                    file for file in storage.shard_files(path) if not str(file).endswith(ours)
+                ]
+                for file in (path, *old):
+                    file.unlink(missing_ok=True)
 
     @classmethod
     def load(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -125,8 +126,13 @@ def read(
         MismatchError: If the file is one of several shards, or shards are missing or others.
     """
     path = Path(path)
-    files = sorted(path.parent.glob(f"{path.name}.*-of-*"))
-    if path.exists() or not files:
+    files = shard_files(path)
+    if path.exists() and files:
+        raise MismatchError(
+            f"expected one monitor at {path}, found a whole one and {len(files)} parts of one "
+            f"({files[0].name} ...); delete the older"
+        )
+    if not files:
         header, tensors = artifact.read(path, _KIND)
         if "shard" in header:
             raise MismatchError(
@@ -150,6 +156,11 @@ def read(
         own = [_rows_of(name, parts[i][1][name], rows, shards[i].start) for i in order]
         joined[name] = torch.cat(own) if _is_tall(name) else small
     return header, joined
+
+
+def shard_files(path: Path) -> list[Path]:
+    """Return the files of a monitor that was saved in parts, of whatever number."""
+    return sorted(path.parent.glob(f"{glob.escape(path.name)}.*-of-*"))
 
 
 def _is_tall(name: str) -> bool:
