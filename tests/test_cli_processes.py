@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
 
 from command_line import own_folder, scod
 from scodkit import artifact
+from scodkit.cli.inputs import shard_of
+from scodkit.errors import OptionError
 
 FIT = ("model.py:net", "--likelihood", "categorical", "--rank", "8")
 
@@ -104,3 +108,24 @@ def test_the_jobs_of_the_slurm_example_fit_as_one(tmp_path: Path) -> None:
     header, _ = artifact.read(own / "monitor.scod", "monitor")
     assert header["state"]["num_data"] == 300
     assert sorted(own.glob("*.ckpt")) == []
+
+
+def test_a_loader_of_the_users_is_divided_by_items_or_refused() -> None:
+    items = TensorDataset(torch.arange(22.0))
+
+    def tenfold(batch: list[tuple[torch.Tensor]]) -> torch.Tensor:
+        return 10 * torch.stack([x for (x,) in batch])
+
+    for shuffle in (False, True):
+        loader = DataLoader(items, batch_size=4, shuffle=shuffle, collate_fn=tenfold)
+        shards = [list(shard_of(loader, index, 3)) for index in range(3)]
+        found = torch.cat([batch for shard in shards for batch in shard])
+        assert found.sort().values.tolist() == [10.0 * i for i in range(22)]
+    for odd in (
+        DataLoader(items, batch_sampler=BatchSampler(range(22), 4, False)),
+        DataLoader(items, batch_size=4, drop_last=True),
+        DataLoader(items, sampler=SubsetRandomSampler(range(22))),
+    ):
+        with pytest.raises(OptionError, match="let the callable return the Dataset"):
+            shard_of(odd, 0, 2)
+        assert shard_of(odd, 0, 1) is odd

@@ -112,6 +112,17 @@ def fail_together(rank: int, count: int, folder: Path) -> None:
         Monitor(network(seed=rank), Categorical(), 5).fit([digits(8, rank)], progress=False)
     with pytest.raises(MismatchError, match=r"the rank of process 0 and of process 1.*5 and 6"):
         Monitor(network(), Categorical(), 5 + rank).fit([digits(8, rank)], progress=False)
+    other = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)).double()
+    with pytest.raises(MismatchError, match="the parameters of process 0 and of process 1"):
+        Monitor(other if rank else network(), Categorical(), 5).fit(
+            [digits(8, rank)], progress=False
+        )
+    changed = monitor(Nystrom(size=20)).fit([digits(9, rank)], progress=False)
+    if rank == 1:
+        with torch.no_grad():
+            changed.model[0].weight.add_(1)
+    with pytest.raises((MismatchError, ProcessError), match="for an update"):
+        changed.update([digits(9, 7 + rank)], progress=False)
     with pytest.raises(BatchError, match="empty loaders in all"):
         own.fit([], progress=False)
     if rank == 0:  # the others do not take part, and nobody waits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from cases import mlp
 from scodkit import Categorical, Monitor
@@ -94,6 +100,52 @@ def test_a_loader_that_reads_all_of_a_data_set_is_known_by_it() -> None:
     assert part_behind(DataLoader(items, batch_size=3, sampler=some)) is None
     assert part_behind(DataLoader(items, batch_size=3, drop_last=True)) is None
     assert part_behind([data(0)]) is None
+
+
+def test_a_shard_of_a_shard_is_a_part_of_the_whole() -> None:
+    items = TensorDataset(data(0, 40))
+    inner = Shard(Shard(items, 1, 2), 0, 2)
+    assert (inner.part.start, inner.part.stop, len(inner)) == (20, 30, 10)
+    assert inner.part.overlaps(Shard(items, 1, 2).part)
+    assert torch.equal(inner[3][0], items[23][0])
+
+
+def test_loaders_that_do_not_read_all_say_nothing_of_their_part() -> None:
+    items = TensorDataset(data(0, 40))
+    for half in (range(20), range(20, 40)):
+        loader = DataLoader(items, batch_sampler=BatchSampler(half, 5, False))
+        assert part_behind(loader) is None
+        assert part_behind(DataLoader(Shard(items, 0, 2), sampler=list(half)[:5])) is None
+    assert part_behind(DataLoader(Shard(items, 0, 2), batch_size=4)) == Shard(items, 0, 2).part
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["a", "b", "c"],
+        [b"a", b"b", b"c"],
+        [(torch.zeros(2), np.str_("x")), (torch.zeros(2), np.str_("y"))],
+        [np.arange(3, dtype=">f4"), np.arange(3, dtype=">f4") + 1],
+        [np.longdouble(1), np.longdouble(2)],
+        [np.datetime64("2026-01-01"), np.datetime64("2026-01-02")],
+        [UserDict(x=1), UserDict(x=2)],
+    ],
+)
+def test_items_of_any_kind_are_told_apart(items: list[object]) -> None:
+    assert data_hash(len(items), items.__getitem__) == data_hash(
+        len(items), list(items).__getitem__
+    )
+    assert data_hash(len(items), items.__getitem__) != data_hash(
+        len(items), items[::-1].__getitem__
+    )
+
+
+def test_items_nobody_knows_say_nothing() -> None:
+    unknown = [object(), np.array([None])]
+    assert part_behind(DataLoader(unknown, collate_fn=len)) is None
+    named = TensorDataset(data(0, 4))
+    named.part = "train"
+    assert part_behind(DataLoader(named)) == part_behind(DataLoader(TensorDataset(data(0, 4))))
 
 
 def test_overlapping_shards_are_refused_with_what_they_have_in_common() -> None:

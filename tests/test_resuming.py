@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from cases import mlp
 from scodkit import Categorical, Gaussian, Monitor
-from scodkit.errors import MergeError, MismatchError, NonFiniteError
+from scodkit.errors import MergeError, MismatchError, NonFiniteError, OptionError
 from scodkit.sketch import Fold, Map, Nystrom
 
 
@@ -64,6 +71,72 @@ def test_data_that_changed_under_a_checkpoint_is_noticed(tmp_path: Path, changed
     with pytest.raises(MismatchError, match="same data in the same order"):
         monitor.fit(stream(changed), checkpoint=path, progress=False)
     assert torch.equal(monitor.score(data(4, 9)), before)
+
+
+class StopError(Exception):
+    """Ends a fit in the middle."""
+
+
+class Stopping(TensorDataset):
+    """Gives up at an item, until it is told to go on."""
+
+    stops = True
+
+    def __getitem__(self, place):
+        if self.stops and place == 21:
+            raise StopError
+        return super().__getitem__(place)
+
+
+def loaders(items) -> dict[str, DataLoader]:
+    some = [list(range(i, i + 4)) for i in range(0, 40, 4)]
+    reverse = list(range(39, -1, -1))
+    return {
+        "plain": DataLoader(items, batch_size=4),
+        "own sampler": DataLoader(items, batch_size=4, sampler=reverse),
+        "own batches": DataLoader(items, batch_sampler=some),
+    }
+
+
+@pytest.mark.parametrize("kind", ["plain", "own sampler", "own batches"])
+def test_loaders_of_all_kinds_go_on_where_they_were(kind: str, tmp_path: Path) -> None:
+    items, path = Stopping(data(40)), tmp_path / "fit.ckpt"
+    monitor = Monitor(model(), Categorical(), rank=4)
+    options = {"checkpoint": path, "every": 1, "progress": False}
+    with pytest.raises(StopError):
+        monitor.fit(loaders(items)[kind], check_deterministic=False, **options)
+    assert path.exists()
+    items.stops = False
+    monitor.fit(loaders(items)[kind], check_deterministic=False, **options)
+    whole = Monitor(model(), Categorical(), rank=4).fit(loaders(items)[kind], progress=False)
+    assert monitor.basis.num_data == 40
+    assert torch.equal(monitor.score(data(4, 9)), whole.score(data(4, 9)))
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda items: DataLoader(items, batch_size=4, shuffle=True),
+        lambda items: DataLoader(items, batch_size=4, sampler=SubsetRandomSampler(range(40))),
+        lambda items: DataLoader(
+            items, batch_sampler=BatchSampler(RandomSampler(items), 5, False)
+        ),
+        lambda items: DataLoader(items, batch_size=4, num_workers=1, in_order=False),
+    ],
+)
+def test_data_in_a_random_order_cannot_be_gone_on_with(loader, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="in a fixed order"):
+        Monitor(model(), Categorical(), rank=4).fit(
+            loader(TensorDataset(data(40))), checkpoint=tmp_path / "fit.ckpt", progress=False
+        )
+
+
+def test_other_outputs_are_not_gone_on_with(tmp_path: Path) -> None:
+    options = {"checkpoint": tmp_path / "fit.ckpt", "progress": False}
+    Monitor(model(), Categorical(), rank=4).fit([data()], **options)
+    fewer = Monitor(model(), Categorical(), rank=4, outputs=lambda y: y[:, :2])
+    with pytest.raises(MismatchError, match="outputs"):
+        fewer.fit([data()], **options)
 
 
 def test_more_data_behind_a_checkpoint_is_simply_added(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from scodkit import Categorical, Gaussian, Monitor
 from scodkit.errors import (
+    BatchError,
     MismatchError,
     NonFiniteError,
     NotFittedError,
@@ -75,6 +76,7 @@ def load_elsewhere(rank: int, count: int, folder: Path) -> None:
         own.save(folder / f"{name}.scod")
         if rank == 0:
             alone.save(folder / f"one.{name}.scod")
+        distributed.barrier()
         own.save(folder / f"one.{name}.scod")
     (folder / f"loaded.{rank}").touch()
 
@@ -112,9 +114,26 @@ def missing_or_mixed_files_are_refused(folder: Path) -> None:
     second.write_bytes(kept)
     with pytest.raises(MismatchError, match="weights"):
         Monitor.load(folder / "nystrom.scod", network(seed=1))
-    whole().save(folder / "nystrom.scod")
-    with pytest.raises(MismatchError, match="a whole one and 2 parts"):
+    stray = folder / "nystrom.scod.1-of-3"
+    stray.write_bytes(kept)
+    with pytest.raises(MismatchError, match="and no others"):
         Monitor.load(folder / "nystrom.scod", network())
+    (folder / "nystrom.scod.v2.0-of-2").touch()  # of somebody else
+    whole().save(folder / "nystrom.scod")
+    assert (folder / "nystrom.scod.v2.0-of-2").exists()
+    assert not stray.exists()
+    assert not second.exists()
+    Monitor.load(folder / "nystrom.scod", network())
+    second.write_bytes(kept)
+    with pytest.raises(MismatchError, match="a whole one and 1 parts"):
+        Monitor.load(folder / "nystrom.scod", network())
+
+
+def breaking(batch: torch.Tensor, rank: int):
+    yield batch
+    if rank:
+        raise OSError("no such luck")
+    yield batch
 
 
 def go_wrong(rank: int, count: int, folder: Path) -> None:
@@ -122,12 +141,20 @@ def go_wrong(rank: int, count: int, folder: Path) -> None:
         sharded().fit([digits(9, rank)], progress=False)
     with pytest.raises(MismatchError, match="the same weights in all processes"):
         ShardedMonitor(network(rank), Categorical(), 5).fit([digits(9)], progress=False)
+    with pytest.raises(MismatchError, match="the same batch in all processes"):
+        sharded().fit([digits(9), digits(9, rank)], progress=False)
+    with pytest.raises(MismatchError, match="the same batch in all processes"):
+        sharded().fit([digits(9)] * (1 + rank), progress=False)
+    with pytest.raises((OSError, ProcessError), match="no such luck"):
+        sharded().fit(breaking(digits(9), rank), progress=False)
     bad = digits(9)
     bad[4] = torch.nan
     with pytest.raises(NonFiniteError, match="sample 4"):
         sharded().fit([bad], progress=False)
     own = sharded().fit([bad], progress=False, on_bad="skip")
     assert own.basis.num_data == 8
+    with pytest.raises((BatchError, ProcessError), match="got"):
+        own.score(bad if rank else "nothing")
     assert own.score(bad).isinf().tolist() == [i == 4 for i in range(9)]
     with pytest.raises((ParameterSelectionError, ProcessError), match="start fewer processes"):
         sharded(parameters=["0.weight"]).fit([digits(9)], progress=False)

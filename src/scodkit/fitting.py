@@ -217,11 +217,22 @@ class _Pass:
         told = [one for one in self.processes.gathered(own) if one is not None]
         if not told:
             raise BatchError("expected data in one of the processes, got empty loaders in all")
-        parameters = select_names(self.network.model, told[0]["parameters"])
-        fingerprints = Fingerprints.of(self.network.model, parameters)
-        first, *others = self.processes.gathered(
-            {**(own or told[0]), **self._identity, "weights": vars(fingerprints)}
-        )
+        mine = {**(own or told[0]), **self._identity}
+        self._compare(mine)
+        with self.processes.failing_together():
+            parameters = select_names(self.network.model, told[0]["parameters"])
+            fingerprints = Fingerprints.of(self.network.model, parameters)
+        self._compare({"weights": vars(fingerprints)})
+        shape, dtype = tuple(told[0]["output shape"]), getattr(torch, told[0]["dtype"])
+        return _Terms(parameters, shape, dtype, fingerprints)
+
+    def _compare(self, mine: dict[str, Any]) -> None:
+        """Make sure all processes say the same.
+
+        Raises:
+            MismatchError: If they do not.
+        """
+        first, *others = self.processes.gathered(mine)
         for rank, other in enumerate(others, start=1):
             for what in first:
                 if first[what] != other[what]:
@@ -230,8 +241,6 @@ class _Pass:
                         f"and of process {rank} differ: {first[what]} and {other[what]}; start "
                         "all with the same model and options, or fit alone with together=False"
                     )
-        shape, dtype = tuple(told[0]["output shape"]), getattr(torch, told[0]["dtype"])
-        return _Terms(parameters, shape, dtype, fingerprints)
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -286,7 +295,8 @@ class _Pass:
             return None
         path = self.processes.own_file(self.options.checkpoint)
         weights, data = vars(terms.fingerprints), data_identity(self.loader, begun.call)
-        return Checkpoint(path, {**self._identity, "weights": weights, "data": data})
+        about = {**self._identity, "weights": weights, "outputs": list(terms.shape)}
+        return Checkpoint(path, {**about, "data": data})
 
     def part(self, done: Progress) -> Part | None:
         """Return which samples the pass was over, None if over none.

@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from scodkit import fitting, recipe, storage
 from scodkit.calibration import Calibration
+from scodkit.distributed import Processes
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import NotFittedError, OptionError
 from scodkit.factors import FactorSource, MemoryBudget
@@ -119,6 +120,7 @@ class Learner:
         on_bad: Literal["raise", "skip"] = "raise",
         check_deterministic: bool = True,
         precision: torch.dtype | None = None,
+        together: bool = True,
     ) -> Self:
         """Add new data to a fit: one pass over the new data only.
 
@@ -128,16 +130,19 @@ class Learner:
             on_bad: As in `fit`.
             check_deterministic: As in `fit`.
             precision: As in `fit`.
+            together: As in `fit`.
 
         Returns:
             The monitor itself; an earlier calibration is dropped. If anything goes wrong the
             monitor is as it was before.
         """
-        before = self._ready().fitted
-        before.check_weights(self.model, "an update")
-        before.check_sketch()
+        with Processes.here(together).failing_together():
+            before = self._ready().fitted
+            before.check_weights(self.model, "an update")
+            before.check_sketch()
         same = replace(self._recipe, selection=before.parameters)
-        options = FitOptions(progress, on_bad, check_deterministic, precision=precision)
+        how = (progress, on_bad, check_deterministic)
+        options = FitOptions(*how, precision=precision, together=together)
         fresh, source = fitting.fit(self._network, same, loader, options)
         return self._adopt(before.merged(fresh, self.rank, consume=True), source)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -66,15 +67,6 @@ def in_both(mine: Iterable[Part], theirs: Iterable[Part]) -> tuple[Part, Part] |
     return next(((a, b) for a, b in pairs if a.overlaps(b)), None)
 
 
-@runtime_checkable
-class HasPart(Protocol):
-    """A data set that knows which part of a larger one it is."""
-
-    @property
-    def part(self) -> Part:
-        """The part."""
-
-
 class Shard(Dataset[Any]):
     """One of several parts of a data set, as equal as they can be.
 
@@ -100,35 +92,50 @@ class Shard(Dataset[Any]):
                 f"expected a data set with a length, read by position, got a "
                 f"{type(dataset).__name__}; pass every process its own stream instead"
             )
-        self._dataset = dataset
-        rows = shard_rows(len(dataset), index, count)
-        self.part = Part(data_hash(len(dataset), dataset.__getitem__), rows.start, rows.stop)
+        self._dataset, self._rows = dataset, shard_rows(len(dataset), index, count)
+        outer = getattr(dataset, "part", None)
+        if isinstance(outer, Part):  # a shard of a shard
+            data, first = outer.data, outer.start
+        else:
+            data, first = data_hash(len(dataset), dataset.__getitem__), 0
+        self.part = Part(data, first + self._rows.start, first + self._rows.stop)
 
     def __len__(self) -> int:
-        return self.part.stop - self.part.start
+        return len(self._rows)
 
     def __getitem__(self, place: int) -> Any:
         if not 0 <= place < len(self):
             raise IndexError(f"expected a place from 0 to {len(self) - 1}, got {place}")
-        return self._dataset[self.part.start + place]
+        return self._dataset[self._rows.start + place]
 
 
 def part_behind(loader: object) -> Part | None:
     """Return which samples a loader goes through; None where it cannot say.
 
     Args:
-        loader: Its data set knows, or it is a ``DataLoader`` that reads all of one.
+        loader: Its data set knows its part, or it is a ``DataLoader`` that reads all of one.
     """
-    dataset: Any = getattr(loader, "dataset", None)
-    if isinstance(dataset, HasPart):
-        return dataset.part
-    if type(loader) is not DataLoader or isinstance(dataset, IterableDataset):
+    if isinstance(loader, DataLoader) and not reads_all_once(loader):
         return None
-    sampler = loader.sampler
-    shuffled = isinstance(sampler, RandomSampler) and not sampler.replacement
-    if not (isinstance(sampler, SequentialSampler) or shuffled) or loader.drop_last:
+    dataset: Any = getattr(loader, "dataset", None)
+    part = getattr(dataset, "part", None)
+    if isinstance(part, Part):
+        return part
+    if not isinstance(loader, DataLoader) or not _can_be_hashed(dataset):
         return None
     return Part(data_hash(len(dataset), dataset.__getitem__), 0, len(dataset))
+
+
+def reads_all_once(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader reads every item of a map-style data set, each once."""
+    batches: Any = loader.batch_sampler
+    plain = type(loader) is DataLoader and type(batches) is BatchSampler
+    if not plain or isinstance(loader.dataset, IterableDataset) or loader.drop_last:
+        return False
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return type(sampler) is SequentialSampler and batches.sampler is sampler
 
 
 def shard_rows(length: int, index: int, count: int) -> range:
@@ -158,12 +165,11 @@ def data_hash(length: int, item: Callable[[int], Any]) -> str:
         item: Reads one by its position.
     """
     places = dict.fromkeys(i * (length - 1) // (_SAMPLED - 1) for i in range(_SAMPLED))
-    tensors = {
-        f"{place}.{number}": tensor
-        for place in (places if length else ())
-        for number, tensor in enumerate(_tensors_in(item(place)))
-    }
-    return digest_of(tensors, salt=str(length))[:32]
+    digest = hashlib.sha256(str(length).encode())
+    for place in places if length else ():
+        for piece in _bytes_in(item(place)):
+            digest.update(piece)
+    return digest.hexdigest()[:32]
 
 
 def sampled_hash(tensors: Mapping[str, Tensor], salt: str) -> str:
@@ -180,14 +186,25 @@ def sampled_hash(tensors: Mapping[str, Tensor], salt: str) -> str:
     return digest_of(few, salt)[:32]
 
 
-def _tensors_in(item: Any) -> list[Tensor]:
-    """Return the tensors of an item; of what is neither a tensor nor a number, nothing."""
+def _can_be_hashed(dataset: Any) -> bool:
+    """Return whether items of a data set say more than how many there are."""
+    return len(dataset) > 0 and any(True for _ in _bytes_in(dataset[0]))
+
+
+def _bytes_in(item: Any) -> Iterator[bytes]:
+    """Yield what an item is made of; of things that nobody knows, nothing."""
     if isinstance(item, Tensor):
-        return [item]
-    if isinstance(item, (np.ndarray, np.generic, int, float)):
-        return [torch.as_tensor(np.ascontiguousarray(item))]
-    if isinstance(item, dict):
-        return [t for key in sorted(item, key=str) for t in _tensors_in(item[key])]
-    if isinstance(item, (tuple, list)):
-        return [tensor for part in item for tensor in _tensors_in(part)]
-    return []
+        yield digest_of({"": item}).encode()
+    elif isinstance(item, (str, bytes, int, float)):
+        yield repr(item).encode()
+    elif isinstance(item, Mapping):
+        for key in sorted(item, key=str):
+            yield str(key).encode()
+            yield from _bytes_in(item[key])
+    elif isinstance(item, (tuple, list)):
+        for part in item:
+            yield from _bytes_in(part)
+    elif hasattr(item, "__array__") or hasattr(item, "__array_interface__"):  # pictures, too
+        array = np.asarray(item)
+        if array.dtype != object:
+            yield f"{array.dtype.str} {array.shape}".encode() + array.tobytes()

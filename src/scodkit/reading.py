@@ -6,7 +6,15 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from scodkit.errors import OptionError
 from scodkit.network import Inputs, Network
@@ -76,10 +84,18 @@ def data_identity(loader: object, first: Inputs) -> dict[str, Any]:
     Raises:
         OptionError: If the loader shuffles, so that a pass cannot be resumed.
     """
-    if isinstance(getattr(loader, "sampler", None), RandomSampler):
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    random = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    unordered = not getattr(loader, "in_order", True)
+    if (
+        unordered
+        or isinstance(getattr(loader, "sampler", None), random)
+        or (isinstance(inner, random))
+    ):
         raise OptionError(
             "expected data in a fixed order for a resumable fit, got a loader that shuffles; "
-            "type DataLoader(..., shuffle=False): the order does not matter to the sketch"
+            "type DataLoader(..., shuffle=False), and in_order=True: the order does not matter "
+            "to the sketch"
         )
     dataset: Any = getattr(loader, "dataset", None)
     sought = _positions(loader) is not None
@@ -96,11 +112,13 @@ def batch_digest(call: Inputs, before: str = "") -> str:
     return digest_of({str(i): t for i, t in enumerate(call.tensors())}, salt=before)
 
 
-def _positions(loader: object) -> list[list[Any]] | None:
+def _positions(loader: Any) -> list[list[Any]] | None:
     """Return which items each batch has; None where they cannot be asked for by position."""
-    if type(loader) is not DataLoader or loader.batch_sampler is None:
+    # other samplers may give another order the next time they are asked
+    plain = type(loader) is DataLoader and type(loader.batch_sampler) is BatchSampler
+    if not plain or type(loader.batch_sampler.sampler) is not SequentialSampler:
         return None
-    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+    if isinstance(loader.dataset, IterableDataset) or not getattr(loader, "in_order", True):
         return None
     return [list(own) for own in loader.batch_sampler]
 

@@ -22,6 +22,7 @@ from scodkit.likelihoods import Likelihood
 from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet, Selection, select, select_names
+from scodkit.parts import Part, part_behind, sampled_hash
 from scodkit.progress import Progress
 from scodkit.reading import batch_digest
 from scodkit.recipe import Recipe, check_options, first_output
@@ -117,9 +118,10 @@ class ShardedMonitor:
         state.add_up = processes.summed
         done = Progress(state)
         shown = progress and processes.rank == 0
-        for batch in batches_of(batches, num_batches(loader), "sketching", shown):
+        stream = iter(batches_of(batches, num_batches(loader), "sketching", shown))
+        while (same := self._same_in_all(lambda: next(stream, None))) is not None:
             with network.evaluating():
-                absorb(source, network.inputs_of(batch), done, on_bad)
+                absorb(source, same, done, on_bad)
             done.check()
         if state.num_data == 0:
             raise NonFiniteError(
@@ -127,7 +129,11 @@ class ShardedMonitor:
             )
         # a basis counts its own rows, which are not all there are
         basis = replace(recipe.sketch.eigenbasis(state, recipe.rank), residual_rank=size)
-        about = (fingerprints, source.shape, done.skipped)
+        unnamed = sampled_hash(state.tensors, str(done.samples))
+        part = part_behind(loader) or Part(
+            self._processes.gathered(unnamed)[0], 0, done.samples
+        )
+        about = (fingerprints, source.shape, done.skipped, (part,))
         self._fitted = Fitted(recipe.likelihood, whole, basis, state, *about)
         self._source = source
         return self
@@ -236,14 +242,16 @@ class ShardedMonitor:
         return monitor
 
     def _energies(self, batch: Any) -> scoring.Energies:
-        basis, network = self.basis, self._network
+        basis, network, processes = self.basis, self._network, self._processes
         assert self._fitted is not None
+        call = self._same_in_all(lambda: batch)
+        assert call is not None
         with network.evaluating():
-            call = network.inputs_of(batch)
             if self._source is None:
-                whole, processes = self._fitted.parameters, self._processes
-                names, _ = whole.divided(processes.rank, processes.count)
-                self._source = self._shared(self._new_source(names, call))
+                with processes.failing_together():
+                    names, _ = self._fitted.parameters.divided(processes.rank, processes.count)
+                    source = self._new_source(names, call)
+                self._source = self._shared(source)
             return scoring.score_batch(self._source, call, basis)[1]
 
     def _new_source(self, names: tuple[str, ...], call: Inputs) -> FactorSource:
@@ -255,6 +263,23 @@ class ShardedMonitor:
         """Return a source that adds up over processes, in pieces that fit all of them."""
         told = self._processes.gathered(source.rows_at_once(hold=True))
         return replace(source, add_up=self._processes.summed, most_rows=min(told))
+
+    def _same_in_all(self, read: Callable[[], Any]) -> Inputs | None:
+        """Return the inputs of a batch, None if there is none, after a look at the others.
+
+        Raises:
+            MismatchError: If other processes have another batch.
+        """
+        with self._processes.failing_together():
+            batch = read()
+            call = None if batch is None else self._network.inputs_of(batch)
+        told = self._processes.gathered(None if call is None else batch_digest(call))
+        if len(set(told)) > 1:
+            raise MismatchError(
+                "expected the same batch in all processes, got others in some of them, or "
+                "none; pass the same data to each: they divide the weights, not the data"
+            )
+        return call
 
     def _agree(self, whole: ParameterSet, fingerprints: Fingerprints, call: Inputs) -> None:
         """Make sure all processes are about to do the same.

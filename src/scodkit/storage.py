@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import glob
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -94,6 +94,9 @@ def save(
         if stored.calibration.groups is not None:
             tensors["calibration_groups"] = stored.calibration.groups
     artifact.write(path, _KIND, header, tensors)
+    if shard is None:
+        for file in shard_files(Path(path)):  # of what this replaces
+            file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,8 @@ def read(
     parts = [artifact.read(file, _KIND) for file in files]
     shards = [Shard(**header.pop("shard")) for header, _ in parts]
     order = sorted(range(len(parts)), key=lambda i: shards[i].index)
-    if [shards[i].index for i in order] != list(range(shards[0].count)):
+    alike = {shard.count for shard in shards} == {len(files)}
+    if not alike or [shards[i].index for i in order] != list(range(len(files))):
         raise MismatchError(
             f"expected {shards[0].count} files {path.name}.0-of-{shards[0].count} and so on, "
             f"got {', '.join(file.name for file in files)}; bring all of them, and no others"
@@ -160,7 +164,8 @@ def read(
 
 def shard_files(path: Path) -> list[Path]:
     """Return the files of a monitor that was saved in parts, of whatever number."""
-    return sorted(path.parent.glob(f"{glob.escape(path.name)}.*-of-*"))
+    name = re.compile(re.escape(path.name) + r"\.\d+-of-\d+")
+    return sorted(file for file in path.parent.iterdir() if name.fullmatch(file.name))
 
 
 def _is_tall(name: str) -> bool:
@@ -258,7 +263,7 @@ def _fitted(
     if numbers["residual_norm"] is None:
         numbers["residual_norm"] = float("inf")
     state = None
-    if "state" in header:
+    if "state" in header and (rows is None or sketch.takes_products):  # others hold whole rows
         state = artifact.unpack_state(header["state"], tensors, _STATE, sketch)
         state.held = rows
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)

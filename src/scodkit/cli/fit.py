@@ -179,8 +179,9 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
                 precision=None if precision is None else PRECISIONS[precision],
             )
         monitor.notes["fit"] = resolved(ctx)
-        if share.first:
-            monitor.save(output)
+        with share.processes.failing_together():  # or their checkpoints would be gone
+            if share.first:
+                monitor.save(output)
         if checkpoint is not None:
             share.processes.own_file(checkpoint).unlink(missing_ok=True)
     if share.first:

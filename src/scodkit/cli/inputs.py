@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from torch.utils.data import DataLoader, Dataset
 
 from scodkit.cli.files import (
     ArraySamples,
@@ -25,7 +25,7 @@ from scodkit.cli.files import (
 from scodkit.cli.loading import called, named
 from scodkit.cli.output import note
 from scodkit.errors import BatchError, NonFiniteError, OptionError
-from scodkit.parts import Shard
+from scodkit.parts import Shard, reads_all_once
 
 
 @dataclass(frozen=True)
@@ -214,13 +214,29 @@ def shard_of(
             dealt out in turn; all are read for it.
         index: Which part, from 0.
         count: How many parts there are.
+
+    Raises:
+        OptionError: If it is a loader that cannot be divided.
     """
     if count == 1:
         return batches
     if isinstance(batches, Batches):
         return batches.shard(index, count)
-    if type(batches) is DataLoader and isinstance(batches.sampler, SequentialSampler):
-        return DataLoader(Shard(batches.dataset, index, count), batch_size=batches.batch_size)
+    if isinstance(batches, DataLoader):
+        if not reads_all_once(batches):
+            raise OptionError(
+                "expected a DataLoader that reads every item of its data set once, to be "
+                "divided, got one with a sampler of its own, or that drops some; let the "
+                "callable return the Dataset"
+            )
+        return DataLoader(
+            Shard(batches.dataset, index, count),
+            batch_size=batches.batch_size,
+            num_workers=batches.num_workers,
+            collate_fn=batches.collate_fn,
+            pin_memory=batches.pin_memory,
+            worker_init_fn=batches.worker_init_fn,
+        )
     return itertools.islice(batches, index, None, count)
 
 
