@@ -11,6 +11,7 @@ from torch import distributed, nn
 from scodkit import Categorical, Gaussian, Monitor
 from scodkit.errors import (
     BatchError,
+    MergeError,
     MismatchError,
     NonFiniteError,
     NotFittedError,
@@ -19,7 +20,7 @@ from scodkit.errors import (
     ProcessError,
 )
 from scodkit.sharded import ShardedMonitor
-from scodkit.sketch import Exact, Nystrom, Sketch, TwoSided
+from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
 from together import digits, run
 
 SKETCHES = {"nystrom": Nystrom(size=24), "two_sided": TwoSided(size=31)}
@@ -134,6 +135,28 @@ def breaking(batch: torch.Tensor, rank: int):
     if rank:
         raise OSError("no such luck")
     yield batch
+
+
+def load_what_cannot_be_divided(rank: int, count: int, folder: Path) -> None:
+    alone = Monitor(network(), Categorical(), 10, sketch=FrequentDirections(size=20))
+    alone.fit([digits()], progress=False, together=False)
+    if rank == 0:
+        alone.save(folder / "whole.scod")
+    distributed.barrier()
+    own = ShardedMonitor.load(folder / "whole.scod", network())
+    x = digits(5, 3)
+    assert torch.allclose(own.score(x), alone.score(x), rtol=1e-9)
+    own.save(folder / "parts.scod")
+    again = Monitor.load(folder / "parts.scod", network())
+    assert torch.allclose(again.score(x), alone.score(x), rtol=1e-9)
+    with pytest.raises((MergeError, ProcessError), match="saved without"):
+        again.update([digits(9, rank)], progress=False)
+    (folder / f"done.{rank}").touch()
+
+
+def test_of_a_sketch_that_cannot_be_divided_only_the_basis_is(tmp_path: Path) -> None:
+    run(2, load_what_cannot_be_divided, tmp_path)
+    assert len(list(tmp_path.glob("done.*"))) == 2
 
 
 def go_wrong(rank: int, count: int, folder: Path) -> None:
