@@ -232,24 +232,18 @@ class _Pass:
         Raises:
             MismatchError: If they do not.
         """
-        first, *others = self.processes.gathered(mine)
-        for rank, other in enumerate(others, start=1):
-            for what in first:
-                if first[what] != other[what]:
-                    raise MismatchError(
-                        f"expected the same fit in all processes, but the {what} of process 0 "
-                        f"and of process {rank} differ: {first[what]} and {other[what]}; start "
-                        "all with the same model and options, or fit alone with together=False"
-                    )
+        difference = self.processes.first_difference(mine)
+        if difference is not None:
+            what, rank, first, other = difference
+            raise MismatchError(
+                f"expected the same fit in all processes, but the {what} of process 0 and of "
+                f"process {rank} differ: {first} and {other}; start all with the same model "
+                "and options, or fit alone with together=False"
+            )
 
     @property
     def _identity(self) -> dict[str, Any]:
-        return {
-            "likelihood": artifact.describe(self.recipe.likelihood),
-            "sketch": artifact.describe(self.recipe.sketch),
-            "rank": self.recipe.rank,
-            "precision": str(self.options.precision),
-        }
+        return {**self.recipe.identity, "precision": str(self.options.precision)}
 
     def run(self, begun: _Begun | None, terms: _Terms) -> Progress:
         """Return how far the pass has come: to the end of this process's data."""

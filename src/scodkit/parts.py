@@ -128,14 +128,28 @@ def part_behind(loader: object) -> Part | None:
 
 def reads_all_once(loader: DataLoader[Any]) -> bool:
     """Return whether a loader reads every item of a map-style data set, each once."""
-    batches: Any = loader.batch_sampler
-    plain = type(loader) is DataLoader and type(batches) is BatchSampler
-    if not plain or isinstance(loader.dataset, IterableDataset) or loader.drop_last:
+    sampler = plain_sampler(loader)
+    if loader.drop_last:
         return False
-    sampler = loader.sampler
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-    return type(sampler) is SequentialSampler and batches.sampler is sampler
+    return type(sampler) is SequentialSampler
+
+
+def plain_sampler(loader: Any) -> Any:
+    """Return what chooses the items of a loader, where batches are made of them in turn.
+
+    Args:
+        loader: Anything.
+
+    Returns:
+        None for what is not a ``DataLoader`` over a map-style data set, or makes its batches
+        in a way of its own.
+    """
+    plain = type(loader) is DataLoader and type(loader.batch_sampler) is BatchSampler
+    if not plain or isinstance(loader.dataset, IterableDataset):
+        return None
+    return loader.batch_sampler.sampler
 
 
 def shard_rows(length: int, index: int, count: int) -> range:

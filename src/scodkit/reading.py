@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -19,7 +17,7 @@ from torch.utils.data import (
 from scodkit.errors import OptionError
 from scodkit.network import Inputs, Network
 from scodkit.parameters import digest_of
-from scodkit.parts import data_hash
+from scodkit.parts import data_hash, plain_sampler
 from scodkit.stream import num_batches, num_samples
 
 
@@ -69,7 +67,10 @@ class Reader:
             digest = digest_of({}, salt=f"{digest} {json.dumps(own, default=str)}")
             hashes.append(digest)
         yield from ((before, None) for before in hashes[:done])
-        batches = _from(self._loader, positions[done:]) if done else self._batches
+        batches = self._batches
+        if done:
+            loader: Any = self._loader
+            batches = loader_like(loader, loader.dataset, batch_sampler=positions[done:])
         for digest, batch in zip(hashes[done:], batches, strict=True):
             yield digest, network.inputs_of(batch)
 
@@ -87,18 +88,15 @@ def data_identity(loader: object, first: Inputs) -> dict[str, Any]:
     inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     random = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
     unordered = not getattr(loader, "in_order", True)
-    if (
-        unordered
-        or isinstance(getattr(loader, "sampler", None), random)
-        or (isinstance(inner, random))
-    ):
+    shuffled = isinstance(getattr(loader, "sampler", None), random) or isinstance(inner, random)
+    if unordered or shuffled:
         raise OptionError(
             "expected data in a fixed order for a resumable fit, got a loader that shuffles; "
             "type DataLoader(..., shuffle=False), and in_order=True: the order does not matter "
             "to the sketch"
         )
     dataset: Any = getattr(loader, "dataset", None)
-    sought = _positions(loader) is not None
+    sought = _is_sought(loader)
     return {
         "samples": num_samples(loader),
         "batches": num_batches(loader),
@@ -114,26 +112,33 @@ def batch_digest(call: Inputs, before: str = "") -> str:
 
 def _positions(loader: Any) -> list[list[Any]] | None:
     """Return which items each batch has; None where they cannot be asked for by position."""
+    return [list(own) for own in loader.batch_sampler] if _is_sought(loader) else None
+
+
+def _is_sought(loader: Any) -> bool:
+    """Return whether the items of each batch can be asked for by position."""
     # other samplers may give another order the next time they are asked
-    plain = type(loader) is DataLoader and type(loader.batch_sampler) is BatchSampler
-    if not plain or type(loader.batch_sampler.sampler) is not SequentialSampler:
-        return None
-    if isinstance(loader.dataset, IterableDataset) or not getattr(loader, "in_order", True):
-        return None
-    return [list(own) for own in loader.batch_sampler]
+    in_turn = type(plain_sampler(loader)) is SequentialSampler
+    return in_turn and getattr(loader, "in_order", True)
 
 
-def _from(loader: Any, positions: list[list[Any]]) -> Iterable[Any]:
-    """Return a loader like another for some of its batches."""
+def loader_like(loader: Any, dataset: Any, **batches: Any) -> DataLoader[Any]:
+    """Return a loader that reads as another does.
+
+    Args:
+        loader: The other one.
+        dataset: What to read.
+        **batches: How batches are made: ``batch_size`` or ``batch_sampler``.
+    """
     workers = {
         name: getattr(loader, name)
         for name in ("timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
     }
     return DataLoader(
-        loader.dataset,
-        batch_sampler=positions,
+        dataset,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
         **(workers if loader.num_workers else {}),
+        **batches,
     )

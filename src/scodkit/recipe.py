@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from scodkit import artifact
 from scodkit.costs import MANY, Work, compare
 from scodkit.errors import EngineFallbackWarning, OptionError
 from scodkit.factors import (
@@ -71,6 +73,15 @@ class Recipe:
     sketch: Sketch
     selection: Selection
     budget: int
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What two fits must have in common to be one, as plain data."""
+        return {
+            "likelihood": artifact.describe(self.likelihood),
+            "sketch": artifact.describe(self.sketch),
+            "rank": self.rank,
+        }
 
     def plan(
         self,

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from scodkit import artifact, storage
 from scodkit import score as scoring
+from scodkit import storage
 from scodkit.distributed import Processes
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MismatchError, NonFiniteError, NotFittedError
@@ -129,10 +129,9 @@ class ShardedMonitor:
             )
         # a basis counts its own rows, which are not all there are
         basis = replace(recipe.sketch.eigenbasis(state, recipe.rank), residual_rank=size)
-        unnamed = sampled_hash(state.tensors, str(done.samples))
-        part = part_behind(loader) or Part(
-            self._processes.gathered(unnamed)[0], 0, done.samples
-        )
+        # asked in any case: all processes must ask, whatever their loaders say
+        unnamed = processes.gathered(sampled_hash(state.tensors, str(done.samples)))[0]
+        part = part_behind(loader) or Part(unnamed, 0, done.samples)
         about = (fingerprints, source.shape, done.skipped, (part,))
         self._fitted = Fitted(recipe.likelihood, whole, basis, state, *about)
         self._source = source
@@ -287,21 +286,18 @@ class ShardedMonitor:
         Raises:
             MismatchError: If they are not.
         """
-        first, *others = self._processes.gathered(
+        difference = self._processes.first_difference(
             {
                 "parameters": list(whole.names),
                 "weights": vars(fingerprints),
-                "likelihood": artifact.describe(self._recipe.likelihood),
-                "sketch": artifact.describe(self._recipe.sketch),
-                "rank": self._recipe.rank,
+                **self._recipe.identity,
                 "first batch": batch_digest(call),
             }
         )
-        for rank, other in enumerate(others, start=1):
-            for what in first:
-                if first[what] != other[what]:
-                    raise MismatchError(
-                        f"expected the same {what} in all processes, but process 0 and process "
-                        f"{rank} differ; pass the same model, options and batches to each: "
-                        "they divide the weights, not the data"
-                    )
+        if difference is not None:
+            what, rank, *_ = difference
+            raise MismatchError(
+                f"expected the same {what} in all processes, but process 0 and process {rank} "
+                "differ; pass the same model, options and batches to each: they divide the "
+                "weights, not the data"
+            )

@@ -26,6 +26,7 @@ from scodkit.cli.loading import called, named
 from scodkit.cli.output import note
 from scodkit.errors import BatchError, NonFiniteError, OptionError
 from scodkit.parts import Shard, reads_all_once
+from scodkit.reading import loader_like
 
 
 @dataclass(frozen=True)
@@ -229,14 +230,8 @@ def shard_of(
                 "divided, got one with a sampler of its own, or that drops some; let the "
                 "callable return the Dataset"
             )
-        return DataLoader(
-            Shard(batches.dataset, index, count),
-            batch_size=batches.batch_size,
-            num_workers=batches.num_workers,
-            collate_fn=batches.collate_fn,
-            pin_memory=batches.pin_memory,
-            worker_init_fn=batches.worker_init_fn,
-        )
+        part = Shard(batches.dataset, index, count)
+        return loader_like(batches, part, batch_size=batches.batch_size)
     return itertools.islice(batches, index, None, count)
 
 
