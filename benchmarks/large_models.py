@@ -87,6 +87,9 @@ def measured(case: Case, samples: int) -> Row:
     plan = monitor.plan(x)
     monitor.fit([x], progress=False, **case.options)  # chooses kernels and engines
     torch.cuda.empty_cache()
+    forward_s, forward_peak = _timed(lambda: _forward(model, x))
+    both_s, both_peak = _timed(lambda: model(x).sum().backward())
+    model.zero_grad(set_to_none=True)
     batches = [x] * max(1, samples // case.batch)
     fit_s, fit_peak = _timed(lambda: monitor.fit(batches, progress=False, **case.options))
     row: Row = {
@@ -96,6 +99,10 @@ def measured(case: Case, samples: int) -> Row:
         "columns": plan.columns,
         "by_products": plan.by_products,
         "samples": len(batches) * case.batch,
+        "forward_s": forward_s / len(x),
+        "forward_peak": forward_peak,
+        "both_s": both_s / len(x),
+        "both_peak": both_peak,
         "fit_s": fit_s,
         "fit_peak": fit_peak,
         "fit_planned": plan.fit_bytes,
@@ -107,6 +114,11 @@ def measured(case: Case, samples: int) -> Row:
         score_s, score_peak = _timed(lambda: monitor.score(few))
         row |= {"score_s": score_s / len(few), "score_peak": score_peak}
     return row
+
+
+def _forward(model: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        model(x)
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, int]:
