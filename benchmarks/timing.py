@@ -6,9 +6,10 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
+from torch import Tensor
 
 Run = Callable[[], object]
 
@@ -85,3 +86,20 @@ def _processor() -> str:
             return next(line.split(":")[1].strip() for line in lines if "model name" in line)
     except (OSError, StopIteration):
         return platform.processor()
+
+
+class Timed:
+    """Batches that note how long each keeps its reader."""
+
+    def __init__(self, batches: list[Tensor]) -> None:
+        self._batches = batches
+        self.seconds: list[float] = []
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yield the batches."""
+        for batch in self._batches:
+            began = time.perf_counter()
+            yield batch
+            if batch.is_cuda:
+                torch.cuda.synchronize()
+            self.seconds.append(time.perf_counter() - began)

@@ -314,6 +314,29 @@ def test_factors_that_fit_are_read_once(likelihood: str) -> None:
         assert again.fit(data, progress=False).cost(some()).passes == 1
 
 
+@pytest.mark.parametrize("why", ["draws", "no way through", None])
+def test_without_room_factors_are_formed_again_only_where_products_are_not(
+    why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = MonteCarlo(lambda out: torch.distributions.Normal(out, 1.0), samples=3)
+    if why == "no way through":
+        monkeypatch.setattr(sketched_lanczos, "choose_jacobian", lambda *_: (None, ""))
+    formed, scores = [], []
+    rows = sketched_lanczos._Fisher._add_rows
+    monkeypatch.setattr(
+        sketched_lanczos._Fisher, "_add_rows", lambda *a: (formed.append(1), rows(*a))[1]
+    )
+    for budget in (2**30, 1):
+        method = SketchedLanczos(network("gaussian"), family if why == "draws" else Gaussian())
+        method.rank, method.memory_budget = 3, budget
+        formed.clear()
+        method.fit(training_data("gaussian"), progress=False)
+        scores.append(method.score(some()))
+    torch.testing.assert_close(*scores, rtol=1e-8, atol=1e-10)
+    rows_a_sample = 3 if why == "draws" else 1
+    assert len(formed) == (8 if why is None else 3 * 40 * rows_a_sample)
+
+
 def test_cost_counts_passes_and_numbers() -> None:
     method = in_passes(fitted("categorical", rank=4, size=50))
     cost = method.fit(training_data("categorical"), progress=False).cost(some())

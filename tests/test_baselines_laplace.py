@@ -232,7 +232,7 @@ def test_drawn_weights_have_the_posterior_as_their_distribution() -> None:
     precision = dense_precision(model, data, Categorical(), PRIOR, names)
     wanted = precision.inverse()
     count = 4000
-    state = fitted(model, Categorical(), data, samples=count)._state
+    state = fitted(model, Categorical(), data, samples=count)._ready()
     drawn = torch.cat([state[f"samples:{name}"].flatten(1) for name in names], dim=1)
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     spread = wanted.diagonal()
@@ -268,8 +268,8 @@ def test_sampled_predictions_are_averages_over_the_drawn_weights(
     for k in range(5):
         other = copy.deepcopy(model)
         for name, parameter in other.named_parameters():
-            if f"samples:{name}" in method._state:
-                parameter.data.copy_(method._state[f"samples:{name}"][k])
+            if f"samples:{name}" in method._ready():
+                parameter.data.copy_(method._ready()[f"samples:{name}"][k])
         outputs.append(other(x).detach())
     both = torch.stack(outputs)
     if isinstance(likelihood, Gaussian):
@@ -294,22 +294,22 @@ def test_draws_do_not_depend_on_the_signs_of_eigenvectors() -> None:
     vectors = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q
     signs = torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64)
     noise, prior = torch.randn(4, 9, dtype=torch.float64), torch.tensor(0.5).double()
-    first = Block(vectors, values, vectors, values).deviations(noise, prior)
-    flipped = vectors * signs
-    second = Block(flipped, values, vectors, values).deviations(noise, prior)
+    first = Block(vectors, values, vectors, values)
+    second = Block(vectors * signs, values, vectors, values)
+    first, second = (own.deviations(own.turned(noise), prior) for own in (first, second))
     torch.testing.assert_close(second, first, rtol=1e-12, atol=1e-12)
 
 
 def test_the_state_lies_in_memory_as_it_will_after_a_file() -> None:
     """Products of matrices that lie otherwise may be rounded otherwise."""
     data = torch.cat([x for x, _ in training_data("gaussian")])
-    state = fitted(network("gaussian"), Gaussian(), data)._state
+    state = fitted(network("gaussian"), Gaussian(), data)._ready()
     assert all(tensor.is_contiguous() for tensor in state.values())
 
 
 def test_another_seed_draws_other_weights_of_the_same_posterior() -> None:
     model, data = network("gaussian"), torch.cat([x for x, _ in training_data("gaussian")])
-    first, second = (fitted(model, Gaussian(), data, seed=seed)._state for seed in (0, 1))
+    first, second = (fitted(model, Gaussian(), data, seed=seed)._ready() for seed in (0, 1))
     assert all(
         torch.equal(first[name], second[name]) != name.startswith("samples") for name in first
     )

@@ -329,7 +329,7 @@ def test_layers_without_factors_can_be_left_as_they_are(kind: str) -> None:
     logits = model(x).detach() / (1 + math.pi * variances / 8).sqrt()
     torch.testing.assert_close(method(x).output, logits, rtol=1e-9, atol=1e-12)
     sampled = linear_fit(model, [x], skip_unsupported=True, samples=3)
-    assert {key for key in sampled._state if key.startswith("samples:")} == {
+    assert {key for key in sampled._ready() if key.startswith("samples:")} == {
         f"samples:{name}" for name in names
     }
     assert sampled.score(x).isfinite().all()

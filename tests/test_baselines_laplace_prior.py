@@ -21,7 +21,7 @@ from laplace_oracles import dense_fisher_blocks, log_evidence
 from scodkit import Bernoulli, Categorical, Gaussian
 from scodkit.baselines.kfac_laplace import GRID, KFACLaplace
 from scodkit.baselines.predictive import Predictive
-from scodkit.baselines.prior_precision import most_evident, surprise
+from scodkit.baselines.prior_precision import excess_surprise, most_evident, surprise
 from scodkit.errors import BatchError, NonFiniteError, NotFittedError, OptionError
 
 KINDS = ("categorical", "bernoulli", "gaussian", "scaled")
@@ -144,6 +144,58 @@ def test_negative_log_likelihoods_are_those_of_torch() -> None:
         predictive = Predictive(likelihood, output, variance)
         found = surprise(predictive, targets)
         torch.testing.assert_close(found, -wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_in_excess_of_the_best_is_never_negative(kind: str) -> None:
+    likelihood, data = LIKELIHOODS[kind], training_data(kind)
+    method = KFACLaplace(network(kind), likelihood).fit(data, progress=False)
+    off = []
+    for x, y in data:
+        with method._network.evaluating():
+            predictive = method._predict(method._network.inputs_of(x), method._ready())
+        excess = excess_surprise(predictive, y)
+        assert excess.min() >= 0
+        off.append(surprise(predictive, y) - excess)
+    torch.testing.assert_close(torch.cat(off), off[0][:1].expand(40), rtol=1e-12, atol=1e-12)
+
+
+def test_weights_are_drawn_once_for_all_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data, x = network("categorical"), training_data("categorical"), some()
+    drawn: list[int] = []
+    randn = torch.randn
+
+    def counted(*args: object, **options: object) -> Tensor:
+        numbers = randn(*args, **options)
+        drawn.append(numbers.numel())
+        return numbers
+
+    monkeypatch.setattr(torch, "randn", counted)
+    method = KFACLaplace(model, Categorical(), samples=7).fit(data, progress=False)
+    method.tune(data, GRID, progress=False).score(x)
+    method.score(x)
+    assert sum(drawn) == 7 * sum(p.numel() for p in model.parameters())
+
+
+def test_a_precision_is_given_up_once_another_is_better() -> None:
+    model, batches = network("gaussian"), training_data("gaussian")
+
+    class Counted:
+        batches = 0
+
+        def __iter__(self):
+            for x, _ in batches:
+                self.batches += 1
+                yield x, model(x).detach()
+
+    data = Counted()
+    method = KFACLaplace(model, Gaussian()).fit(batches, progress=False)
+    method.tune(data, [1e-9, 1e9], progress=False)
+    assert precision_of(method) == 1e9
+    assert data.batches == 5 + 1  # all for the second, one for the first
+    data.batches = 0
+    method.tune(data, [1e9, 1e9], progress=False)
+    assert data.batches == 10
 
 
 def test_targets_that_do_not_fit_are_refused() -> None:

@@ -222,6 +222,8 @@ def test_last_layers_by_count_follow_the_calls(
         (0, 25, 0.28, 7),  # seven exactly, though 0.28 * 25 rounds above it
         (2, 1, 0.15, 2),  # the last convolution is among the two
         (2, 5, 0.15, 6),  # back to the last convolution
+        (2, 8, 0.15, 9),  # as long as only a head follows it
+        (2, 9, 0.15, 2),
         (2, 5, 1.0, 7),
         (7, 1, 0.5, 4),  # more convolutions than the last one
         (1, 0, 0.5, 1),

@@ -35,7 +35,8 @@ def test_unknown_devices_have_unknown_memory() -> None:
 
 
 def plan(available: int | None, working: int = 10) -> Plan:
-    return Plan(100, 2, 20, 10, 20 * 400, 10 * 400, 0, 20 * 400, working, available)
+    sizes = (20 * 400, 10 * 400, 0, 20 * 400)
+    return Plan(100, 2, 20, 10, *sizes, 0, working, working, available)
 
 
 def test_unknown_memory_is_trusted() -> None:

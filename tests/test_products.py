@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,14 @@ from cases import CASES, Case
 from engines import BY_NAME, MLP, close, everything
 from oracles import dense_factors, dense_jacobian
 from scodkit import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, MonteCarlo
-from scodkit.factors import Passes, Portions, ProductSource, choose_jacobian, count_passes
+from scodkit.factors import (
+    Memory,
+    Passes,
+    Portions,
+    ProductSource,
+    choose_jacobian,
+    count_passes,
+)
 from scodkit.factors.jacobian import (
     BackwardJacobian,
     ForwardJacobian,
@@ -295,10 +303,9 @@ def absorbed(case: Case, sketch: Sketch, likelihood: Likelihood, budget: int = 2
     states = [sketch.zero(size, 3, torch.float64, "cpu") for _ in range(2)]
     with network.evaluating():
         kind, _ = choose_jacobian(network, parameters, call)
-        passes = count_passes(network, parameters, call)
-        columns = sketch.columns(size, 3)
-        about = (kind, likelihood, passes, columns, budget)
-        for piece in ProductSource(network, parameters, *about).pieces(call):
+        about = (kind, likelihood, sketch.columns(size, 3), budget)
+        source = ProductSource(network, parameters, *about)
+        for piece in replace(source, memory=source.counted(call)).pieces(call):
             assert piece.curvature is not None
             sketch.update_by_products(states[0], piece.curvature)
     rows = dense_factors(model, call, likelihood).flatten(0, 1)
@@ -340,17 +347,19 @@ def test_passes_are_counted_from_the_chosen_weights_on() -> None:
         last = count_passes(network, everything(network, ["2.weight", "2.bias"]), call)
         whole = count_passes(network, everything(network), call)
     forward = 2 * (7 * 6 + 6 * 5)
-    assert last == Passes(forward, max(2 * 6 * 5, 2 * 35), 8 * 6, 8 * 5)
-    assert whole == Passes(forward, forward + 2 * 6 * 5, 8 * (7 + 6), 8 * 5)
+    assert last == Passes(forward, max(2 * 6 * 5, 2 * 35))
+    assert whole == Passes(forward, forward + 2 * 6 * 5)
 
 
 def test_portions_stay_within_the_memory() -> None:
+    # a sample, a column, a sample for a column
+    memory = Memory(torch.tensor([[0, 5000, 12_000, 3000]]).double())
     for budget in (1, 10**5, 10**6, 10**8):
-        portions = Portions.of(Passes(1, 1, 3000, 2000), 4000, budget, 64, 100)
+        portions = Portions.of(memory, budget, 64, 100)
         assert portions.bytes <= budget or (portions.samples, portions.columns) == (1, 1)
-    assert Portions.of(Passes(1, 1, 3000, 2000), 4000, 10**9, 64, 100).samples == 64
-    assert Portions.of(Passes(1, 1, 3000, 2000), 4000, 10**9, 64, 100).columns == 100
-    assert Portions.of(Passes(1, 1, 0, 4), 4000, 150_000, 64, 100).columns == 11
+    assert Portions.of(memory, 10**9, 64, 100) == Portions(64, 100, memory.at(64, 100))
+    columns = Memory(torch.tensor([[4, 0, 12_000, 16]]).double())
+    assert Portions.of(columns, 150_000, 64, 100).columns == 11
 
 
 @pytest.mark.parametrize("kind", [Nystrom, TwoSided])

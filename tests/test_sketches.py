@@ -52,6 +52,7 @@ from scodkit.sketch import (
     SparseSign,
     TwoSided,
 )
+from scodkit.sketch.frequent_directions import _gram
 
 
 @pytest.mark.parametrize("case", SKETCHES, ids=str)
@@ -132,6 +133,13 @@ def test_frequent_directions_by_definition(shrink):
     rows = rows_with(power(1.0), TALL)
     found = dense(fit(Tight(5, shrink), rows))
     assert relative(found, naive_directions(rows, 5, shrink)) < 1e-10
+
+
+def test_gram_matrices_of_rows_of_any_length():
+    for length in (1, 1023, 1024, 1025, 3000, (1 << 16) + 1, (1 << 17) + 1500):
+        rows = torch.randn(3, length, generator=torch.Generator().manual_seed(length))
+        wanted = rows.double() @ rows.double().mT
+        torch.testing.assert_close(_gram(rows), wanted, rtol=1e-12, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", [Tight, FrequentDirections])

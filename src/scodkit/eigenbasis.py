@@ -77,10 +77,11 @@ class Eigenbasis:
             rank: Number of pairs to keep; a larger number than there are keeps all.
 
         Returns:
-            A basis that is certified if this one is.
+            A basis that is certified if this one is, in memory of no more than its size.
         """
         if rank >= self.rank:
-            return self
+            # or scoring would stride over what was cut off
+            return replace(self, vectors=self.vectors.contiguous())
         dropped = float(self.values[rank])
         shorter = replace(
             self,

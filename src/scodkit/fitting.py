@@ -19,12 +19,13 @@ from scodkit.errors import (
     NonFiniteError,
     OptionError,
 )
-from scodkit.factors import FactorsOf, FactorSource, ProductSource
+from scodkit.factors import FactorsOf, FactorSource, Piece, ProductSource
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet, select, select_names
 from scodkit.parts import Part, part_behind, sampled_hash
+from scodkit.preparing import Preparation
 from scodkit.progress import Checkpoint, FiniteCheck, Progress
 from scodkit.reading import Reader, data_identity
 from scodkit.recipe import Recipe, first_output
@@ -190,15 +191,13 @@ class _Pass:
             if self.options.check_deterministic:
                 check_deterministic(network, call, self.loader)
             parameters = select(recipe.selection, network, call)
-            wanted = self.options.products
-            plan = recipe.plan(network, parameters, call, num_samples(self.loader), wanted)
-            plan.check()
-            source, products = recipe.source(network, parameters, call), None
-            if plan.by_products:
-                products = recipe.product_source(network, parameters, call, wanted)
+            options = (self.options.products, self.options.precision)
+            about = (recipe, network, parameters, call, num_samples(self.loader))
+            prepared = Preparation(*about, *options).prepared()
+            prepared.plan.check()
             dtype = sum_dtype(first_output(network, call))
         reader = Reader(self.loader, batches)
-        return _Begun(call, reader, parameters, source, products, dtype)
+        return _Begun(call, reader, parameters, prepared.source, prepared.products, dtype)
 
     def agree(self, begun: _Begun | None) -> _Terms:
         """Return what all processes fit; those without data fit what the others do.
@@ -339,23 +338,30 @@ def absorb(
         # a sample is skipped whole: look at all its directions before using any
         whole = _finite_samples(source, call)
     for piece in source.pieces(call, hold=True):
-        norms = piece.factors.squared_norms()
-        good = norms.isfinite() & piece.finite
-        if whole is not None:
-            good &= whole[piece.samples]
-        factors, kept = piece.factors, len(good)
-        if on_bad == "raise":
-            progress.unchecked.append(
-                FiniteCheck(good, piece.finite, piece.samples.start, progress)
-            )
-        elif not bool(good.all()):
-            factors, norms, kept = FactorsOf(factors, good), norms[good], int(good.sum())
-        progress.state.sketch.update(
-            progress.state, factors, norms.sum(), kept if piece.complete else 0
-        )
-        if piece.complete:
-            progress.skipped += len(good) - kept
+        _absorb_piece(piece, progress, on_bad, whole)
+        del piece  # or its rows would be there while the next are formed
     progress.samples += call.batch_size
+
+
+def _absorb_piece(
+    piece: Piece, progress: Progress, on_bad: Literal["raise", "skip"], whole: Tensor | None
+) -> None:
+    norms = piece.factors.squared_norms()
+    good = norms.isfinite() & piece.finite
+    if whole is not None:
+        good &= whole[piece.samples]
+    factors, kept = piece.factors, len(good)
+    if on_bad == "raise":
+        progress.unchecked.append(
+            FiniteCheck(good, piece.finite, piece.samples.start, progress)
+        )
+    elif not bool(good.all()):
+        factors, norms, kept = FactorsOf(factors, good), norms[good], int(good.sum())
+    progress.state.sketch.update(
+        progress.state, factors, norms.sum(), kept if piece.complete else 0
+    )
+    if piece.complete:
+        progress.skipped += len(good) - kept
 
 
 def _absorb_products(
@@ -368,6 +374,7 @@ def _absorb_products(
         if piece.curvature is not None:
             progress.state.sketch.update_by_products(progress.state, piece.curvature)
         progress.skipped += int((~piece.good).sum())
+        del piece  # and with it a graph
     progress.samples += call.batch_size
 
 
@@ -375,4 +382,5 @@ def _finite_samples(source: FactorSource, call: Inputs) -> Tensor:
     finite = torch.ones(call.batch_size, dtype=torch.bool, device=source.engine.network.device)
     for piece in source.pieces(call, hold=True):
         finite[piece.samples] &= piece.factors.squared_norms().isfinite() & piece.finite
+        del piece
     return finite

@@ -23,6 +23,7 @@ from scodkit.likelihoods import Likelihood
 from scodkit.network import Network
 from scodkit.parameters import Selection, select
 from scodkit.plan import Plan
+from scodkit.preparing import Preparation
 from scodkit.recipe import Recipe
 from scodkit.scorer import Question, Scorer
 from scodkit.sketch import Nystrom, Sketch
@@ -165,20 +166,33 @@ class Learner:
         """The result of the fit: the chosen weights, the basis, the sketch, fingerprints."""
         return self._ready().fitted
 
-    def plan(self, batch: object, num_data: int | None = None) -> Plan:
+    def plan(
+        self,
+        batch: object,
+        num_data: int | None = None,
+        *,
+        precision: torch.dtype | None = None,
+        products: bool | None = None,
+    ) -> Plan:
         """Return how much memory a fit and scoring will take, without allocating it.
 
-        With hundreds of outputs also what a batch costs in rows and in products with the
-        curvature, and which of the two `fit` will take.
+        What a batch takes is counted on a few samples: of tensors, not of what libraries of
+        kernels take for themselves. With hundreds of outputs also what a batch costs in rows
+        and in products with the curvature, and which of the two `fit` will take.
 
         Args:
             batch: A batch as the loader yields it, as large as the ones to come.
             num_data: Samples to come, where known (`Exact` needs it).
+            precision: As in `fit`.
+            products: As in `fit`.
         """
         with self._network.evaluating():
             call = self._network.inputs_of(batch)
             parameters = select(self._selection, self._network, call)
-            return self._recipe.plan(self._network, parameters, call, num_data)
+            about = (self._recipe, self._network, parameters, call, num_data)
+            preparation = Preparation(*about, products, precision)
+            rough = preparation.rough_plan()
+            return preparation.prepared(scoring=True).plan if rough.fits else rough
 
     @property
     def basis(self) -> Eigenbasis:

@@ -96,6 +96,11 @@ class Inputs:
         """Return the call restricted to some samples."""
         return self.map(lambda t: t[which])
 
+    def first(self, count: int) -> Inputs:
+        """Return the call with its first samples, the last of them again if there are fewer."""
+        order = torch.arange(count).clamp_max(self.batch_size - 1)
+        return self.map(lambda t: t[order.to(t.device)])
+
 
 def _holds_tensors(value: object) -> bool:
     if isinstance(value, Mapping):

@@ -20,13 +20,17 @@ from torch.nn.utils import parametrize
 from scodkit.errors import ParameterSelectionError
 from scodkit.network import Inputs, Network, ordinary
 
+# layers after a network's last convolution, norms included, that still count as its head
+_LONGEST_HEAD = 8
+
 
 @dataclass(frozen=True)
 class LastLayers:
     """The last layers of the network, in the order the forward pass first calls them.
 
     A layer is a module that owns parameters itself. With ``fraction`` the choice follows the
-    SCOD paper: at least two layers, and back to the last convolution if there is one.
+    SCOD paper: at least two layers, and back to the last convolution if there is one close to
+    the end. (That of a vision transformer is at its start.)
 
     Args:
         fraction: Share of the layers to keep, in (0, 1].
@@ -246,7 +250,9 @@ def _last_layers(
         # rounded first: 0.28 * 25 is a little over 7 in binary
         share = math.ceil(round(selection.fraction * len(layers), 9))
         first = len(layers) - max(2, share)
-        convolutions = [i for i, layer in enumerate(layers) if _is_convolution(layer)]
+        # one that many layers follow is no part of a network's end: it makes tokens of pixels
+        end = range(max(0, len(layers) - _LONGEST_HEAD - 1), len(layers))
+        convolutions = [i for i in end if _is_convolution(layers[i])]
         first = max(0, min([first, *convolutions[-1:]]))
     kept = {id(p) for layer in layers[first:] for p in _own_parameters(layer)}
     return {name for name, parameter in named.items() if id(parameter) in kept}

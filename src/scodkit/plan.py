@@ -24,8 +24,11 @@ class Plan:
         sketch_bytes: The sketch itself, held while fitting (and after, for updates).
         basis_bytes: The eigenbasis, held while scoring.
         kept_bytes: Test matrices, held while fitting.
-        solve_bytes: Extra while the basis is computed from the sketch.
-        working_bytes: Rows in weight space and at the output while batches pass.
+        solve_bytes: Copies of the sketch while the basis is found in it.
+        chunk_bytes: Parts of those in float64.
+        working_bytes: What a batch takes while fitting, activations and all, counted on a few
+            samples and within the memory budget.
+        score_working_bytes: What it takes while scoring.
         available_bytes: Free memory on the model's device; None when it cannot be known.
         costs: Rows and products side by side; None where there are too few directions for
             products to be thought of, or the sketch or the likelihood takes rows only.
@@ -39,38 +42,11 @@ class Plan:
     basis_bytes: int
     kept_bytes: int
     solve_bytes: int
+    chunk_bytes: int
     working_bytes: int
+    score_working_bytes: int
     available_bytes: int | None
     costs: Costs | None = None
-
-    @staticmethod
-    def of(
-        *,
-        num_parameters: int,
-        directions: int,
-        columns: int,
-        rank: int,
-        itemsize: int,
-        kept_bytes: int,
-        working_bytes: int,
-        device: torch.device,
-    ) -> Plan:
-        """Return the plan of a fit whose sums take ``itemsize`` bytes a number."""
-        vector_bytes = num_parameters * itemsize
-        rank = min(rank, columns)
-        return Plan(
-            num_parameters=num_parameters,
-            directions=directions,
-            columns=columns,
-            rank=rank,
-            sketch_bytes=columns * vector_bytes,
-            basis_bytes=rank * vector_bytes,
-            kept_bytes=kept_bytes,
-            # the basis is found in a copy of the sketch
-            solve_bytes=columns * vector_bytes,
-            working_bytes=working_bytes,
-            available_bytes=available_bytes(device),
-        )
 
     @property
     def by_products(self) -> bool:
@@ -78,20 +54,19 @@ class Plan:
         return self.costs is not None and self.costs.by_products
 
     @property
-    def fit_working_bytes(self) -> int:
-        """What batches take while fitting; `working_bytes` is what they take in rows."""
-        return self.working_bytes if self.costs is None else self.costs.bytes
+    def fit_bytes(self) -> int:
+        """Peak while fitting, beyond the model."""
+        return self.sketch_bytes + max(self.kept_bytes + self.working_bytes, self._solving)
 
     @property
-    def fit_bytes(self) -> int:
-        """Peak while fitting, beyond the model and its activations."""
-        held = self.sketch_bytes + self.kept_bytes
-        return held + max(self.fit_working_bytes, self.basis_bytes + self.solve_bytes)
+    def _solving(self) -> int:
+        # test matrices are dropped before the basis is cut to its rank
+        return self.solve_bytes + max(self.kept_bytes + self.chunk_bytes, self.basis_bytes)
 
     @property
     def score_bytes(self) -> int:
-        """Peak while scoring without the sketch, beyond the model and its activations."""
-        return self.basis_bytes + self.working_bytes
+        """Peak while scoring without the sketch, beyond the model."""
+        return self.basis_bytes + self.score_working_bytes
 
     @property
     def fits(self) -> bool:
@@ -108,6 +83,13 @@ class Plan:
             f"free {free}" + ("" if self.costs is None else f"; {self.costs}")
         )
 
+    def _most_columns(self, available: int) -> int:
+        """Return the largest sketch that fits: all but what a batch takes goes with it."""
+        streaming = (self.sketch_bytes + self.kept_bytes) / self.columns
+        solving = (self.sketch_bytes + self._solving) / self.columns
+        while_streaming = (available - self.working_bytes) / streaming
+        return max(0, int(min(while_streaming, available / solving)))
+
     def check(self) -> None:
         """Refuse a fit that cannot fit.
 
@@ -117,9 +99,7 @@ class Plan:
         if self.fits:
             return
         assert self.available_bytes is not None
-        working = self.fit_working_bytes
-        per_column = (self.fit_bytes - working) / self.columns
-        columns = max(0, int((self.available_bytes - working) / per_column))
+        columns = self._most_columns(self.available_bytes)
         rank = max(0, self.rank * columns // self.columns)
         advice = (
             f"the largest that fits is a sketch of {columns} columns with rank={rank}"

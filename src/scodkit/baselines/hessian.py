@@ -116,7 +116,7 @@ class LossHessian:
             for block, leaf in zip(self._parameters.blocks, leaves, strict=True)
         ]
         total = torch.zeros(self.size, dtype=torch.float64, device=vector.device)
-        num_data, loss_sum = 0, 0.0
+        num_data, loss_sum = 0, total.new_zeros(())
         for call, targets in self._pairs():
             # other kernels of attention cannot be differentiated twice
             with sdpa_kernel(SDPBackend.MATH):
@@ -129,8 +129,8 @@ class LossHessian:
                     if second is not None:
                         total[block.columns] += second.detach().flatten()
             num_data += call.batch_size
-            loss_sum += float(loss.detach())
-        self._compare(num_data, loss_sum / num_data)
+            loss_sum += loss.detach()  # a GPU is waited for at the end, not for each batch
+        self._compare(num_data, float(loss_sum) / num_data)
         return (total / num_data).to(vector.dtype)
 
     def _check(self) -> tuple[int, float]:

@@ -16,7 +16,7 @@ from scodkit.baselines.data import TrainingData
 from scodkit.baselines.kronecker import Block, KroneckerFactors, pack, unpack
 from scodkit.baselines.kronecker_layers import supported_parameters
 from scodkit.baselines.predictive import Predictive, linearised, mixture
-from scodkit.baselines.prior_precision import most_evident, surprise
+from scodkit.baselines.prior_precision import excess_surprise, most_evident
 from scodkit.baselines.weight_sets import Sets, WeightSets, copies
 from scodkit.errors import NonFiniteError, OptionError
 from scodkit.factors import Factors, FactorSource, MemoryBudget, choose_engine
@@ -101,7 +101,7 @@ class KFACLaplace(Baseline):
     @property
     def chosen_precision(self) -> float:
         """The prior precision in use: given, or chosen by `fit` or `tune`."""
-        return float(self._ready()["prior_precision"])
+        return float(super()._ready()["prior_precision"])
 
     def tune(
         self,
@@ -114,7 +114,7 @@ class KFACLaplace(Baseline):
 
         Args:
             loader: Validation data with targets, like the training data; read once for each
-                precision.
+                precision, as far as it takes to see that another one is better.
             grid: Prior precisions to try.
             progress: Show a progress bar.
 
@@ -124,22 +124,26 @@ class KFACLaplace(Baseline):
         Raises:
             NonFiniteError: If that is infinite or NaN at every precision.
         """
-        state = self._ready()
+        state = super()._ready()
         _check_precisions(grid)
         doing = "tuning KFACLaplace" if progress else None
         data = TrainingData(self._network, loader, self._targets, doing)
         data.check_repeatable("KFACLaplace.tune")
-        losses = []
+        losses = [math.inf] * len(grid)
         with self._network.evaluating():
-            for precision in grid:
-                losses.append(self._loss(data, self._at_precision(precision, state)))
+            noise = self._noise(state)
+            # the narrowest first: they are seldom far off, the widest soon seen to be
+            for i in sorted(range(len(grid)), key=lambda i: -grid[i]):
+                tried = self._at_precision(grid[i], state, noise)
+                losses[i] = self._loss(data, tried, min(losses))
             if min(losses) == math.inf:
                 raise NonFiniteError(
                     "expected finite predictions of the validation data at some prior "
                     f"precision, got none at {list(grid)}; mend or remove samples with a NaN "
                     "or an infinity, or try larger precisions"
                 )
-            self._state = self._at_precision(grid[losses.index(min(losses))], state)
+            best = grid[losses.index(min(losses))]
+            self._state = self._at_precision(best, state, noise)
         return self
 
     def _learn(self, data: TrainingData) -> State:
@@ -159,7 +163,22 @@ class KFACLaplace(Baseline):
                 torch.cat([block.values.flatten() for block in blocks.values()]),
                 sum(float(weight.double().square().sum()) for weight in weights),
             )
-        return self._at_precision(precision, pack(blocks))
+        like = next(iter(blocks.values())).output_values
+        return {**pack(blocks), "prior_precision": like.new_tensor(precision)}
+
+    def _ready(self) -> State:
+        """See `Baseline._ready`.
+
+        Returns:
+            The same, with weights drawn: not before they are asked for, as `tune` draws others.
+        """
+        state = super()._ready()
+        if self.samples is None or any(name.startswith("samples:") for name in state):
+            return state
+        with self._network.evaluating():
+            precision = float(state["prior_precision"])
+            self._state = self._at_precision(precision, state, self._noise(state))
+        return self._state
 
     def _choose(self, call: Inputs) -> list[str]:
         """Return the parameters to be uncertain about."""
@@ -167,23 +186,35 @@ class KFACLaplace(Baseline):
         names = select(asked, self._network, call).names
         return supported_parameters(self._network, names, call, skip=self.skip_unsupported)
 
-    def _at_precision(self, precision: float, state: State) -> State:
-        """Return the state with another prior precision, and weights drawn for it."""
+    def _noise(self, state: State) -> dict[str, Tensor]:
+        """Return what draws are made of, whatever the precision; nothing without samples."""
+        if self.samples is None:
+            return {}
         parameters = self._parameters(state)
         blocks = unpack(state, parameters.names)
-        like = next(iter(blocks.values())).output_values
-        prior = torch.tensor(precision, dtype=like.dtype, device=like.device)
-        state = {**state, "prior_precision": prior}
-        if self.samples is None:
-            return state
         # on the CPU and in float64: draws must not depend on the device or the dtype
         generator = torch.Generator().manual_seed(self.seed)
+        turned = {}
         for name, weight in parameters.weights(self.model).items():
             shape = (self.samples, weight.numel())
             noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-            moved = blocks[name].deviations(noise.to(weight.device, weight.dtype), prior)
-            state[f"samples:{name}"] = weight + moved.reshape(-1, *weight.shape)
-        return state
+            turned[name] = blocks[name].turned(noise.to(weight.device, weight.dtype))
+        return turned
+
+    def _at_precision(
+        self, precision: float, state: State, noise: Mapping[str, Tensor]
+    ) -> State:
+        """Return the state with another prior precision, and weights drawn for it."""
+        parameters = self._parameters(state)
+        blocks = unpack(state, parameters.names)
+        prior = state["prior_precision"].new_tensor(precision)
+        weights = parameters.weights(self.model)
+        drawn = {
+            f"samples:{name}": weights[name]
+            + blocks[name].deviations(own, prior).reshape(-1, *weights[name].shape)
+            for name, own in noise.items()
+        }
+        return {**state, "prior_precision": prior, **drawn}
 
     def _parameters(self, state: State) -> ParameterSet:
         """Return the parameters that are uncertain, in the model's order."""
@@ -192,11 +223,19 @@ class KFACLaplace(Baseline):
             self.model, [name for name in named if f"output_values:{name}" in state]
         )
 
-    def _loss(self, data: TrainingData, state: State) -> float:
-        """Return the negative log-likelihood of all targets, in nats; no NaN."""
+    def _loss(self, data: TrainingData, state: State, best: float) -> float:
+        """Return how badly all targets are predicted, in nats; no NaN.
+
+        Args:
+            data: With targets.
+            state: Says at which precision.
+            best: What another one reached; infinity is returned where that is not.
+        """
         total = 0.0
         for call, targets in data.pairs():
-            total += float(surprise(self._predict(call, state), targets).sum())
+            total += float(excess_surprise(self._predict(call, state), targets).sum())
+            if total > best:
+                return math.inf
         # weights drawn from a wide posterior may be beyond what a network can compute with
         return math.inf if math.isnan(total) else total
 

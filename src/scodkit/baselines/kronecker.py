@@ -57,25 +57,27 @@ class Block:
             rows: ``(..., o * i)``.
             prior_precision: A single number.
         """
-        rows = rows.reshape(*rows.shape[:-1], *self.values.shape)
-        turned = self.output_vectors.mT @ rows @ self.input_vectors
-        return (turned.square() / (self.values + prior_precision)).sum((-2, -1))
+        return (self.turned(rows).square() / (self.values + prior_precision)).sum((-2, -1))
 
-    def deviations(self, noise: Tensor, prior_precision: Tensor) -> Tensor:
+    def turned(self, rows: Tensor) -> Tensor:
+        """Return rows ``(..., o * i)`` along the eigenvectors, ``(..., o, i)``."""
+        rows = rows.reshape(*rows.shape[:-1], len(self.output_values), len(self.input_values))
+        return self.output_vectors.mT @ rows @ self.input_vectors
+
+    def deviations(self, turned_noise: Tensor, prior_precision: Tensor) -> Tensor:
         """Return draws from the Gaussian of precision ``F + prior_precision``.
 
         Args:
-            noise: Standard normal numbers, ``(K, o * i)``.
+            turned_noise: Standard normal numbers, `turned`, ``(K, o, i)``: what is the same
+                for every precision.
             prior_precision: A single number.
 
         Returns:
             ``(K, o * i)``, of mean zero.
         """
-        noise = noise.reshape(-1, *self.values.shape)
-        # the symmetric root: the signs of eigenvectors, which are arbitrary, cancel
-        turned = self.output_vectors.mT @ noise @ self.input_vectors
-        turned = turned * (self.values + prior_precision).rsqrt()
-        return (self.output_vectors @ turned @ self.input_vectors.mT).flatten(1)
+        scaled = turned_noise * (self.values + prior_precision).rsqrt()
+        # back, by the symmetric root: the signs of eigenvectors, which are arbitrary, cancel
+        return (self.output_vectors @ scaled @ self.input_vectors.mT).flatten(1)
 
     def products(self) -> int:
         """Return how many multiplications `quadratic` takes for a row."""

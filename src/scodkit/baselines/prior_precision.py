@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from scodkit.baselines.entropy import noise_variance
 from scodkit.baselines.predictive import Predictive
 from scodkit.baselines.targets import check_targets
 from scodkit.errors import NonFiniteError
-from scodkit.likelihoods import Bernoulli, Categorical
+from scodkit.likelihoods import Bernoulli, Categorical, Gaussian
 
 # halvings of the bracket, which spans a few decades: below rounding
 _HALVINGS = 60
@@ -54,6 +55,23 @@ def most_evident(values: Tensor, squared_norm: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if too_small(math.exp(middle)) else (low, middle)
     return math.exp(low)
+
+
+def excess_surprise(predictive: Predictive, targets: Tensor) -> Tensor:
+    """Return how much worse targets are predicted than they can be, ``(B,)`` in nats, >= 0.
+
+    The best is the same at every prior precision: to be certain of a class, or to be right and
+    certain of everything but the noise. So a sum over some targets is a bound on that over all.
+
+    Args:
+        predictive: Of a batch.
+        targets: As for `surprise`.
+    """
+    found = surprise(predictive, targets)
+    if not isinstance(predictive.likelihood, Gaussian):
+        return found
+    noise = noise_variance(predictive.likelihood, predictive.output)
+    return found - 0.5 * torch.log(2 * math.pi * noise).sum()
 
 
 def surprise(predictive: Predictive, targets: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,19 @@ from typing_extensions import Unpack
 from scodkit import artifact
 from scodkit.baselines.baseline import Picks, State
 from scodkit.baselines.cost import Cost
-from scodkit.baselines.data import TrainingData
+from scodkit.baselines.data import TrainingData, finite_samples
 from scodkit.baselines.lanczos import lanczos_vectors
 from scodkit.baselines.weight_space import WeightSpaceBaseline
 from scodkit.errors import NondeterministicError, NonFiniteError, OptionError
-from scodkit.factors import Factors, FactorSource, squared_norms
+from scodkit.factors import (
+    Factors,
+    FactorSource,
+    Jacobian,
+    choose_jacobian,
+    squared_norms,
+)
 from scodkit.factors.engine import Sums
+from scodkit.factors.jacobian import ForwardJacobian, ForwardJacobianInTurn
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs
 from scodkit.parameters import Selection
@@ -33,8 +40,8 @@ _CHUNK_ON_GPU = 1 << 26
 # sketch size over rank, where none is given
 _SIZE_PER_RANK = 20
 
-# relative difference between the traces of two passes that rounding may explain
-_SAME_TRACE = 1e-4
+# relative difference between the squared outputs of two passes that rounding may explain
+_SAME_OUTPUTS = 1e-4
 
 # rows of some samples: columns, and the rows in these ``(b q, columns)``
 _Blocks = list[tuple[slice, Tensor]]
@@ -65,6 +72,8 @@ class SketchedLanczos(WeightSpaceBaseline):
     Memory: the fit holds three vectors of ``N`` numbers and ``s k`` numbers, scoring only the
     latter; the map is made from its seed when it is needed. (SCOD holds ``T N`` and ``k N``.)
     If all of the data's factors fit into ``memory_budget``, they are kept, and one pass does.
+    Otherwise a vector goes forward through the network and back, a batch at a time, which
+    forms no factors.
     The paper's budget of ``b`` vectors is ``size=b * N // rank``. No targets needed. Nats
     (squared units), >= 0.
 
@@ -155,6 +164,8 @@ class SketchedLanczos(WeightSpaceBaseline):
         num_parameters = self._parameters(call).num_parameters
         basis, passes = state["basis"], int(state["passes"])
         exact = self.size >= num_parameters
+        # a vector's way forward costs as much as one back
+        by_products = passes > 1 and not self.likelihood.draws
         return Cost(
             forwards=1,
             backwards=directions,
@@ -163,7 +174,7 @@ class SketchedLanczos(WeightSpaceBaseline):
             kept=sum(tensor.numel() for tensor in state.values()),
             passes=passes,
             fit_forwards=passes,
-            fit_backwards=passes * directions,
+            fit_backwards=passes * (2 if by_products else directions),
         )
 
     def _options(self) -> Mapping[str, Any]:
@@ -247,56 +258,106 @@ class _Fisher:
 
     def __init__(self, data: TrainingData, source: FactorSource) -> None:
         self._data, self._source = data, source
-        self._trace: float | None = None
-        self._kept: list[_Blocks] | None = None
+        self._room = source.budget
+        self._kept: list[_Blocks] = []
+        self._squares: float | None = None  # of all outputs
+        self._jacobian: type[Jacobian] | None = None  # of products, once rows had no room
+        self._tried = False
         self.passes = 0
         self.dtype = torch.float64
 
     def times(self, vector: Tensor) -> Tensor:
-        """Return the product with a vector ``(N,)``, both in float64."""
-        product = torch.zeros_like(vector)
-        for blocks in self._read() if self._kept is None else self._kept:
-            self.dtype = blocks[0][1].dtype
-            near = vector.to(self.dtype)
-            along = torch.stack([rows @ near[at] for at, rows in blocks]).double().sum(0)
-            for at, rows in blocks:
-                product[at] += along.to(self.dtype) @ rows
-        return product
-
-    def _read(self) -> Iterator[_Blocks]:
-        """Yield the factors of the data in pieces, and keep them if there is room for all.
+        """Return the product with a vector ``(N,)``, both in float64.
 
         Raises:
             NonFiniteError: If a sample has a NaN or an infinity.
+            NondeterministicError: If the data is not what it was in the first pass.
         """
-        kept, room, trace = [], self._source.budget, 0.0
+        product = torch.zeros_like(vector)
+        if self.passes and self._room >= 0:
+            for blocks in self._kept:
+                self._add_rows(blocks, vector, product)
+            return product
+        # looked at after the pass: a GPU would have to be waited for
+        good = torch.ones((), dtype=torch.bool, device=vector.device)
+        squares = torch.zeros((), dtype=torch.float64, device=vector.device)
         for call in self._data.calls():
-            for piece in self._source.pieces(call, hold=True):
-                squares = piece.factors.squared_norms()
-                if not bool((piece.finite & squares.isfinite()).all()):
-                    raise NonFiniteError(
-                        "expected finite training data, got a NaN or an infinity in a sample "
-                        "or in what the model makes of it; mend or remove that sample"
-                    )
-                trace += float(squares.sum())
-                blocks = [(at, rows.flatten(0, 1)) for at, rows in piece.factors.blocks()]
-                yield blocks
-                room -= sum(rows.nbytes for _, rows in blocks)
-                if room >= 0:
-                    kept.append(blocks)
-                else:
-                    kept.clear()
+            output = self._add(call, vector, product)
+            good &= finite_samples(call, output).all()
+            squares += output.double().square().sum()
         self.passes += 1
-        self._compare(trace)
-        self._kept = kept if room >= 0 else None
+        if not bool(good & product.isfinite().all()):
+            raise NonFiniteError(
+                "expected finite training data, got a NaN or an infinity in a sample or in "
+                "what the model makes of it; mend or remove that sample"
+            )
+        self._compare(float(squares))
+        return product
 
-    def _compare(self, trace: float) -> None:
-        first = self._trace = trace if self._trace is None else self._trace
-        if abs(trace - first) > _SAME_TRACE * first:
+    def _add(self, call: Inputs, vector: Tensor, product: Tensor) -> Tensor:
+        """Add a batch's share to a product.
+
+        Returns:
+            What the model made of the batch.
+        """
+        if self._room < 0 and not self._tried:
+            self._jacobian, self._tried = self._trusted(call), True
+        if self._jacobian is not None:
+            return self._add_by_products(self._jacobian, call, vector, product)
+        outputs: dict[int, Tensor] = {}
+        for piece in self._source.pieces(call, hold=True):
+            outputs[piece.samples.start] = piece.output
+            blocks = [(at, rows.flatten(0, 1)) for at, rows in piece.factors.blocks()]
+            self._add_rows(blocks, vector, product)
+            self._keep(blocks)
+        return torch.cat(list(outputs.values()))
+
+    def _keep(self, blocks: _Blocks) -> None:
+        """Keep rows while there is room for all there were."""
+        self._room -= sum(rows.nbytes for _, rows in blocks)
+        if self._room >= 0:
+            self._kept.append(blocks)
+        else:
+            self._kept.clear()
+
+    def _add_rows(self, blocks: _Blocks, vector: Tensor, product: Tensor) -> None:
+        self.dtype = blocks[0][1].dtype
+        near = vector.to(self.dtype)
+        along = torch.stack([rows @ near[at] for at, rows in blocks]).double().sum(0)
+        for at, rows in blocks:
+            product[at] += along.to(self.dtype) @ rows
+
+    def _trusted(self, call: Inputs) -> type[Jacobian] | None:
+        """Return a way to take a vector through the network and back; None for in rows."""
+        engine, likelihood = self._source.engine, self._source.likelihood
+        # drawn rows are few; in half precision a vector would lose too many digits
+        if likelihood.draws or self.dtype not in (torch.float32, torch.float64):
+            return None
+        kind, _ = choose_jacobian(engine.network, engine.parameters, call)
+        # a single vector has no others to go with
+        alone = kind is not None and issubclass(kind, ForwardJacobian)
+        return ForwardJacobianInTurn if alone else kind
+
+    def _add_by_products(
+        self, kind: type[Jacobian], call: Inputs, vector: Tensor, product: Tensor
+    ) -> Tensor:
+        engine = self._source.engine
+        jacobian = kind(engine.network, engine.parameters, call)
+        along = jacobian.push(vector.to(self.dtype)[None])
+        weighed = self._source.likelihood.curvature_times(
+            jacobian.output, along.transpose(0, 1)
+        )
+        for at, found in jacobian.pull(weighed.transpose(0, 1)):
+            product[at] += found.flatten()
+        return jacobian.output
+
+    def _compare(self, squares: float) -> None:
+        first = self._squares = squares if self._squares is None else self._squares
+        if abs(squares - first) > _SAME_OUTPUTS * first:
             raise NondeterministicError(
-                f"expected the same data in every pass, but the trace of its Fisher "
-                f"information was {first:.6g} in the first and {trace:.6g} in a later one; "
-                "switch random augmentation, and dropping of a last batch, off"
+                f"expected the same data in every pass, but the sum of the squared outputs was "
+                f"{first:.6g} in the first and {squares:.6g} in a later one; switch random "
+                "augmentation, and dropping of a last batch, off"
             )
 
 

@@ -23,7 +23,8 @@ from scodkit.monitor import Monitor
 from scodkit.separation import separation
 
 POOLED = "pooled"
-_FIT_BATCH = 128
+# samples at a time; on a GPU more, where these are small
+_BATCH, _MOST, _LARGE = 128, 512, 2**25
 _BATCHES = (1, 64)  # that are timed
 _HELD = 2**30  # bytes of samples that are held in memory for a fit, at most, on a CPU
 _BINS = 40
@@ -156,7 +157,7 @@ def fit(detector: Detector, setup: Setup, method: str) -> float:
 
 def _at_hand(samples: Samples, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
     """Return batches that need not be made first: in memory, or made once and kept as bytes."""
-    loader = Loader(samples, _FIT_BATCH, device)
+    loader = Loader(samples, _batch_size(samples, device), device)
     x, _ = samples.take(slice(0, 1)).read(device)
     if device.type == "cuda" or x.nbytes * len(samples) <= _HELD:
         return list(loader)
@@ -165,9 +166,17 @@ def _at_hand(samples: Samples, device: torch.device) -> Iterable[tuple[Tensor, T
     return loader
 
 
+def _batch_size(samples: Samples, device: torch.device) -> int:
+    """Return how many samples to take at a time: small ones leave a GPU idle."""
+    if device.type != "cuda":
+        return _BATCH
+    x, _ = samples.take(slice(0, 1)).read(device)
+    return min(_MOST, max(_BATCH, _LARGE // x.nbytes))
+
+
 def scores_of(detector: Detector, samples: Samples, device: torch.device) -> Tensor:
     """Return the score ``(n,)`` of every sample, on the CPU."""
-    batches = samples.batches(_FIT_BATCH, device)
+    batches = samples.batches(_batch_size(samples, device), device)
     return torch.cat([detector.score(x).cpu() for x, _ in batches])
 
 

@@ -54,7 +54,8 @@ def _sketched_lanczos(case: Case) -> Detector:
     weights = sum(parameter.numel() for parameter in network.parameters())
     rank = case.domain.all_layers.rank
     method = baselines.SketchedLanczos(network, case.domain.likelihood, rank=rank, size=weights)
-    method.memory_budget = 2**31  # so that the small domains need one pass, not one a vector
+    # so that the small domains need one pass, not one a vector
+    method.memory_budget = max(method.memory_budget, 2**31)
     return method
 
 

@@ -16,6 +16,7 @@ from scodkit.factors.functional import FunctionalEngine
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.loop import LoopEngine
+from scodkit.factors.memory import LiveBytes, Memory
 from scodkit.factors.pieces import FactorSource, Piece
 from scodkit.factors.products import Curvature, Portions, ProductPiece, ProductSource
 
@@ -30,7 +31,9 @@ __all__ = [
     "HookEngine",
     "Jacobian",
     "Linearization",
+    "LiveBytes",
     "LoopEngine",
+    "Memory",
     "MemoryBudget",
     "Passes",
     "Piece",

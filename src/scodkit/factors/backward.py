@@ -50,7 +50,13 @@ class Edges:
 
 
 def backward(
-    output: Tensor, edges: Edges, rows: Tensor, take: Take, *, few_kernels: bool = False
+    output: Tensor,
+    edges: Edges,
+    rows: Tensor,
+    take: Take,
+    *,
+    few_kernels: bool = False,
+    times: float = 1.0,
 ) -> None:
     """Pull rows back to every layer.
 
@@ -61,9 +67,10 @@ def backward(
         take: Given the index of a layer, and the gradients at its output ``(q, *shape)``; not
             called for layers that nothing arrives at.
         few_kernels: Prefer launching few kernels on a GPU over launching them quickly.
+        times: Go back as if the batch were so many times as large.
     """
     by_direction = rows.transpose(0, 1).reshape(rows.shape[1], *output.shape)
-    average = edges.output_bytes // len(edges.of_layers)
+    average = times * edges.output_bytes / len(edges.of_layers)
     if len(by_direction) == 1:
         _streamed(output, edges, by_direction[0], lambda i, delta: take(i, delta[None]))
     elif few_kernels and average <= _FOLDED:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from scodkit.factors.jacobian import ForwardJacobianInTurn
@@ -24,14 +22,10 @@ class Passes:
         forward: Floating-point operations of a forward pass.
         backward: Floating-point operations of a backward pass to the chosen weights. To take
             a vector forward, from the weights to the output, costs as many.
-        held_bytes: What is remembered between the two.
-        output_bytes: Of the output.
     """
 
     forward: int
     backward: int
-    held_bytes: int
-    output_bytes: int
 
 
 def count_passes(network: Network, parameters: ParameterSet, call: Inputs) -> Passes:
@@ -45,16 +39,7 @@ def count_passes(network: Network, parameters: ParameterSet, call: Inputs) -> Pa
         call: A batch, of which the first samples are run.
     """
     few = call.samples(slice(0, _SAMPLES))
-    held: dict[int, int] = {}
-    own = {weight.data_ptr() for weight in network.model.parameters()}
-
-    def note(tensor: Tensor) -> Tensor:
-        if tensor.layout == torch.strided and tensor.data_ptr() not in own:
-            held[tensor.data_ptr()] = tensor.numel() * tensor.itemsize
-        return tensor.detach()  # or what is remembered would remember itself
-
-    remembered = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with remembered, FlopCounterMode(display=False) as forward:
+    with FlopCounterMode(display=False) as forward:
         jacobian = ForwardJacobianInTurn(network, parameters, few)
     rows = torch.ones_like(jacobian.output).flatten(1)[None]
     with FlopCounterMode(display=False) as backward:
@@ -65,6 +50,4 @@ def count_passes(network: Network, parameters: ParameterSet, call: Inputs) -> Pa
         backward=max(
             backward.get_total_flops() // few.batch_size, 2 * parameters.num_parameters
         ),
-        held_bytes=math.ceil(sum(held.values()) / few.batch_size),
-        output_bytes=jacobian.output[0].numel() * jacobian.output.itemsize,
     )

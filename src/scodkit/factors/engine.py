@@ -272,6 +272,15 @@ class Engine(ABC):
         """Return the same engine for calls that are recorded once and replayed often."""
         return self
 
+    def as_if_for(self, samples: int, directions: int) -> Engine:
+        """Return the same engine, which goes by sizes that are not those of its batches.
+
+        Args:
+            samples: Of a batch, where the engine goes by these.
+            directions: Of each sample.
+        """
+        return self
+
     def row_bytes(self, held: bool) -> int:
         """Return the working memory of one row in weight space.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -35,6 +36,7 @@ class HookEngine(Engine):
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         super().__init__(network, parameters)
         self._few_kernels = False
+        self._as_if: tuple[int, int] | None = None  # samples and directions to go by
         self._folds: set[Fold] = set()  # in the layers of batches seen so far
         self._delta_bytes = 0  # of one row at all layers' outputs; known after one batch
         self._itemsize: float = parameters.itemsize(network.model)  # on average over a row
@@ -54,7 +56,9 @@ class HookEngine(Engine):
             self._itemsize = row_bytes / self.parameters.num_parameters
         if not batch.folds <= self._folds:
             self._try_again(call, batch.folds)
-        return _HookLinearization(recorder, output, self.parameters, self._few_kernels)
+        return _HookLinearization(
+            recorder, output, self.parameters, _Ways(self._few_kernels, self._as_if)
+        )
 
     def for_recording(self) -> HookEngine:
         """See `Engine.for_recording`.
@@ -64,6 +68,16 @@ class HookEngine(Engine):
         """
         engine = copy.copy(self)
         engine._few_kernels = self.network.device.type == "cuda"
+        return engine
+
+    def as_if_for(self, samples: int, directions: int) -> HookEngine:
+        """See `Engine.as_if_for`.
+
+        Returns:
+            An engine that pulls directions back, and puts layers together, as it would there.
+        """
+        engine = copy.copy(self)
+        engine._as_if = (samples, directions)
         return engine
 
     def _try_again(self, call: Inputs, folds: set[Fold]) -> None:
@@ -97,29 +111,54 @@ class HookEngine(Engine):
         return int(columns * self._itemsize) + self._delta_bytes
 
 
+@dataclass(frozen=True)
+class _Ways:
+    """By what the engine chooses among ways to compute the same.
+
+    Args:
+        few_kernels: Prefer launching few kernels.
+        as_if: Samples and directions to go by; None for those there are.
+    """
+
+    few_kernels: bool
+    as_if: tuple[int, int] | None
+
+    def times(self, rows: Tensor) -> tuple[float, float]:
+        """Return how many times the samples, and the rows ``(b, q, d)``, there are."""
+        if self.as_if is None:
+            return 1.0, 1.0
+        samples = self.as_if[0] / rows.shape[0]
+        return samples, samples * self.as_if[1] / rows.shape[1]
+
+
 class _HookLinearization(Linearization):
     def __init__(
         self,
         recorder: Recorder,
         output: Tensor,
         parameters: ParameterSet,
-        few_kernels: bool,
+        ways: _Ways,
     ) -> None:
         self._recorder = recorder
-        self._few_kernels = few_kernels
+        self._ways = ways
         self._graph = output
         self._parameters = parameters
         self.output = output.detach()
 
     def pull_back(self, rows: Tensor) -> Factors:
+        samples, all_rows = self._ways.times(rows)
         pull_back = partial(
-            backward, self._graph, self._recorder.edges, rows, few_kernels=self._few_kernels
+            backward,
+            self._graph,
+            self._recorder.edges,
+            rows,
+            few_kernels=self._ways.few_kernels,
+            times=samples,
         )
         # nothing arrives where there are no layers, or no graph
         reached = bool(self._recorder.layers) and self._graph.requires_grad
-        return HookFactors(
-            self._parameters, self._recorder, rows, pull_back if reached else lambda _: None
-        )
+        take_all = pull_back if reached else lambda _: None
+        return HookFactors(self._parameters, self._recorder, rows, take_all, all_rows)
 
 
 class HookFactors(Factors):
@@ -130,6 +169,7 @@ class HookFactors(Factors):
         recorder: Saw the forward pass.
         rows: The rows at the output, ``(b, q, d)``.
         backward: Pulls them back, and hands over what arrives at each layer.
+        times: Put layers together as if there were so many times as many rows.
     """
 
     def __init__(
@@ -138,7 +178,9 @@ class HookFactors(Factors):
         recorder: Recorder,
         rows: Tensor,
         backward: Callable[[Take], None],
+        times: float = 1.0,
     ) -> None:
+        self._times = times
         self._parameters = parameters
         self._recorder = recorder
         self._rows = rows
@@ -170,7 +212,7 @@ class HookFactors(Factors):
         small = _Neighbours(self._limit)
 
         def use(columns: slice, rows: Rows) -> None:
-            if isinstance(rows, Outer) and rows.nbytes > _TINY:
+            if isinstance(rows, Outer) and rows.nbytes > _TINY / self._times:
                 sums.add(rows.squared_norms(), rows.project(matrix[columns].to(device)))
                 return
             for some, together in small.add(columns, _dense(rows)):
@@ -196,11 +238,11 @@ class HookFactors(Factors):
             use(columns, rows)
 
     @property
-    def _limit(self) -> int:
+    def _limit(self) -> float:
         if not self._rows.is_cuda:
-            return _TINY
-        widest = self._parameters.widest * self.num_rows * self._rows.itemsize
-        return min(_LARGE_ON_GPU, max(_TINY, widest))
+            return _TINY / self._times
+        widest = self._parameters.widest * self.num_rows * self._rows.itemsize * self._times
+        return min(_LARGE_ON_GPU, max(_TINY, widest)) / self._times
 
 
 class _Blocks:
@@ -264,7 +306,7 @@ class _Neighbours:
         limit: Bytes of rows to hold back at most.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: float) -> None:
         self._limit = limit
         self._waiting: list[tuple[slice, Tensor]] = []
         self._bytes = 0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from scodkit.factors.engine import Engine, Factors, SharedFactors
+from scodkit.factors.memory import Memory
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs
 
@@ -45,6 +46,8 @@ class FactorSource:
         budget: Bytes that rows in weight space may take at a time. One row is always formed.
         add_up: Adds up what is a sum over weights, where several processes divide these.
         most_rows: As many as fit into the budget of each of those processes.
+        memory: What held rows take with all that is needed to form them; None to go by the
+            size of rows alone.
     """
 
     engine: Engine
@@ -53,6 +56,7 @@ class FactorSource:
     budget: int
     add_up: Callable[[Tensor], Tensor] | None = None
     most_rows: int | None = None
+    memory: Memory | None = None
 
     @property
     def directions(self) -> int:
@@ -76,8 +80,7 @@ class FactorSource:
         Yields:
             The pieces, in order.
         """
-        rows_at_once = self.rows_at_once(hold)
-        step = max(1, rows_at_once // max(1, self.directions))
+        rows_at_once, step = self.rows_at_once(hold), self.samples_at_once(hold)
         for start in range(0, call.batch_size, step):
             samples = slice(start, min(start + step, call.batch_size))
             some = call if step >= call.batch_size else call.samples(samples)
@@ -106,6 +109,39 @@ class FactorSource:
             return self.most_rows
         return max(1, self.budget // self.engine.row_bytes(hold))
 
+    def samples_at_once(self, hold: bool) -> int:
+        """Return how many samples have their rows formed at a time.
+
+        Args:
+            hold: Whether these are held.
+        """
+        directions = max(1, self.directions)
+        samples = max(1, self.rows_at_once(hold) // directions)
+        if hold and self.memory is not None:
+            samples = min(samples, self.memory.most_samples(self.budget, directions))
+        return samples
+
+    def counted(self, call: Inputs, *, hold: bool) -> Memory:
+        """Return what rows of this source take, counted on a few samples.
+
+        Args:
+            call: A batch, of which the first samples are run.
+            hold: Whether the rows are held, or projected as they are formed.
+        """
+        samples = min(self.samples_at_once(hold), call.batch_size)
+        directions = min(self.rows_at_once(hold), max(1, self.directions))
+        tried = replace(self, engine=self.engine.as_if_for(samples, directions), memory=None)
+        matrix = None if hold else _one_column(self.engine)
+
+        def run(samples: int, directions: int) -> object:
+            linear = tried.engine.linearize(call.first(samples))
+            rows = tried._rows(linear.output, call.first(samples))[1][:, :directions]
+            factors = linear.pull_back(rows)
+            return factors.hold().squared_norms() if matrix is None else factors.project(matrix)
+
+        few = min(2, max(1, self.directions))
+        return Memory.counted(run, sorted({few, min(3, max(1, self.directions))}))
+
     def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
         keys = sample_keys(call) if self.likelihood.draws else None
         finite = finite_samples(call, output)
@@ -114,6 +150,11 @@ class FactorSource:
         clean = output.masked_fill(bad.view(-1, *(1,) * (output.ndim - 1)), 0.0)
         rows = self.likelihood.factor(clean, keys)
         return finite, rows.masked_fill(bad[:, None, None], 0.0)
+
+
+def _one_column(engine: Engine) -> Tensor:
+    size, network = engine.parameters.num_parameters, engine.network
+    return torch.zeros(size, 1, device=network.device)
 
 
 def finite_samples(call: Inputs, output: Tensor) -> Tensor:
@@ -137,9 +178,10 @@ def sample_keys(call: Inputs) -> Tensor:
     """Return one integer per sample, ``(B,)`` on the CPU, that depends on that sample alone."""
     keys = torch.zeros(call.batch_size, dtype=torch.int64)
     for tensor in call.tensors():
-        raw = tensor.detach().cpu().contiguous().reshape(call.batch_size, -1)
-        raw = raw.view(torch.uint8).reshape(call.batch_size, -1).to(torch.int64)
-        # odd multipliers that differ by place, in wrapping arithmetic
-        place = torch.arange(raw.shape[1]) * 2654435761 | 1
-        keys = keys * 1000003 + (raw * place).sum(1)
+        raw = tensor.detach().contiguous().reshape(call.batch_size, -1)
+        raw = raw.view(torch.uint8).reshape(call.batch_size, -1)
+        # odd multipliers that differ by place, in wrapping arithmetic: alike on every device
+        place = torch.arange(raw.shape[1], device=raw.device) * 2654435761 | 1
+        sums = [(own * place).sum() for own in raw]  # each in eight times its bytes
+        keys = keys * 1000003 + torch.stack(sums).cpu()
     return keys

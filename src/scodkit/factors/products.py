@@ -7,6 +7,7 @@ number of outputs, and without the gradient of any single sample.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,18 +15,15 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import NonFiniteError
-from scodkit.factors.counting import Passes
 from scodkit.factors.jacobian import Jacobian
+from scodkit.factors.memory import Memory
 from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
-# copies alive at a time: of a column, itself, its product and one temporary; and for every
-# column of what is remembered of a sample, and of its output
-_COPIES_OF_COLUMN = 3
-_COPIES_OF_HELD = 1
-_COPIES_OF_OUTPUT = 4
+# columns of the runs in which memory is counted
+_COLUMNS = (2, 3)
 
 
 @dataclass(frozen=True)
@@ -112,27 +110,19 @@ class Portions:
     bytes: int
 
     @staticmethod
-    def of(
-        passes: Passes, column_bytes: int, budget: int, batch_size: int, columns: int
-    ) -> Portions:
+    def of(memory: Memory, budget: int, batch_size: int, columns: int) -> Portions:
         """Return the largest portions, one sample and one column at least.
 
         Args:
-            passes: What a sample takes.
-            column_bytes: Of one vector of all chosen weights.
+            memory: What samples take with a column each.
             budget: Bytes to stay within.
             batch_size: Samples in a batch.
             columns: ``T``, columns there are.
         """
-        held, output = passes.held_bytes, passes.output_bytes
-        along = _COPIES_OF_HELD * held + _COPIES_OF_OUTPUT * output
         # half of the memory for samples, or there would be none for columns
-        most = budget // 2 // (held + output + along)
-        samples = min(max(1, most), max(1, batch_size))
-        per_column = _COPIES_OF_COLUMN * column_bytes + samples * along
-        most = (budget - samples * (held + output)) // per_column
-        width = min(max(1, most), columns)
-        return Portions(samples, width, samples * (held + output) + width * per_column)
+        samples = min(memory.most_samples(budget // 2, 1), max(1, batch_size))
+        width = min(memory.most_vectors(budget, samples), columns)
+        return Portions(samples, width, memory.at(samples, width))
 
 
 @dataclass(frozen=True)
@@ -144,18 +134,18 @@ class ProductSource:
         parameters: The chosen weights.
         kind: How products with the Jacobian are computed.
         likelihood: What matters at the output.
-        passes: What one sample takes.
         columns: ``T``, columns that will be asked for.
         budget: Bytes to stay within.
+        memory: What samples and columns take; None for one of each at a time.
     """
 
     network: Network
     parameters: ParameterSet
     kind: type[Jacobian]
     likelihood: Likelihood
-    passes: Passes
     columns: int
     budget: int
+    memory: Memory | None = None
 
     def of(self, network: Network) -> ProductSource:
         """Return the same for the same model, run in another precision."""
@@ -171,10 +161,7 @@ class ProductSource:
             The pieces, in order. A bad sample is left out of its piece's curvature: it would
             spoil the sum of all.
         """
-        itemsize = self.parameters.itemsize(self.network.model)
-        column_bytes = self.parameters.num_parameters * itemsize
-        batch = call.batch_size
-        portions = Portions.of(self.passes, column_bytes, self.budget, batch, self.columns)
+        portions = self.portions(call.batch_size)
         for start in range(0, call.batch_size, portions.samples):
             samples = slice(start, min(start + portions.samples, call.batch_size))
             some = call.samples(samples)
@@ -186,6 +173,29 @@ class ProductSource:
             if jacobian is not None:
                 curvature = Curvature(jacobian, self.likelihood, portions.columns)
             yield ProductPiece(samples, finite, good, curvature)
+
+    def portions(self, batch_size: int) -> Portions:
+        """Return how batches of a size are cut up."""
+        if self.memory is None:
+            return Portions(1, 1, 0)
+        return Portions.of(self.memory, self.budget, batch_size, self.columns)
+
+    def counted(self, call: Inputs) -> Memory:
+        """Return what products take, counted on a few samples and columns.
+
+        Args:
+            call: A batch, of which the first samples are run.
+        """
+        size, like = self.parameters.num_parameters, next(self.network.model.parameters())
+        most = min(_COLUMNS[-1], self.columns)
+        total = torch.zeros(size, most, dtype=like.dtype, device=like.device)
+
+        def run(samples: int, columns: int) -> None:
+            curvature = Curvature(self._at(call.first(samples)), self.likelihood, columns)
+            with contextlib.suppress(NonFiniteError):  # it has taken its memory by then
+                curvature.add_times(total.new_ones(columns, size), total[:, :columns])
+
+        return Memory.counted(run, sorted({min(few, most) for few in _COLUMNS}))
 
     def _at(self, call: Inputs) -> Jacobian:
         return self.kind(self.network, self.parameters, call)

@@ -127,6 +127,14 @@ class Sketch(ABC):
         """Return what is held beside the state while data streams past."""
         return 0
 
+    def solve_columns(self, columns: int) -> int:
+        """Return how many vectors of ``N`` numbers finding a basis takes beside the state.
+
+        Args:
+            columns: ``T``; a copy of these by default.
+        """
+        return columns
+
     @abstractmethod
     def zero(
         self,
@@ -269,7 +277,7 @@ class Sketch(ABC):
             trace = max(trace, float(values.sum()))
         return Eigenbasis(
             values=(values / num_data).to(vectors.dtype),
-            vectors=vectors.contiguous(),  # or scoring would stride over what was cut off
+            vectors=vectors,
             num_data=state.num_data,
             trace=trace / num_data,
             certified=self.certified and not state.num_estimated,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
@@ -22,11 +23,14 @@ from scodkit.sketch.base import (
     own_transpose,
     refuse_parts,
 )
-from scodkit.sketch.tall import tall_gram, tall_svd, tall_times
+from scodkit.sketch.tall import tall_chunks, tall_svd, tall_times
 
 # where rows are short a longer buffer costs nothing and saves shrinkings
 _ROOMY_ROWS = 128
 _ROOMY_NUMBERS = 1 << 22
+
+# columns to a product: the Gram matrix is small, a long product of all would leave a GPU idle
+_SLICE = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -115,15 +119,15 @@ class FrequentDirections(Sketch):
     def _shrink(self, state: SketchState) -> None:
         buffer = state.tensors["buffer"]
         size = int(state.numbers["kept"])
-        # the eigenvectors of the small Gram matrix say how to mix rows into directions
-        squared, mix = torch.linalg.eigh(tall_gram(buffer.mT, buffer.mT))
+        # the eigenvectors of the small Gram matrix say how to mix rows into directions; on the
+        # CPU, which has them sooner than a GPU
+        squared, mix = torch.linalg.eigh(_gram(buffer).cpu())
         squared, mix = squared.flip(0).clamp_min(0), mix.flip(1)
         taken = float(squared[size])
         left = squared[:size] - taken if self.shrink else squared[:size]
         scale = (left / squared[:size]).nan_to_num(0.0).sqrt()
-        kept = tall_times(buffer.mT, mix[:, :size] * scale)
-        buffer.zero_()
-        buffer[:size] = kept.mT
+        tall_times(buffer.mT, (mix[:, :size] * scale).to(buffer.device), overwrite=True)
+        buffer[size:] = 0
         state.numbers["filled"] = size
         # dropping without shrinking loses at most the largest dropped value each time
         state.numbers["delta"] += taken
@@ -153,3 +157,16 @@ class FrequentDirections(Sketch):
             slack=state.rounding,
         )
         return basis.bounded_by_trace().truncate(rank)
+
+
+def _gram(buffer: Tensor) -> Tensor:
+    """Return ``buffer buffer^T`` in float64, ``(m, m)``, for long rows."""
+    total = buffer.new_zeros(len(buffer), len(buffer), dtype=torch.float64)
+    for chunk in tall_chunks(buffer.mT):
+        wide = buffer[:, chunk].double()
+        whole = wide.shape[1] // _SLICE * _SLICE
+        slices = wide[:, :whole].reshape(len(wide), -1, _SLICE).transpose(0, 1)
+        total += torch.bmm(slices, slices.mT).sum(0)
+        if whole < wide.shape[1]:
+            total += wide[:, whole:] @ wide[:, whole:].mT
+    return total

@@ -307,7 +307,7 @@ class SeededMatrix:
         Returns:
             ``(n, T)``.
         """
-        return self._pattern(chunk.start, chunk.stop, like).double() * self._scale
+        return self._pattern(chunk.start, chunk.stop, like).double().mul_(self._scale)
 
     def columns(self, which: slice, like: Tensor) -> Tensor:
         """Return some columns of ``Omega``, each in one stretch of memory.

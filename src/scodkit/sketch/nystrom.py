@@ -133,7 +133,7 @@ class Nystrom(Sketch):
         gram = torch.zeros(shape[1], shape[1], dtype=torch.float64, device=y.device)
         core = torch.zeros_like(gram)
         matrix = self._omega(state)
-        for chunk in tall_chunks(shape[0]):
+        for chunk in tall_chunks(y):
             omega = matrix.rows(chunk, y)
             gram += omega.mT @ omega
             core += omega.mT @ y[chunk].double()
@@ -155,8 +155,8 @@ class Nystrom(Sketch):
         kept = weights > torch.finfo(torch.float64).eps * shape[1] * weights[-1:].clamp_min(0)
         root = orthonormal @ (directions[:, kept] / weights[kept].sqrt())
         factor = y.new_empty(shape[0], root.shape[1])
-        for chunk in tall_chunks(shape[0]):
-            shifted = y[chunk].double() + nu * matrix.rows(chunk, y)
+        for chunk in tall_chunks(y):
+            shifted = matrix.rows(chunk, y).mul_(nu).add_(y[chunk])
             factor[chunk] = (shifted @ root).to(y.dtype)
         vectors, singular, _ = tall_svd(factor, state.add_up)
         values = singular.square() - nu

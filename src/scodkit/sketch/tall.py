@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-# rows handled at a time where a copy in float64 is needed
-_TALL_CHUNK = 1 << 16
+# numbers handled at a time where copies in float64 are needed, on a GPU more to keep it busy;
+# and how many copies
+_CHUNK, _CHUNK_ON_GPU = 1 << 19, 1 << 23
+_COPIES = 3
 
 AddUp = Callable[[Tensor], Tensor]
 
@@ -18,16 +20,32 @@ def alone(sums: Tensor) -> Tensor:
     return sums
 
 
-def tall_chunks(length: int) -> Iterator[slice]:
-    """Cut ``range(length)`` into the slices tall matrices are worked through in."""
-    for start in range(0, length, _TALL_CHUNK):
-        yield slice(start, min(start + _TALL_CHUNK, length))
+def tall_chunks(a: Tensor) -> Iterator[slice]:
+    """Cut the rows of a tall matrix into the slices that it is worked through in."""
+    step = max(1, _numbers(a.device) // max(1, a.shape[1]))
+    for start in range(0, a.shape[0], step):
+        yield slice(start, min(start + step, a.shape[0]))
+
+
+def tall_bytes(length: int, width: int, device: torch.device) -> int:
+    """Return what working through a tall matrix takes.
+
+    Args:
+        length: How many rows it has.
+        width: How many columns.
+        device: Where it is.
+    """
+    return _COPIES * min(length * width, _numbers(device)) * torch.float64.itemsize
+
+
+def _numbers(device: torch.device) -> int:
+    return _CHUNK_ON_GPU if device.type == "cuda" else _CHUNK
 
 
 def tall_gram(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a^T b`` in float64 for tall ``a`` and ``b``, a chunk of rows at a time."""
     total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64, device=a.device)
-    for chunk in tall_chunks(a.shape[0]):
+    for chunk in tall_chunks(a):
         total += a[chunk].double().mT @ b[chunk].double()
     return total
 
@@ -41,7 +59,7 @@ def tall_times(a: Tensor, small: Tensor, overwrite: bool = False) -> Tensor:
         overwrite: Put the result into the memory of ``a``; needs ``r <= m``.
     """
     result = a[:, : small.shape[1]] if overwrite else a.new_empty(len(a), small.shape[1])
-    for chunk in tall_chunks(a.shape[0]):
+    for chunk in tall_chunks(a):
         result[chunk] = (a[chunk].double() @ small).to(a.dtype)
     return result
 

@@ -74,6 +74,14 @@ class TwoSided(Sketch):
         """Return the bytes of the test matrices, where they are kept."""
         return sum(kept_bytes(self.map, (num_parameters, c)) for c in _split(columns))
 
+    def solve_columns(self, columns: int) -> int:
+        """See `Sketch.solve_columns`.
+
+        Returns:
+            Those of ``Q`` and of ``X``, and of both side by side.
+        """
+        return 4 * _split(columns)[0]
+
     def zero(
         self,
         num_parameters: int,

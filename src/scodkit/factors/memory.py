@@ -1,0 +1,198 @@
+"""How much memory a computation takes: counted on a few samples, told for many."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# samples of the runs that are counted: one alone is often computed in other ways
+_SAMPLES = (2, 3)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that are made within it, as long as they are alive.
+
+    What kernels take for themselves is not seen.
+
+    Attributes:
+        now: Bytes alive.
+        after_each: Operations so far, as numbers, each with the bytes alive after it.
+
+    Examples:
+        >>> with LiveBytes() as live:
+        ...     a = torch.zeros(100)
+        ...     b = (a + 1).sum()
+        >>> live.now, live.most
+        (404, 804)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = 0
+        self.after_each: list[tuple[int, int]] = []
+        self._known: set[int] = set()
+
+    @property
+    def most(self) -> int:
+        """Bytes at the peak."""
+        return max((size for _, size in self.after_each), default=0)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Return what an operation returns, having counted what is new of it."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        for tensor in _tensors((result,)):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._known and not _among(key, (args, kwargs.values())):
+                self._known.add(key)
+                size = storage.nbytes()
+                self.now += size
+                weakref.finalize(storage, self._forget, key, size)
+        self.after_each.append((id(func), self.now))  # quicker to compare
+        return result
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.layout == torch.strided:
+                yield value
+        elif isinstance(value, Iterable) and not isinstance(value, str):
+            yield from _tensors(value)
+
+
+def _among(key: int, values: Iterable[object]) -> bool:
+    """Return whether memory is that of a tensor that was given: then it is not new."""
+    return any(tensor.untyped_storage()._cdata == key for tensor in _tensors(values))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes a computation takes for ``b`` samples with ``q`` vectors each.
+
+    At any moment what is alive is ``c + s b + v q + w b q``: shapes are products of sizes. So
+    four small runs tell of any size, and the peak is the largest of all moments.
+
+    Args:
+        terms: ``(moments, 4)``: ``c, s, v, w`` in bytes.
+    """
+
+    terms: Tensor
+
+    @staticmethod
+    def counted(run: Callable[[int, int], object], vectors: Sequence[int]) -> Memory:
+        """Return the memory of a computation, by running it a few times.
+
+        Args:
+            run: Takes samples and vectors, and returns what it has at its end.
+            vectors: Two numbers of vectors to try; or one, if there are never others.
+        """
+        sizes = [(b, q) for q in vectors for b in _SAMPLES]
+        counts = dict(
+            zip(sizes, _moments([_counted(run, *size) for size in sizes]), strict=True)
+        )
+        (few, more), (fewest, *most) = _SAMPLES, vectors
+        first = counts[few, fewest]
+        by_sample = (counts[more, fewest] - first) / (more - few)
+        if not most:
+            none = torch.zeros_like(first)
+            return Memory(torch.stack([first - few * by_sample, by_sample, none, none], dim=1))
+        steps = most[0] - fewest
+        by_vector = (counts[few, most[0]] - first) / steps
+        by_both = (counts[more, most[0]] - counts[more, fewest]) / steps - by_vector
+        by_both /= more - few
+        by_sample, by_vector = by_sample - fewest * by_both, by_vector - few * by_both
+        fixed = first - few * by_sample - fewest * by_vector - few * fewest * by_both
+        return Memory(torch.stack([fixed, by_sample, by_vector, by_both], dim=1))
+
+    def at(self, samples: int, vectors: int) -> int:
+        """Return the bytes at the peak.
+
+        Args:
+            samples: ``b``.
+            vectors: ``q``.
+        """
+        sizes = self.terms.new_tensor([1, samples, vectors, samples * vectors])
+        return max(0, int((self.terms @ sizes).max()))
+
+    def most_samples(self, budget: int, vectors: int) -> int:
+        """Return how many samples stay within a budget, one at least.
+
+        Args:
+            budget: Bytes.
+            vectors: ``q``.
+        """
+        fixed, sample, vector, both = self.terms.T
+        return _most(budget - fixed - vectors * vector, sample + vectors * both)
+
+    def most_vectors(self, budget: int, samples: int) -> int:
+        """Return how many vectors stay within a budget, one at least.
+
+        Args:
+            budget: Bytes.
+            samples: ``b``.
+        """
+        fixed, sample, vector, both = self.terms.T
+        return _most(budget - fixed - samples * sample, vector + samples * both)
+
+
+def _counted(
+    run: Callable[[int, int], object], samples: int, vectors: int
+) -> list[tuple[int, int]]:
+    live = LiveBytes()
+    with live:
+        run(samples, vectors)
+    return live.after_each
+
+
+def _moments(runs: list[list[tuple[int, int]]]) -> list[Tensor]:
+    """Return for each run the most bytes alive between operations that all of them have.
+
+    Sizes decide how often some operations are done, so they are not numbered alike; those that
+    are done as often in all runs, and in the same order, are landmarks between which the runs
+    correspond.
+    """
+    times = [Counter(name for name, _ in run) for run in runs]
+    marks: set[int] = set()
+    for name, count in times[0].most_common():
+        tried = marks | {name}
+        if all(own[name] == count for own in times) and _in_one_order(runs, tried):
+            marks = tried
+    found = []
+    for run in runs:
+        most = [0]
+        for name, size in run:
+            if name in marks:
+                most.append(0)
+            most[-1] = max(most[-1], size)
+        found.append(torch.tensor(most, dtype=torch.float64))
+    return found
+
+
+def _in_one_order(runs: list[list[tuple[int, int]]], marks: set[int]) -> bool:
+    orders = {tuple(name for name, _ in run if name in marks) for run in runs}
+    return len(orders) == 1
+
+
+def _most(left: Tensor, each: Tensor) -> int:
+    """Return how many fit into what is left after every operation."""
+    fitting = (left / each)[each > 0]
+    return max(1, int(fitting.min())) if len(fitting) else 2**31

@@ -1,0 +1,214 @@
+"""What a fit chooses on its first batch: how it computes, and in how much memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from scodkit.costs import MANY, Costs, Work, compare
+from scodkit.errors import EngineFallbackWarning, OptionError
+from scodkit.factors import (
+    FactorSource,
+    Memory,
+    ProductSource,
+    choose_jacobian,
+    count_passes,
+    row_bytes,
+)
+from scodkit.mixed import sum_dtype
+from scodkit.network import Inputs, Network
+from scodkit.parameters import ParameterSet
+from scodkit.plan import Plan, available_bytes
+from scodkit.recipe import Recipe, first_output
+from scodkit.sketch.tall import tall_bytes
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A fit before its first step.
+
+    Args:
+        source: Turns batches into factors.
+        products: Turns batches into products with their curvature; None for a fit in rows.
+        plan: The memory of it.
+    """
+
+    source: FactorSource
+    products: ProductSource | None
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What there is to prepare for.
+
+    Args:
+        recipe: What to fit.
+        network: The model, held in eval mode.
+        parameters: The chosen weights.
+        call: The first batch.
+        num_data: Samples to come, where known.
+        wanted: Whether to fit by products with the curvature rather than in rows; None for
+            the cheaper way.
+        precision: That the model is run in; None for its own.
+    """
+
+    recipe: Recipe
+    network: Network
+    parameters: ParameterSet
+    call: Inputs
+    num_data: int | None = None
+    wanted: bool | None = None
+    precision: torch.dtype | None = None
+
+    def rough_plan(self) -> Plan:
+        """Return the memory of sketch and basis, and of a single row: the least there can be.
+
+        Nothing of it is allocated, nor is a gradient formed.
+        """
+        recipe, parameters = self.recipe, self.parameters
+        output = first_output(self.network, self.call)
+        directions = recipe.likelihood.num_directions(output.shape[1:])
+        num_rows = None if self.num_data is None else self.num_data * directions
+        columns = recipe.sketch.columns(parameters.num_parameters, recipe.rank, num_rows)
+        sizes = (parameters.num_parameters, columns)
+        one_row = row_bytes(self.network, parameters)
+        vector = parameters.num_parameters * sum_dtype(output).itemsize
+        rank = min(recipe.rank, columns)
+        return Plan(
+            num_parameters=parameters.num_parameters,
+            directions=directions,
+            columns=columns,
+            rank=rank,
+            sketch_bytes=columns * vector,
+            basis_bytes=rank * vector,
+            kept_bytes=recipe.sketch.scratch_bytes(*sizes),
+            solve_bytes=recipe.sketch.solve_columns(columns) * vector,
+            chunk_bytes=tall_bytes(*sizes, self.network.device),
+            working_bytes=one_row,
+            score_working_bytes=one_row,
+            available_bytes=available_bytes(self.network.device),
+        )
+
+    def prepared(self, *, scoring: bool = False) -> Prepared:
+        """Choose how to compute, and count the memory of that on a few samples.
+
+        Args:
+            scoring: Whether to count what scoring takes, too.
+
+        Returns:
+            What the fit begins with.
+
+        Raises:
+            InsufficientMemoryError: If not even the rough plan fits.
+            OptionError: If products are asked for where there are none.
+        """
+        plan = self.rough_plan()
+        plan.check()
+        source = self.recipe.source(self.network, self.parameters, self.call)
+        used = self.network.at_precision(self.precision)
+        running = replace(source, engine=source.engine.of(used))
+        products, costs = self._products(plan, running, used)
+        if products is None:
+            memory = _counted(lambda: running.counted(self.call, hold=True))
+            source, running = (replace(one, memory=memory) for one in (source, running))
+            working = self._row_bytes(running, memory, hold=True)
+        else:
+            working = products.portions(self.call.batch_size).bytes
+        plan = replace(plan, costs=costs, working_bytes=working)
+        if scoring:
+            memory = _counted(lambda: source.counted(self.call, hold=False))
+            found = self._row_bytes(source, memory, hold=False)
+            plan = replace(plan, score_working_bytes=found)
+        return Prepared(source, products, plan)
+
+    def _row_bytes(self, source: FactorSource, memory: Memory | None, hold: bool) -> int:
+        """Return the bytes of rows as they are formed; of all there are, if nobody counted."""
+        rows, directions = source.rows_at_once(hold), max(1, source.directions)
+        samples = min(source.samples_at_once(hold), self.call.batch_size)
+        if memory is not None:
+            return memory.at(samples, min(rows, directions))
+        return min(rows, samples * directions) * source.engine.row_bytes(hold)
+
+    def _products(
+        self, plan: Plan, source: FactorSource, used: Network
+    ) -> tuple[ProductSource | None, Costs | None]:
+        """Return how to take products, if they are taken; and what both ways cost.
+
+        Raises:
+            OptionError: If they are asked for where there are none.
+        """
+        if not self._may_take_products(plan.directions):
+            return None, None
+        found = self._product_source()
+        if found is None:
+            return None, None
+        running = found.of(used)
+        found = replace(running, memory=_counted(lambda: running.counted(self.call)))
+        passes = count_passes(self.network, self.parameters, self.call)
+        about = (self.call.batch_size, plan.directions, plan.num_parameters, plan.columns)
+        in_rows = self._row_bytes(source, None, hold=True)
+        portions = found.portions(self.call.batch_size)
+        costs = compare(Work(*about), passes, portions, in_rows, self.wanted)
+        return (found if costs.by_products else None), costs
+
+    def _may_take_products(self, directions: int) -> bool:
+        """Return whether products are worth a thought.
+
+        Raises:
+            OptionError: If they are asked for where there are none.
+        """
+        recipe, objection = self.recipe, None
+        if not recipe.sketch.takes_products:
+            objection = f"{recipe.sketch} takes rows only: type sketch=Nystrom() or TwoSided()"
+        elif recipe.likelihood.draws:
+            objection = f"{recipe.likelihood} draws a few rows, which are cheap"
+        elif self.parameters.itemsize(self.network.model) < torch.float32.itemsize:
+            objection = "products lose too many digits with weights in half precision"
+        if self.wanted and objection:
+            raise OptionError(
+                f"expected a fit that can be made by products, but {objection}; or leave out "
+                "products=True"
+            )
+        many = self.wanted is None and directions >= MANY
+        return not objection and (bool(self.wanted) or many)
+
+    def _product_source(self) -> ProductSource | None:
+        """Return what turns batches into products with their curvature.
+
+        Returns:
+            None, with a warning, where the model does not allow it and it is not asked for.
+
+        Raises:
+            OptionError: If the model does not allow it, and it is asked for.
+        """
+        network, parameters, recipe = self.network, self.parameters, self.recipe
+        kind, passed_over = choose_jacobian(network, parameters, self.call)
+        if kind is not None:
+            columns = recipe.sketch.columns(parameters.num_parameters, recipe.rank)
+            about = (kind, recipe.likelihood, columns, recipe.budget)
+            return ProductSource(network, parameters, *about)
+        words = f"products with the curvature of {type(network.model).__name__}"
+        if self.wanted:
+            raise OptionError(
+                f"expected {words} that agree with plain autograd, but all were passed over: "
+                f"{passed_over}; leave out products=True"
+            )
+        warnings.warn(
+            f"{words} cannot be trusted, so it is fitted in rows, more slowly; passed over: "
+            f"{passed_over}",
+            EngineFallbackWarning,
+            stacklevel=2,
+        )
+        return None
+
+
+def _counted(count: Callable[[], Memory]) -> Memory | None:
+    """Return memory that was counted; None where the model does not let itself be watched."""
+    try:
+        return count()
+    except Exception:  # whatever a third-party module raises while someone watches
+        return None

@@ -1,0 +1,278 @@
+"""Memory that is counted on a few samples, against what larger batches take."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cases import CASES, Case
+from scodkit import Categorical, Gaussian, LastLayers, Monitor
+from scodkit.factors import LiveBytes, Memory, choose_engine, choose_jacobian
+from scodkit.factors.pieces import FactorSource
+from scodkit.factors.products import Curvature, ProductSource
+from scodkit.likelihoods import Likelihood
+from scodkit.network import Network
+from scodkit.parameters import select
+from scodkit.sketch import FrequentDirections, Nystrom, Sketch, SparseSign, TwoSided
+from scodkit.sketch.base import FlatFactors
+from scodkit.sketch.tall import tall_bytes
+
+
+def peak_of(run: Callable[[], object]) -> int:
+    gc.collect()
+    live = LiveBytes()
+    with live:
+        run()
+    return live.most
+
+
+# --- Counting ------------------------------------------------------------------------------
+
+
+def test_what_is_alive_is_counted_and_views_are_not() -> None:
+    given = torch.zeros(1000)
+    live = LiveBytes()
+    with live:
+        a = given[:10]  # of memory that was there
+        b = torch.ones(100)
+        c = b.view(10, 10).T
+        b += 1
+        assert live.now == 400
+        d = [b + 1, c.contiguous()]
+        assert live.now == 1200
+        del d
+        assert live.now == 400
+        del b
+        assert live.now == 400  # its memory is that of c, too
+        del c
+    assert (live.now, live.most) == (0, 1200)
+    assert len(a) == 10
+
+
+def test_backward_passes_are_counted() -> None:
+    model = nn.Sequential(nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 1))
+    x = torch.randn(20, 50)
+    live = LiveBytes()
+    with live:
+        output = model(x)
+        held = live.now
+        output.sum().backward()
+    # activations before and after tanh, of which one is kept, and the output
+    assert 20 * 51 * 4 <= held <= 20 * 101 * 4
+    assert live.most >= held + 50 * 50 * 4
+
+
+# --- Extending -----------------------------------------------------------------------------
+
+
+def toy(b: int, q: int) -> None:
+    first = torch.ones(7, q)
+    rows = torch.ones(b, q, 30)
+    del first
+    wide = torch.ones(b, 100)
+    del rows
+    (wide * 2).sum()
+    torch.ones(500)
+
+
+@pytest.mark.parametrize(("b", "q"), [(1, 1), (2, 3), (40, 1), (1, 90), (30, 20)])
+def test_small_runs_tell_of_large_ones(b: int, q: int) -> None:
+    memory = Memory.counted(toy, (2, 3))
+    assert memory.at(b, q) == peak_of(lambda: toy(b, q))
+
+
+def repeated(b: int, q: int) -> None:
+    kept = [torch.ones(b, 10) for _ in range(q)]
+    torch.stack(kept).exp_()
+
+
+@pytest.mark.parametrize(("b", "q"), [(2, 3), (40, 2), (30, 20)])
+def test_operations_that_are_repeated_do_not_matter(b: int, q: int) -> None:
+    assert Memory.counted(repeated, (2, 3)).at(b, q) == peak_of(lambda: repeated(b, q))
+
+
+def test_a_fixed_number_of_vectors() -> None:
+    memory = Memory.counted(toy, (2,))
+    assert memory.at(50, 2) == peak_of(lambda: toy(50, 2))
+
+
+def test_the_most_that_fits_fits_and_more_does_not() -> None:
+    memory = Memory.counted(toy, (2, 3))
+    for budget in (5_000, 50_000, 10**6):
+        samples = memory.most_samples(budget, 4)
+        assert memory.at(samples, 4) <= budget < memory.at(samples + 1, 4)
+        vectors = memory.most_vectors(budget, 4)
+        assert memory.at(4, vectors) <= budget < memory.at(4, vectors + 1)
+    assert memory.most_samples(1, 4) == memory.most_vectors(1, 4) == 1
+
+
+# --- Rows and products ---------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("hold", [True, False])
+def test_rows_take_what_was_counted(case: Case, hold: bool) -> None:
+    network, call = Network(case.model(5)), case.inputs(12, 5)
+    with network.evaluating():
+        parameters = select("all", network, call)
+        engine = choose_engine(network, parameters, call)
+        source = FactorSource(engine, Categorical(), (5,), 2**30)
+        matrix = torch.zeros(parameters.num_parameters, 1, dtype=torch.float64)
+
+        def run() -> object:
+            factors = engine.linearize(call).pull_back(torch.ones(12, 4, 5).double())
+            return factors.hold() if hold else factors.project(matrix)
+
+        told = source.counted(call, hold=hold).at(12, 4)
+        assert told == pytest.approx(peak_of(run), rel=0.15)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_products_take_what_was_counted(case: Case) -> None:
+    network, call = Network(case.model(5)), case.inputs(12, 5)
+    with network.evaluating():
+        parameters = select("all", network, call)
+        kind, _ = choose_jacobian(network, parameters, call)
+        assert kind is not None
+        source = ProductSource(network, parameters, kind, Categorical(), 10, 2**30)
+        size = parameters.num_parameters
+        total = torch.zeros(size, 10, dtype=torch.float64)
+
+        def run() -> None:
+            curvature = Curvature(kind(network, parameters, call), Categorical(), 10)
+            curvature.add_times(total.new_ones(10, size), total)
+
+        assert source.counted(call).at(12, 10) == pytest.approx(peak_of(run), rel=0.05)
+
+
+# --- Whole fits ----------------------------------------------------------------------------
+
+
+def picture_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 16, 200),
+        nn.ReLU(),
+        nn.Linear(200, 120),
+    )
+
+
+SKETCHES: list[Sketch] = [
+    Nystrom(size=30),
+    TwoSided(size=34, map=SparseSign()),
+    FrequentDirections(size=16),
+]
+WAYS = [
+    (sketch, likelihood, products)
+    for sketch in SKETCHES[:2]  # what the last one copies depends on how full it happens to be
+    for likelihood, products in [
+        (Gaussian(), True),
+        (Gaussian(), False),
+        (Categorical(directions=3), False),
+    ]
+]
+
+
+@pytest.mark.parametrize(("sketch", "likelihood", "products"), WAYS, ids=str)
+def test_a_fit_takes_what_was_planned(
+    sketch: Sketch, likelihood: Likelihood, products: bool
+) -> None:
+    monitor = Monitor(picture_net(), likelihood, 5, sketch=sketch)
+    monitor.memory_budget = 10 * 2**20  # so that batches are cut
+    x = torch.randn(9, 3, 8, 8)
+    plan = monitor.plan(x, products=products)
+    assert plan.by_products is products
+    options = {"progress": False, "check_deterministic": False, "products": products}
+    peak = peak_of(lambda: monitor.fit([x, x], **options))
+    assert peak == pytest.approx(plan.fit_bytes, rel=0.15)
+    peak = peak_of(lambda: monitor.score(x))
+    assert plan.basis_bytes + peak == pytest.approx(plan.score_bytes, rel=0.15)
+
+
+def test_large_activations_count() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(8, 1, 3, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    x = torch.randn(32, 1, 128, 128)
+    monitor = Monitor(model, Gaussian(), 3)
+    monitor.memory_budget = 20 * 2**20  # of some samples, while all rows are a few kilobytes
+    plan = monitor.plan(x)
+    assert plan.working_bytes <= monitor.memory_budget
+    peak = peak_of(lambda: monitor.fit([x], progress=False, check_deterministic=False))
+    assert peak <= 1.15 * monitor.memory_budget
+
+
+@pytest.mark.parametrize("sketch", SKETCHES, ids=lambda s: type(s).__name__)
+def test_a_basis_takes_what_was_planned(sketch: Sketch) -> None:
+    size, rank = 600_000, 5
+    state = sketch.zero(size, rank, torch.float32, "cpu")
+    for seed in range(4):
+        rows = torch.randn(10, size, generator=torch.Generator().manual_seed(seed))
+        sketch.update(state, FlatFactors(rows), rows.square().sum(), 10)
+    state.matrices.clear()
+    columns = sketch.columns(size, rank)
+    found: list[Tensor] = []
+
+    def solve() -> None:
+        found.append(sketch.eigenbasis(state, rank).vectors)
+
+    kept = sketch.scratch_bytes(size, columns)
+    chunks = tall_bytes(size, columns, torch.device("cpu"))
+    copies = sketch.solve_columns(columns)
+    if "filled" in state.numbers:
+        copies = int(state.numbers["filled"])  # the plan's is when that is all
+    planned = copies * size * 4 + max(kept + chunks, rank * size * 4)
+    assert peak_of(solve) == pytest.approx(planned, rel=0.15)
+    assert found[0].is_contiguous()
+    assert found[0].untyped_storage().nbytes() == found[0].nbytes
+
+
+def test_a_model_that_cannot_be_watched_is_fitted_all_the_same() -> None:
+    class Shy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+                raise RuntimeError("not while someone watches")
+            return self.linear(x)
+
+    monitor, x = Monitor(Shy(), Gaussian(), 2), torch.randn(6, 4)
+    assert monitor.plan(x).working_bytes > 0
+    assert monitor.fit([x], progress=False).basis.num_data == 6
+
+
+def test_the_last_layers_of_a_vision_transformer_are_its_last() -> None:
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(4)]
+    first = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(2))
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.rest = first, nn.Sequential(*layers)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.rest(self.first(x).mT)[:, 0])
+
+    monitor = Monitor(Transformer(), Categorical(), 2, parameters=LastLayers(fraction=0.15))
+    monitor.fit([torch.randn(4, 3, 8, 8)], progress=False)
+    names = monitor.fitted.parameters.names
+    assert "head.weight" in names
+    assert all(name.startswith(("rest.3", "head")) for name in names)
