@@ -200,6 +200,17 @@ def test_a_fit_takes_what_was_planned(
     assert plan.basis_bytes + peak == pytest.approx(plan.score_bytes, rel=0.15)
 
 
+def test_a_fit_in_half_precision_takes_what_was_planned() -> None:
+    monitor = Monitor(picture_net(), Categorical(directions=3), 1, sketch=Nystrom(size=2))
+    monitor.memory_budget = 20 * 2**20
+    x = torch.randn(30, 3, 8, 8)
+    plan = monitor.plan(x, precision=torch.bfloat16)
+    assert plan.working_bytes > 0.5 * monitor.memory_budget
+    options = {"progress": False, "check_deterministic": False, "precision": torch.bfloat16}
+    peak = peak_of(lambda: monitor.fit([x, x], **options))
+    assert peak == pytest.approx(plan.fit_bytes, rel=0.15)
+
+
 def test_large_activations_count() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),

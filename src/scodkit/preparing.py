@@ -111,6 +111,7 @@ class Preparation:
         source = self.recipe.source(self.network, self.parameters, self.call)
         used = self.network.at_precision(self.precision)
         running = replace(source, engine=source.engine.of(used))
+        running.engine.linearize(self.call.first(2))  # so that it knows how large its rows are
         products, costs = self._products(plan, running, used)
         if products is None:
             memory = _counted(lambda: running.counted(self.call, hold=True))

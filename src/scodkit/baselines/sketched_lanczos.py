@@ -32,6 +32,7 @@ from scodkit.network import Inputs
 from scodkit.parameters import Selection
 from scodkit.sketch import Map, SparseSign
 from scodkit.sketch.maps import check_map
+from scodkit.sketch.tall import tall_svd
 
 # numbers of the sketching matrix made at a time
 _CHUNK = 1 << 20
@@ -363,6 +364,6 @@ class _Fisher:
 
 def _orthonormal(vectors: Tensor, cutoff: float) -> Tensor:
     """Return an orthonormal basis of columns, less what depends on others up to a cutoff."""
-    basis, lengths, _ = torch.linalg.svd(vectors, full_matrices=False)
+    basis, lengths, _ = tall_svd(vectors)  # of millions of rows libraries for GPUs have none
     kept: Tensor = basis[:, lengths > cutoff * lengths[0]]
     return kept.contiguous()

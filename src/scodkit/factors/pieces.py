@@ -12,6 +12,7 @@ from torch import Tensor
 from scodkit.factors.engine import Engine, Factors, SharedFactors
 from scodkit.factors.memory import Memory
 from scodkit.likelihoods import Likelihood
+from scodkit.mixed import add_matmul, matmul
 from scodkit.network import Inputs
 
 
@@ -131,13 +132,14 @@ class FactorSource:
         samples = min(self.samples_at_once(hold), call.batch_size)
         directions = min(self.rows_at_once(hold), max(1, self.directions))
         tried = replace(self, engine=self.engine.as_if_for(samples, directions), memory=None)
-        matrix = None if hold else _one_column(self.engine)
+        size, device = self.engine.parameters.num_parameters, self.engine.network.device
+        column = torch.zeros(size, 1, device=device)
 
         def run(samples: int, directions: int) -> object:
             linear = tried.engine.linearize(call.first(samples))
             rows = tried._rows(linear.output, call.first(samples))[1][:, :directions]
             factors = linear.pull_back(rows)
-            return factors.hold().squared_norms() if matrix is None else factors.project(matrix)
+            return _added(factors.hold(), column) if hold else factors.project(column)
 
         few = min(2, max(1, self.directions))
         return Memory.counted(run, sorted({few, min(3, max(1, self.directions))}))
@@ -152,9 +154,12 @@ class FactorSource:
         return finite, rows.masked_fill(bad[:, None, None], 0.0)
 
 
-def _one_column(engine: Engine) -> Tensor:
-    size, network = engine.parameters.num_parameters, engine.network
-    return torch.zeros(size, 1, device=network.device)
+def _added(factors: Factors, column: Tensor) -> Tensor:
+    """Return norms, after the factors were used as a sketch of one column ``(N, 1)`` does."""
+    for columns, rows in factors.blocks():
+        flat = rows.flatten(0, 1)
+        add_matmul(column[columns], flat.mT, matmul(flat, column[columns]))
+    return factors.squared_norms()
 
 
 def finite_samples(call: Inputs, output: Tensor) -> Tensor:
