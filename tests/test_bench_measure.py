@@ -143,7 +143,7 @@ class TestFitting:
     ) -> None:
         """All of it is in memory; or, where it is too much, was read once to be made."""
         monkeypatch.setattr(measure, "_HELD", held)
-        monkeypatch.setattr(measure, "_FIT_BATCH", 16)
+        monkeypatch.setattr(measure, "_BATCH", 16)
         seen: list[Any] = []
         samples = CountingSamples(normal(40, 0), seen)
         watched = replace(setup, splits=replace(setup.splits, train=samples))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from scodkit import Categorical, Monitor
+from scodkit.distributed import _add_up, _device, _send
 from scodkit.errors import CaptureError
 from scodkit.sketch import FrequentDirections, Nystrom
 from together import digits, network, run
@@ -53,3 +54,17 @@ def test_processes_on_a_gpu_are_as_one(tmp_path: Path) -> None:
         assert found.basis.num_data == 41
         assert torch.allclose(found.score(parts[0]), alone.score(parts[0]), rtol=1e-6)
         assert Monitor.load(tmp_path / f"f.{rank}", model).basis.num_data == 41
+
+
+def use_nccl(rank: int, count: int, folder: Path) -> None:
+    assert _device() == torch.device("cuda", 0)
+    for device in ("cpu", "cuda"):  # what is on the CPU goes by way of the GPU
+        numbers = torch.arange(5.0, dtype=torch.float64, device=device)
+        _add_up(numbers)
+        _send(numbers, 0)
+        assert numbers.device.type == device
+        assert numbers.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_nccl_takes_tensors_of_either_device(tmp_path: Path) -> None:
+    run(1, use_nccl, tmp_path, backend="nccl")  # one process a GPU is all it allows

@@ -148,6 +148,18 @@ def test_items_nobody_knows_say_nothing() -> None:
     assert part_behind(DataLoader(named)) == part_behind(DataLoader(TensorDataset(data(0, 4))))
 
 
+def test_an_update_with_data_of_the_fit_is_refused() -> None:
+    x = data(0, count=30)
+    monitor = Monitor(mlp(3), Categorical(), 4)
+    monitor.fit(DataLoader(Shard(x, 0, 2), batch_size=8), progress=False)
+    before = monitor.score(x)
+    with pytest.raises(MergeError, match="would count twice"):
+        monitor.update(DataLoader(Shard(x, 0, 3), batch_size=8), progress=False)
+    assert torch.equal(monitor.score(x), before)
+    monitor.update(DataLoader(Shard(x, 1, 2), batch_size=8), progress=False)
+    assert monitor.basis.num_data == 30
+
+
 def test_overlapping_shards_are_refused_with_what_they_have_in_common() -> None:
     x = data(0, 80)
 

@@ -27,20 +27,20 @@ def network(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
         ).to(dtype)
 
 
-def run(count: int, work: Work, folder: Path) -> None:
+def run(count: int, work: Work, folder: Path, backend: str = "gloo") -> None:
     """Run a function in processes of one group; what one raises is raised here."""
     try:
-        spawn(_process, (count, work, folder), nprocs=count)
+        spawn(_process, (count, work, folder, backend), nprocs=count)
     except ProcessExitedException as error:
         said = [path.read_text() for path in sorted(folder.glob("failure.*"))]
         raise AssertionError("\n".join(said)) from error
 
 
-def _process(rank: int, count: int, work: Work, folder: Path) -> None:
+def _process(rank: int, count: int, work: Work, folder: Path, backend: str) -> None:
     torch.set_num_threads(1)
     meeting = folder / "meeting"
     distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=count
+        backend, init_method=f"file://{meeting}", rank=rank, world_size=count
     )
     try:
         work(rank, count, folder)

@@ -134,8 +134,11 @@ class Learner:
             together: As in `fit`.
 
         Returns:
-            The monitor itself; an earlier calibration is dropped. If anything goes wrong the
-            monitor is as it was before.
+            The monitor itself; an earlier calibration is dropped.
+
+        Raises:
+            ScodError: As a subclass, also if it was fitted on some of the data already: that
+                would count twice. The monitor is then as it was before.
         """
         with Processes.here(together).failing_together():
             before = self._ready().fitted
@@ -145,6 +148,7 @@ class Learner:
         how = (progress, on_bad, check_deterministic)
         options = FitOptions(*how, precision=precision, together=together)
         fresh, source = fitting.fit(self._network, same, loader, options)
+        before.check_other_data(fresh)
         return self._adopt(before.merged(fresh, self.rank, consume=True), source)
 
     def merge(self, other: Learner) -> Self:
