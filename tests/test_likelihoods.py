@@ -16,6 +16,7 @@ from torch.distributions import Categorical as CategoricalFamily
 from torch.distributions import Distribution, Normal, Poisson, kl_divergence
 
 from scodkit.errors import BatchError, OptionError
+from scodkit.hashing import shares
 from scodkit.likelihoods import (
     Bernoulli,
     Categorical,
@@ -308,6 +309,31 @@ def test_threads_draw_what_one_thread_draws(poisson: MonteCarlo) -> None:
         drawn = list(pool.map(lambda _: poisson.factor(output), range(32)))
     assert all(torch.equal(rows, expected) for rows in drawn)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def drawn_classes(logits: Tensor, samples: int, seed: int) -> Tensor:
+    """One at a time: the first class whose running sum is above a share of the whole."""
+    found = torch.empty(samples, *logits.shape[:-1], dtype=torch.int64)
+    for i, sums in enumerate(logits.softmax(-1).cumsum(-1)):
+        places = torch.arange(samples * sums[..., 0].numel())
+        each = shares((seed * 0x9E3779B97F4A7C15 + i) % 2**63, 0, places)
+        for n, share in enumerate(each.tolist()):
+            own = sums.reshape(-1, sums.shape[-1])[n % (len(each) // samples)].tolist()
+            first = next(c for c, value in enumerate(own) if value > share * own[-1])
+            found[:, i].view(samples, -1)[divmod(n, len(each) // samples)] = first
+    return found
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 4, 3), (2, 2, 3, 4)])
+def test_classes_are_drawn_by_their_shares(shape: tuple[int, ...]) -> None:
+    logits = 3 * random_output(*shape)
+    logits[..., -1] = -torch.inf  # a class that is never drawn
+    likelihood = MonteCarlo(lambda out: CategoricalFamily(logits=out), samples=6, seed=5)
+    drawn = drawn_classes(logits, 6, 5)
+    assert int(drawn.max()) < shape[-1] - 1
+    expected = torch.nn.functional.one_hot(drawn, shape[-1]) - logits.softmax(-1)
+    expected = expected.flatten(2).transpose(0, 1) / math.sqrt(6)
+    torch.testing.assert_close(likelihood.factor(logits), expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

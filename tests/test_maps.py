@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from scodkit.hashing import hashed
 from scodkit.sketch import SRFT, Fold, Gaussian, Map, SparseSign
 from scodkit.sketch import maps as module
-from scodkit.sketch.maps import SeededMatrix, _hash
+from scodkit.sketch.maps import SeededMatrix
 
 LIKE = torch.zeros((), dtype=torch.float64)
 MAPS = [Fold(), Gaussian(), SRFT(), SparseSign(), SparseSign(nonzeros=3)]
@@ -280,15 +281,15 @@ class TestHash:
 
     def test_stays_what_it_is(self):
         # saved sketches hold a seed, not a matrix: these numbers may never change
-        assert _hash(0, 0, torch.arange(3)).tolist() == [362357424, 2874702446, 1658414191]
-        assert _hash(12345, 6, torch.tensor([2**32 + 7, 2**40])).tolist() == [
+        assert hashed(0, 0, torch.arange(3)).tolist() == [362357424, 2874702446, 1658414191]
+        assert hashed(12345, 6, torch.tensor([2**32 + 7, 2**40])).tolist() == [
             3734782654,
             717054995,
         ]
 
     @pytest.mark.parametrize("first", [0, 2**32 - 1000, 2**40], ids=str)
     def test_bits_are_balanced_and_unpaired(self, first):
-        bits = self.bits(_hash(1, 2, first + self.counters)).double() * 2 - 1
+        bits = self.bits(hashed(1, 2, first + self.counters)).double() * 2 - 1
         bound = 5 / len(bits) ** 0.5
         assert bits.mean(0).abs().max() < bound
         correlations = bits.mT @ bits / len(bits) - torch.eye(32, dtype=torch.float64)
@@ -297,26 +298,26 @@ class TestHash:
 
     def test_one_bit_in_flips_half_the_bits_out(self):
         for bit in range(32):
-            flipped = _hash(1, 2, self.counters) ^ _hash(1, 2, self.counters ^ (1 << bit))
+            flipped = hashed(1, 2, self.counters) ^ hashed(1, 2, self.counters ^ (1 << bit))
             shares = self.bits(flipped).double().mean(0)
             assert (shares - 0.5).abs().max() < 0.02
 
     def test_no_collisions_and_no_short_cycles(self):
-        values = _hash(3, 1, torch.arange(1 << 20))
+        values = hashed(3, 1, torch.arange(1 << 20))
         assert values.min() >= 0
         assert values.max() < 2**32
         assert len(values.unique()) == 1 << 20
         state = first = torch.arange(64)
         for _ in range(1000):
-            state = _hash(3, 1, state)
+            state = hashed(3, 1, state)
             assert (state != first).all()
 
     def test_uniform_modulo_a_size(self):
-        counts = torch.bincount(_hash(3, 1, self.counters) % 37, minlength=37)
+        counts = torch.bincount(hashed(3, 1, self.counters) % 37, minlength=37)
         assert scipy.stats.chisquare(counts.numpy()).pvalue > 1e-3
 
     def test_streams_and_seeds_are_unrelated(self):
-        base = self.bits(_hash(0, 0, self.counters))
+        base = self.bits(hashed(0, 0, self.counters))
         for seed, stream in ((0, 1), (1, 0), (2**40, 0), (0, 101)):
-            other = self.bits(_hash(seed, stream, self.counters))
+            other = self.bits(hashed(seed, stream, self.counters))
             assert ((base == other).double().mean(0) - 0.5).abs().max() < 0.02

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution
 
 from scodkit.errors import OptionError
+from scodkit.hashing import shares
 from scodkit.likelihoods.likelihood import Likelihood
 
 # torch.distributions draws from the global generator only: one draw at a time, then restored
 _GLOBAL_GENERATOR = threading.Lock()
+
+# spreads seeds that are close to each other
+_GOLDEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,9 @@ class MonteCarlo(Likelihood):
 
     Args:
         family: Maps an output ``(B, *shape)`` to a distribution with ``B`` as its first batch
-            axis; log-probabilities are summed over all other axes. It is called on the CPU
-            too (draws must not depend on the device), so tensors of its own must follow
-            ``output.device``.
+            axis; log-probabilities are summed over all other axes. Classes are drawn where the
+            output is; all else on the CPU (draws must not depend on the device), so tensors
+            of its own must follow ``output.device``.
         samples: Draws per sample; the standard error falls with its root.
         seed: With a sample's key it fixes that sample's draws.
 
@@ -61,7 +66,7 @@ class MonteCarlo(Likelihood):
         with torch.inference_mode(False), torch.enable_grad():
             # a clone: what was made under inference_mode cannot be differentiated
             output = output.detach().clone()
-            drawn = self._draw(output, keys.tolist()).to(output.device)
+            drawn = self._draw(output, keys.tolist())
             # one copy of theta per draw: a single backward pass gives every gradient
             theta = output.expand(self.samples, *output.shape)
             theta = theta.reshape(-1, *output.shape[1:]).clone().requires_grad_()
@@ -71,21 +76,42 @@ class MonteCarlo(Likelihood):
         return rows / math.sqrt(self.samples)
 
     def _draw(self, output: Tensor, keys: list[int]) -> Tensor:
-        # on the CPU, so that a draw does not depend on the device
-        on_cpu = output.cpu()
-        draws = []
-        with _GLOBAL_GENERATOR:
-            state = torch.default_generator.get_state()
-            try:
-                for i, key in enumerate(keys):
-                    torch.default_generator.manual_seed(
-                        (self.seed * 0x9E3779B97F4A7C15 + key) % 2**63
-                    )
-                    draws.append(self.family(on_cpu[i : i + 1]).sample((self.samples,)))
-            finally:
-                torch.default_generator.set_state(state)
-        return torch.cat(draws, dim=1)
+        """Return draws ``(samples, B, ...)``."""
+        seeds = [(self.seed * _GOLDEN + key) % 2**63 for key in keys]
+        with _kept_generator():
+            predicted = self.family(output)
+            if type(predicted) is Categorical and predicted.batch_shape[:1] == (len(output),):
+                return self._classes(predicted.probs, seeds)
+            on_cpu, draws = output.cpu(), []
+            for i, seed in enumerate(seeds):
+                torch.default_generator.manual_seed(seed)
+                draws.append(self.family(on_cpu[i : i + 1]).sample((self.samples,)))
+        return torch.cat(draws, dim=1).to(output.device)
+
+    def _classes(self, probabilities: Tensor, seeds: list[int]) -> Tensor:
+        """Return the classes at which running sums of ``(B, ..., C)`` pass a random share."""
+        sums = probabilities.cumsum(-1)
+        places = torch.arange(self.samples * sums[0, ..., 0].numel(), device=sums.device)
+        drawn = torch.empty(self.samples, *sums.shape[:-1], dtype=torch.int64).to(sums.device)
+        for i, seed in enumerate(seeds):
+            each = shares(seed, 0, places).view(self.samples, *sums.shape[1:-1])
+            for draw, share in zip(drawn[:, i], each, strict=True):
+                # of the last sum, so that it is never reached: rounding may keep it from 1
+                limit = share.to(sums.dtype) * sums[i, ..., -1]
+                torch.sum(sums[i] <= limit[..., None], dim=-1, out=draw)
+        return drawn
 
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return ``samples``."""
         return self.samples
+
+
+@contextlib.contextmanager
+def _kept_generator() -> Iterator[None]:
+    """Let others neither see nor disturb what is drawn from torch's global generator."""
+    with _GLOBAL_GENERATOR:
+        state = torch.default_generator.get_state()
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)

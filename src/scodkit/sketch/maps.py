@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import OptionError
+from scodkit.hashing import hashed, mixed, signs
 from scodkit.mixed import add_matmul, sum_dtype
 
 # numbers of Omega made at a time: few enough to stay in a CPU's cache beside the block they
@@ -93,9 +94,9 @@ class Fold(Map):
         """
         size = shape[1]
         position = torch.arange(start, stop, device=like.device)
-        offset = _hash(seed, 1, position // size) % size
+        offset = hashed(seed, 1, position // size) % size
         column = (position + offset) % size
-        entry = _signs(seed, 0, position).to(like.dtype)
+        entry = signs(seed, 0, position).to(like.dtype)
         result = like.new_zeros(stop - start, size)
         return result.scatter_(1, column[:, None], entry[:, None])
 
@@ -121,8 +122,8 @@ class Gaussian(Map):
         first = torch.arange(start, stop, device=like.device)[:, None] * size
         place = first + torch.arange(size, device=like.device)
         # Box-Muller; the half keeps the logarithm finite
-        radius = (-2.0 * ((_hash(seed, 2, place).double() + 0.5) / 2**32).log()).sqrt()
-        angle = (_hash(seed, 3, place).double() + 0.5) * (2 * math.pi / 2**32)
+        radius = (-2.0 * ((hashed(seed, 2, place).double() + 0.5) / 2**32).log()).sqrt()
+        angle = (hashed(seed, 3, place).double() + 0.5) * (2 * math.pi / 2**32)
         normal: Tensor = (radius * angle.cos()).to(like.dtype)
         return normal / math.sqrt(num_rows)
 
@@ -156,9 +157,9 @@ class SparseSign(Map):
         """
         edges = self._edges(shape).to(like.device)
         count, width = len(edges) - 1, edges.diff()
-        own = _hash(seed, 4, torch.arange(start, stop, device=like.device))[:, None]
+        own = hashed(seed, 4, torch.arange(start, stop, device=like.device))[:, None]
         # one more round of mixing per bin: its lowest bit is the sign, the rest the column
-        bits = _mix(own ^ _hash(seed, 5, torch.arange(count, device=like.device)))
+        bits = mixed(own ^ hashed(seed, 5, torch.arange(count, device=like.device)))
         column = edges[:-1] + (bits >> 1) % width
         entry = ((bits & 1) * 2 - 1).to(like.dtype)
         return like.new_zeros(stop - start, shape[1]).scatter_(1, column, entry)
@@ -197,8 +198,7 @@ class SRFT(Map):
         phase = (2 * position + 1)[:, None] * frequency % (4 * num_rows)
         wave = (phase.double() * (math.pi / (2 * num_rows))).cos()
         scale = ((2.0 - (frequency == 0).double()) / num_rows).sqrt()
-        signs = _signs(seed, 6, position)[:, None]
-        entries: Tensor = wave * scale * signs
+        entries: Tensor = wave * scale * signs(seed, 6, position)[:, None]
         return entries.to(like.dtype)
 
     @staticmethod
@@ -206,12 +206,12 @@ class SRFT(Map):
         """Return ``T`` of ``N`` frequencies, drawn without replacement."""
         num_rows, size = shape
         if 2 * size >= num_rows:  # rejection would be slow: rank all of them
-            return _hash(seed, 7, torch.arange(num_rows)).argsort(stable=True)[:size]
+            return hashed(seed, 7, torch.arange(num_rows)).argsort(stable=True)[:size]
         drawn: dict[int, None] = {}
         counter = 0
         while len(drawn) < size:
-            batch = _hash(seed, 7, torch.arange(counter, counter + size))
-            high = _hash(seed, 8, torch.arange(counter, counter + size))
+            batch = hashed(seed, 7, torch.arange(counter, counter + size))
+            high = hashed(seed, 8, torch.arange(counter, counter + size))
             for value in ((high << 20) ^ batch).remainder(num_rows).tolist():
                 if len(drawn) < size:
                     drawn[value] = None
@@ -335,32 +335,3 @@ class SeededMatrix:
                 first + start, first + stop, self._shape, self._seed, like
             )
         return self._signs[start:stop].to(like.dtype)
-
-
-def _signs(seed: int, stream: int, counter: Tensor) -> Tensor:
-    return (_hash(seed, stream, counter) & 1) * 2 - 1
-
-
-def _hash(seed: int, stream: int, counter: Tensor) -> Tensor:
-    """Return 32 well-mixed bits (as int64) for each counter: exact on every device."""
-    mask = 0xFFFFFFFF
-    low, high = counter & mask, counter >> 32
-    h = _mix((low ^ _key(seed, stream)) & mask)
-    return _mix((h + high * 0x9E3779B1 + _key(seed, stream + 101)) & mask)
-
-
-def _mix(h: Tensor) -> Tensor:
-    mask = 0xFFFFFFFF
-    # multipliers below 2**31: a product of 32 and 31 bits fits int64 exactly
-    h = ((h ^ (h >> 16)) * 0x21F0AAAD) & mask
-    h = ((h ^ (h >> 15)) * 0x735A2D97) & mask
-    return h ^ (h >> 15)
-
-
-def _key(seed: int, stream: int) -> int:
-    """Return 32 bits for a seed and a stream (splitmix64, in Python's exact integers)."""
-    mask = 0xFFFFFFFFFFFFFFFF
-    z = (seed + (stream + 1) * 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return (z ^ (z >> 31)) >> 32

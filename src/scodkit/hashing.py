@@ -1,0 +1,57 @@
+"""Numbers that look random, from integers alone: the same on every device and anywhere.
+
+Whoever needs the number at a place asks for it, in any order; nothing is kept.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_EVEN = 23  # bits of a number between 0 and 1: exact in float32, and below 1 times anything
+
+
+def hashed(seed: int, stream: int, counter: Tensor) -> Tensor:
+    """Return 32 well-mixed bits for each counter, as int64.
+
+    Args:
+        seed: Which numbers.
+        stream: Which of several uses of a seed.
+        counter: Integers, of any shape.
+    """
+    low, high = counter & _MASK, counter >> 32
+    h = mixed((low ^ _key(seed, stream)) & _MASK)
+    return mixed((h + high * 0x9E3779B1 + _key(seed, stream + 101)) & _MASK)
+
+
+def signs(seed: int, stream: int, counter: Tensor) -> Tensor:
+    """Return -1 or 1 for each counter; the arguments are those of `hashed`."""
+    return (hashed(seed, stream, counter) & 1) * 2 - 1
+
+
+def shares(seed: int, stream: int, counter: Tensor) -> Tensor:
+    """Return a number in [0, 1) for each counter, in float32.
+
+    Args:
+        seed: As in `hashed`.
+        stream: As in `hashed`.
+        counter: As in `hashed`.
+    """
+    return (hashed(seed, stream, counter) >> (32 - _EVEN)).float() * 2.0**-_EVEN
+
+
+def mixed(bits: Tensor) -> Tensor:
+    """Return 32 bits, mixed once more."""
+    # multipliers below 2**31: a product of 32 and 31 bits fits int64 exactly
+    h = ((bits ^ (bits >> 16)) * 0x21F0AAAD) & _MASK
+    h = ((h ^ (h >> 15)) * 0x735A2D97) & _MASK
+    return h ^ (h >> 15)
+
+
+def _key(seed: int, stream: int) -> int:
+    """Return 32 bits for a seed and a stream (splitmix64, in Python's exact integers)."""
+    mask = 0xFFFFFFFFFFFFFFFF
+    z = (seed + (stream + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return (z ^ (z >> 31)) >> 32
