@@ -254,6 +254,17 @@ def test_words_stand_for_objects(words: str, options: dict[str, Any], folder: Pa
     assert torch.equal(loaded.basis.vectors, expected.basis.vectors)
 
 
+@pytest.mark.parametrize(("word", "certified"), [("--rows", True), ("--products", False)])
+def test_how_outputs_are_fitted(word: str, certified: bool, folder: Path) -> None:
+    given = (*FIT[:4], "o.scod", *FIT[5:], word, "--json")
+    assert scod(*given, cwd=folder).document["certified"] is certified
+    expected = Monitor(net(), Categorical()).fit(
+        array(folder, "train").split(64), progress=False, products=not certified
+    )
+    loaded = Monitor.load(folder / "o.scod", net())
+    assert torch.equal(loaded.basis.vectors, expected.basis.vectors)
+
+
 @pytest.mark.parametrize("data", ["train", "items", "batches"])
 def test_data_from_functions(data: str, folder: Path) -> None:
     words = (*FIT[:2], f"model.py:{data}", "-o", "f.scod", *FIT[5:], "--json")

@@ -84,6 +84,16 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     seed: Annotated[
         int | None, typer.Option(help="Of a random sketch.", rich_help_panel=_SKETCH)
     ] = None,
+    products: Annotated[
+        bool | None,
+        typer.Option(
+            "--products/--rows",
+            help="How hundreds of outputs are fitted; by the cheaper way, if not said. Only "
+            "rows give certificates.",
+            show_default=False,
+            rich_help_panel=_SKETCH,
+        ),
+    ] = None,
     last_layers: Annotated[
         int | None,
         typer.Option(help="Only this many, from the end.", rich_help_panel=_WEIGHTS),
@@ -177,6 +187,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
                 checkpoint=checkpoint,
                 every=every,
                 precision=None if precision is None else PRECISIONS[precision],
+                products=products,
             )
         monitor.notes["fit"] = resolved(ctx)
         with share.processes.failing_together():  # or their checkpoints would be gone
