@@ -348,7 +348,8 @@ def test_cost_counts_passes_and_numbers() -> None:
     assert SketchedLanczos(network("gaussian"), Gaussian(), rank=3).size == 60
 
 
-def test_data_that_changes_between_passes_is_refused() -> None:
+@pytest.mark.parametrize("offset", [0.0, 5000.0])
+def test_data_that_changes_between_passes_is_refused(offset: float) -> None:
     class Changing:
         passes = 0
 
@@ -356,7 +357,10 @@ def test_data_that_changes_between_passes_is_refused() -> None:
             self.passes += 1
             return iter([x * (1 + 0.1 * self.passes) for x, _ in training_data("gaussian")])
 
-    method = in_passes(SketchedLanczos(network("gaussian"), Gaussian(), rank=3))
+    model = network("gaussian")
+    with torch.no_grad():
+        model[-1].bias += offset
+    method = in_passes(SketchedLanczos(model, Gaussian(), rank=3))
     with pytest.raises(NondeterministicError, match="same data in every pass"):
         method.fit(Changing(), progress=False)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cases import CASES, Case
 from scodkit import Categorical, Gaussian, LastLayers, Monitor
 from scodkit.factors import LiveBytes, Memory, choose_engine, choose_jacobian
+from scodkit.factors.jacobian import ForwardJacobian
 from scodkit.factors.pieces import FactorSource
 from scodkit.factors.products import Curvature, ProductSource
 from scodkit.likelihoods import Likelihood
@@ -79,9 +80,15 @@ def toy(b: int, q: int) -> None:
     torch.ones(500)
 
 
+def counted(run: Callable[[int, int], object], vectors: tuple[int, ...]) -> Memory:
+    memory = Memory.counted(run, vectors)
+    assert memory is not None
+    return memory
+
+
 @pytest.mark.parametrize(("b", "q"), [(1, 1), (2, 3), (40, 1), (1, 90), (30, 20)])
 def test_small_runs_tell_of_large_ones(b: int, q: int) -> None:
-    memory = Memory.counted(toy, (2, 3))
+    memory = counted(toy, (2, 3))
     assert memory.at(b, q) == peak_of(lambda: toy(b, q))
 
 
@@ -92,16 +99,16 @@ def repeated(b: int, q: int) -> None:
 
 @pytest.mark.parametrize(("b", "q"), [(2, 3), (40, 2), (30, 20)])
 def test_operations_that_are_repeated_do_not_matter(b: int, q: int) -> None:
-    assert Memory.counted(repeated, (2, 3)).at(b, q) == peak_of(lambda: repeated(b, q))
+    assert counted(repeated, (2, 3)).at(b, q) == peak_of(lambda: repeated(b, q))
 
 
 def test_a_fixed_number_of_vectors() -> None:
-    memory = Memory.counted(toy, (2,))
+    memory = counted(toy, (2,))
     assert memory.at(50, 2) == peak_of(lambda: toy(50, 2))
 
 
 def test_the_most_that_fits_fits_and_more_does_not() -> None:
-    memory = Memory.counted(toy, (2, 3))
+    memory = counted(toy, (2, 3))
     for budget in (5_000, 50_000, 10**6):
         samples = memory.most_samples(budget, 4)
         assert memory.at(samples, 4) <= budget < memory.at(samples + 1, 4)
@@ -128,8 +135,9 @@ def test_rows_take_what_was_counted(case: Case, hold: bool) -> None:
             factors = engine.linearize(call).pull_back(torch.ones(12, 4, 5).double())
             return factors.hold() if hold else factors.project(matrix)
 
-        told = source.counted(call, hold=hold).at(12, 4)
-        assert told == pytest.approx(peak_of(run), rel=0.15)
+        memory = source.counted(call, hold=hold)
+        assert memory is not None
+        assert memory.at(12, 4) == pytest.approx(peak_of(run), rel=0.15)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -147,7 +155,9 @@ def test_products_take_what_was_counted(case: Case) -> None:
             curvature = Curvature(kind(network, parameters, call), Categorical(), 10)
             curvature.add_times(total.new_ones(10, size), total)
 
-        assert source.counted(call).at(12, 10) == pytest.approx(peak_of(run), rel=0.05)
+        memory = source.counted(call)
+        assert memory is not None
+        assert memory.at(12, 10) == pytest.approx(peak_of(run), rel=0.05)
 
 
 # --- Whole fits ----------------------------------------------------------------------------
@@ -253,20 +263,55 @@ def test_a_basis_takes_what_was_planned(sketch: Sketch) -> None:
     assert found[0].untyped_storage().nbytes() == found[0].nbytes
 
 
-def test_a_model_that_cannot_be_watched_is_fitted_all_the_same() -> None:
-    class Shy(nn.Module):
+class Shy(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        watching = torch.utils._python_dispatch._get_current_dispatch_mode()
+        if isinstance(watching, LiveBytes):
+            raise RuntimeError("not while someone watches")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("products", [False, True])
+def test_a_model_that_cannot_be_watched_is_fitted_all_the_same(products: bool) -> None:
+    monitor, x = Monitor(Shy(nn.Linear(4, 150)), Gaussian(), 2), torch.randn(6, 4)
+    plan = monitor.plan(x, products=products)
+    assert 0 < plan.working_bytes < 2**30
+    monitor.fit([x], progress=False, products=products)
+    assert monitor.basis.num_data == 6
+    # columns go together even so
+    portions = ProductSource(
+        monitor._network, monitor.fitted.parameters, ForwardJacobian, Gaussian(), 4, 2**20
+    ).portions(6)
+    assert (portions.samples, portions.columns) == (1, 4)
+
+
+def test_products_are_counted_as_their_own_weights_are() -> None:
+    class Head(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = nn.Linear(4, 2)
+            self.frozen = nn.Parameter(torch.ones(4, dtype=torch.int8), requires_grad=False)
+            self.head = nn.Linear(4, 150)
 
         def forward(self, x: Tensor) -> Tensor:
-            if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
-                raise RuntimeError("not while someone watches")
-            return self.linear(x)
+            return self.head(x * self.frozen)
 
-    monitor, x = Monitor(Shy(), Gaussian(), 2), torch.randn(6, 4)
-    assert monitor.plan(x).working_bytes > 0
-    assert monitor.fit([x], progress=False).basis.num_data == 6
+    monitor = Monitor(Head(), Categorical(), 2, parameters=["head.*"])
+    plan = monitor.plan(torch.randn(6, 4))
+    assert plan.by_products
+    assert plan.costs is not None
+    assert plan.costs.products.passes < 6 * 20  # all columns in one round
+
+
+def test_rows_of_every_pixel_are_told_and_not_tried() -> None:
+    model = nn.Conv2d(1, 6, 3, padding=1)
+    monitor = Monitor(model, Categorical(class_dim=1), 2)
+    monitor.memory_budget = 8 * 2**20
+    x = torch.randn(4, 1, 24, 24)
+    at_output = (5 * 24 * 24) * (6 * 24 * 24) * 4
+    plans = []
+    peak = peak_of(lambda: plans.append(monitor.plan(x)))
+    assert peak < at_output
+    assert plans[0].score_working_bytes > at_output
 
 
 def test_the_last_layers_of_a_vision_transformer_are_its_last() -> None:

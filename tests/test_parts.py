@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -158,6 +159,16 @@ def test_an_update_with_data_of_the_fit_is_refused() -> None:
     assert torch.equal(monitor.score(x), before)
     monitor.update(DataLoader(Shard(x, 1, 2), batch_size=8), progress=False)
     assert monitor.basis.num_data == 30
+
+
+def test_fits_of_mostly_zeros_are_told_apart() -> None:
+    """Of a large embedding hardly a number of the sketch is not zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(200_000, 4), nn.Flatten(), nn.Linear(8, 2))
+    monitor = Monitor(model, Categorical(), 2).fit([torch.tensor([[1, 2]])], progress=False)
+    for i in range(3, 9, 2):
+        monitor.update([torch.tensor([[i, i + 1]])], progress=False)
+    assert monitor.basis.num_data == 4
 
 
 def test_overlapping_shards_are_refused_with_what_they_have_in_common() -> None:

@@ -48,7 +48,7 @@ class Costs:
         why: Because of what.
 
     Examples:
-        >>> passes = Passes(2_000_000, 2_000_000, held_bytes=2_000, output_bytes=4_000)
+        >>> passes = Passes(2_000_000, 2_000_000)
         >>> work = Work(batch_size=64, directions=999, num_parameters=513_000, columns=100)
         >>> costs = compare(work, passes, Portions(64, 100, 1 << 29), rows_bytes=1 << 30)
         >>> print(costs)  # doctest: +NORMALIZE_WHITESPACE
@@ -60,11 +60,6 @@ class Costs:
     products: Cost
     by_products: bool
     why: str
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the way that is taken, beyond the sketch."""
-        return self.products.bytes if self.by_products else self.rows.bytes
 
     def __str__(self) -> str:
         if self.by_products:

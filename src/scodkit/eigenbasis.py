@@ -79,8 +79,9 @@ class Eigenbasis:
         Returns:
             A basis that is certified if this one is, in memory of no more than its size.
         """
-        if rank >= self.rank:
-            # or scoring would stride over what was cut off
+        if rank >= self.rank and self.vectors.is_contiguous():
+            return self
+        if rank >= self.rank:  # scoring would stride over what was cut off
             return replace(self, vectors=self.vectors.contiguous())
         dropped = float(self.values[rank])
         shorter = replace(

@@ -94,16 +94,16 @@ class Fitted:
                 "with monitor.save(path, sketch=True), or fit again"
             )
 
-    def check_other_data(self, other: Fitted) -> None:
+    def check_other_data(self, parts: tuple[Part, ...]) -> None:
         """Make sure no sample would count twice.
 
         Args:
-            other: A fit to be added.
+            parts: Of the data to be added.
 
         Raises:
-            MergeError: If both have seen some of the same data.
+            MergeError: If this fit has seen some of it.
         """
-        both = in_both(self.parts, other.parts)
+        both = in_both(self.parts, parts)
         if both:
             raise MergeError(
                 f"expected fits of different data, but both have seen {both[0]}"

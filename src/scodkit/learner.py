@@ -22,6 +22,7 @@ from scodkit.fitting import FitOptions
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Network
 from scodkit.parameters import Selection, select
+from scodkit.parts import part_behind
 from scodkit.plan import Plan
 from scodkit.preparing import Preparation
 from scodkit.recipe import Recipe
@@ -144,11 +145,14 @@ class Learner:
             before = self._ready().fitted
             before.check_weights(self.model, "an update")
             before.check_sketch()
+            named = part_behind(loader)
+            if named is not None:  # or it would be found out after the pass
+                before.check_other_data((named,))
         same = replace(self._recipe, selection=before.parameters)
         how = (progress, on_bad, check_deterministic)
         options = FitOptions(*how, precision=precision, together=together)
         fresh, source = fitting.fit(self._network, same, loader, options)
-        before.check_other_data(fresh)
+        before.check_other_data(fresh.parts)
         return self._adopt(before.merged(fresh, self.rank, consume=True), source)
 
     def merge(self, other: Learner) -> Self:
@@ -162,7 +166,7 @@ class Learner:
         """
         mine, theirs = self._ready(), other._ready().fitted
         mine.fitted.check_weights(self.model, "a merge")
-        mine.fitted.check_other_data(theirs)
+        mine.fitted.check_other_data(theirs.parts)
         return self._adopt(mine.fitted.merged(theirs, self.rank), mine.source)
 
     @property
@@ -178,17 +182,21 @@ class Learner:
         precision: torch.dtype | None = None,
         products: bool | None = None,
     ) -> Plan:
-        """Return how much memory a fit and scoring will take, without allocating it.
+        """Return how much memory a fit and scoring will take, before it is allocated.
 
-        What a batch takes is counted on a few samples: of tensors, not of what libraries of
-        kernels take for themselves. With hundreds of outputs also what a batch costs in rows
-        and in products with the curvature, and which of the two `fit` will take.
+        What a batch takes is counted on a few samples, which are computed as in `fit`: of
+        tensors, not of what libraries of kernels take for themselves. With hundreds of outputs
+        also what a batch costs in rows and in products with the curvature, and which of the
+        two `fit` will take.
 
         Args:
             batch: A batch as the loader yields it, as large as the ones to come.
             num_data: Samples to come, where known (`Exact` needs it).
             precision: As in `fit`.
             products: As in `fit`.
+
+        Raises:
+            ScodError: As a subclass, if a fit would be refused for more than its size.
         """
         with self._network.evaluating():
             call = self._network.inputs_of(batch)

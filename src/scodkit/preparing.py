@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +13,7 @@ from scodkit.errors import EngineFallbackWarning, OptionError
 from scodkit.factors import (
     FactorSource,
     Memory,
+    Portions,
     ProductSource,
     choose_jacobian,
     count_passes,
@@ -24,6 +25,9 @@ from scodkit.parameters import ParameterSet
 from scodkit.plan import Plan, available_bytes
 from scodkit.recipe import Recipe, first_output
 from scodkit.sketch.tall import tall_bytes
+
+# samples whose rows counting forms at once, at most
+_TRIED = 3
 
 
 @dataclass(frozen=True)
@@ -114,15 +118,24 @@ class Preparation:
         running.engine.linearize(self.call.first(2))  # so that it knows how large its rows are
         products, costs = self._products(plan, running, used)
         if products is None:
-            memory = _counted(lambda: running.counted(self.call, hold=True))
+            memory = running.counted(self.call, hold=True)
             source, running = (replace(one, memory=memory) for one in (source, running))
             working = self._row_bytes(running, memory, hold=True)
+            costs = costs and replace(costs, rows=replace(costs.rows, bytes=working))
         else:
             working = products.portions(self.call.batch_size).bytes
         plan = replace(plan, costs=costs, working_bytes=working)
         if scoring:
-            memory = _counted(lambda: source.counted(self.call, hold=False))
+            # rows at the output are formed of all directions at once: as many as pixels, they
+            # are not to be tried, only told
+            at_output = plan.directions * math.prod(source.shape) * torch.float32.itemsize
+            memory = None
+            if _TRIED * at_output <= self.recipe.budget:
+                memory = source.counted(self.call, hold=False)
             found = self._row_bytes(source, memory, hold=False)
+            if memory is None:
+                samples = min(source.samples_at_once(False), self.call.batch_size)
+                found += samples * at_output
             plan = replace(plan, score_working_bytes=found)
         return Prepared(source, products, plan)
 
@@ -144,14 +157,17 @@ class Preparation:
         """
         if not self._may_take_products(plan.directions):
             return None, None
-        found = self._product_source()
-        if found is None:
-            return None, None
-        running = found.of(used)
-        found = replace(running, memory=_counted(lambda: running.counted(self.call)))
         passes = count_passes(self.network, self.parameters, self.call)
         about = (self.call.batch_size, plan.directions, plan.num_parameters, plan.columns)
         in_rows = self._row_bytes(source, None, hold=True)
+        # with all columns at once there is least to do
+        at_best = Portions(self.call.batch_size, plan.columns, 0)
+        missed = compare(Work(*about), passes, at_best, in_rows, self.wanted).by_products
+        found = self._product_source(missed)
+        if found is None:
+            return None, None
+        running = found.of(used)
+        found = replace(running, memory=running.counted(self.call))
         portions = found.portions(self.call.batch_size)
         costs = compare(Work(*about), passes, portions, in_rows, self.wanted)
         return (found if costs.by_products else None), costs
@@ -177,11 +193,15 @@ class Preparation:
         many = self.wanted is None and directions >= MANY
         return not objection and (bool(self.wanted) or many)
 
-    def _product_source(self) -> ProductSource | None:
+    def _product_source(self, missed: bool) -> ProductSource | None:
         """Return what turns batches into products with their curvature.
 
+        Args:
+            missed: Whether a fit in rows is slower.
+
         Returns:
-            None, with a warning, where the model does not allow it and it is not asked for.
+            None, with a warning if missed, where the model does not allow it and it is not
+            asked for.
 
         Raises:
             OptionError: If the model does not allow it, and it is asked for.
@@ -198,18 +218,12 @@ class Preparation:
                 f"expected {words} that agree with plain autograd, but all were passed over: "
                 f"{passed_over}; leave out products=True"
             )
+        if not missed:
+            return None
         warnings.warn(
             f"{words} cannot be trusted, so it is fitted in rows, more slowly; passed over: "
             f"{passed_over}",
             EngineFallbackWarning,
             stacklevel=2,
         )
-        return None
-
-
-def _counted(count: Callable[[], Memory]) -> Memory | None:
-    """Return memory that was counted; None where the model does not let itself be watched."""
-    try:
-        return count()
-    except Exception:  # whatever a third-party module raises while someone watches
         return None

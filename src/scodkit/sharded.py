@@ -130,7 +130,8 @@ class ShardedMonitor:
         # a basis counts its own rows, which are not all there are
         basis = replace(recipe.sketch.eigenbasis(state, recipe.rank), residual_rank=size)
         # asked in any case: all processes must ask, whatever their loaders say
-        unnamed = processes.gathered(sampled_hash(state.tensors, str(done.samples)))[0]
+        salt = f"{done.samples} {float(state.squared_norm)!r}"
+        unnamed = processes.gathered(sampled_hash(state.tensors, salt))[0]
         part = part_behind(loader) or Part(unnamed, 0, done.samples)
         about = (fingerprints, source.shape, done.skipped, (part,))
         self._fitted = Fitted(recipe.likelihood, whole, basis, state, *about)

@@ -21,7 +21,7 @@ from scodkit.errors import NondeterministicError, NonFiniteError, OptionError
 from scodkit.factors import (
     Factors,
     FactorSource,
-    Jacobian,
+    ProductSource,
     choose_jacobian,
     squared_norms,
 )
@@ -261,8 +261,9 @@ class _Fisher:
         self._data, self._source = data, source
         self._room = source.budget
         self._kept: list[_Blocks] = []
-        self._squares: float | None = None  # of all outputs
-        self._jacobian: type[Jacobian] | None = None  # of products, once rows had no room
+        self._squares: float | None = None  # of all outputs, around the first ones' mean
+        self._centre: Tensor | None = None
+        self._products: ProductSource | None = None  # once rows had no room
         self._tried = False
         self.passes = 0
         self.dtype = torch.float64
@@ -285,7 +286,9 @@ class _Fisher:
         for call in self._data.calls():
             output = self._add(call, vector, product)
             good &= finite_samples(call, output).all()
-            squares += output.double().square().sum()
+            if self._centre is None:  # or an offset would hide what differs
+                self._centre = output.double().mean()
+            squares += (output - self._centre).square().sum()
         self.passes += 1
         if not bool(good & product.isfinite().all()):
             raise NonFiniteError(
@@ -302,9 +305,16 @@ class _Fisher:
             What the model made of the batch.
         """
         if self._room < 0 and not self._tried:
-            self._jacobian, self._tried = self._trusted(call), True
-        if self._jacobian is not None:
-            return self._add_by_products(self._jacobian, call, vector, product)
+            self._products, self._tried = self._trusted(call), True
+        if self._products is not None:
+            step = self._products.portions(call.batch_size).samples
+            parts = [
+                call.samples(slice(first, first + step))
+                for first in range(0, call.batch_size, step)
+            ]
+            return torch.cat(
+                [self._add_by_products(self._products, some, vector, product) for some in parts]
+            )
         outputs: dict[int, Tensor] = {}
         for piece in self._source.pieces(call, hold=True):
             outputs[piece.samples.start] = piece.output
@@ -328,7 +338,7 @@ class _Fisher:
         for at, rows in blocks:
             product[at] += along.to(self.dtype) @ rows
 
-    def _trusted(self, call: Inputs) -> type[Jacobian] | None:
+    def _trusted(self, call: Inputs) -> ProductSource | None:
         """Return a way to take a vector through the network and back; None for in rows."""
         engine, likelihood = self._source.engine, self._source.likelihood
         # drawn rows are few; in half precision a vector would lose too many digits
@@ -337,13 +347,17 @@ class _Fisher:
         kind, _ = choose_jacobian(engine.network, engine.parameters, call)
         # a single vector has no others to go with
         alone = kind is not None and issubclass(kind, ForwardJacobian)
-        return ForwardJacobianInTurn if alone else kind
+        kind = ForwardJacobianInTurn if alone else kind
+        if kind is None:
+            return None
+        about = (kind, likelihood, 1, self._source.budget)
+        source = ProductSource(engine.network, engine.parameters, *about)
+        return replace(source, memory=source.counted(call))
 
     def _add_by_products(
-        self, kind: type[Jacobian], call: Inputs, vector: Tensor, product: Tensor
+        self, source: ProductSource, call: Inputs, vector: Tensor, product: Tensor
     ) -> Tensor:
-        engine = self._source.engine
-        jacobian = kind(engine.network, engine.parameters, call)
+        jacobian = source.kind(source.network, source.parameters, call)
         along = jacobian.push(vector.to(self.dtype)[None])
         weighed = self._source.likelihood.curvature_times(
             jacobian.output, along.transpose(0, 1)
@@ -356,7 +370,7 @@ class _Fisher:
         first = self._squares = squares if self._squares is None else self._squares
         if abs(squares - first) > _SAME_OUTPUTS * first:
             raise NondeterministicError(
-                f"expected the same data in every pass, but the sum of the squared outputs was "
+                f"expected the same data in every pass, but the spread of the outputs was "
                 f"{first:.6g} in the first and {squares:.6g} in a later one; switch random "
                 "augmentation, and dropping of a last batch, off"
             )
@@ -365,5 +379,5 @@ class _Fisher:
 def _orthonormal(vectors: Tensor, cutoff: float) -> Tensor:
     """Return an orthonormal basis of columns, less what depends on others up to a cutoff."""
     basis, lengths, _ = tall_svd(vectors)  # of millions of rows libraries for GPUs have none
-    kept: Tensor = basis[:, lengths > cutoff * lengths[0]]
+    kept: Tensor = basis[:, lengths > cutoff * lengths[:1]]
     return kept.contiguous()

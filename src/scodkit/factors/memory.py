@@ -98,13 +98,23 @@ class Memory:
     terms: Tensor
 
     @staticmethod
-    def counted(run: Callable[[int, int], object], vectors: Sequence[int]) -> Memory:
+    def counted(run: Callable[[int, int], object], vectors: Sequence[int]) -> Memory | None:
         """Return the memory of a computation, by running it a few times.
 
         Args:
             run: Takes samples and vectors, and returns what it has at its end.
             vectors: Two numbers of vectors to try; or one, if there are never others.
+
+        Returns:
+            None where a model does not let itself be watched.
         """
+        try:
+            return Memory._of(run, vectors)
+        except Exception:  # whatever a third-party module raises while someone watches
+            return None
+
+    @staticmethod
+    def _of(run: Callable[[int, int], object], vectors: Sequence[int]) -> Memory:
         sizes = [(b, q) for q in vectors for b in _SAMPLES]
         counts = dict(
             zip(sizes, _moments([_counted(run, *size) for size in sizes]), strict=True)
@@ -171,11 +181,13 @@ def _moments(runs: list[list[tuple[int, int]]]) -> list[Tensor]:
     correspond.
     """
     times = [Counter(name for name, _ in run) for run in runs]
-    marks: set[int] = set()
-    for name, count in times[0].most_common():
-        tried = marks | {name}
-        if all(own[name] == count for own in times) and _in_one_order(runs, tried):
-            marks = tried
+    as_often = [n for n, c in times[0].most_common() if all(own[n] == c for own in times)]
+    marks = set(as_often)
+    if not _in_one_order(runs, marks):  # seldom, and slow where there are many operations
+        marks = set()
+        for name in as_often:
+            if _in_one_order(runs, marks | {name}):
+                marks.add(name)
     found = []
     for run in runs:
         most = [0]

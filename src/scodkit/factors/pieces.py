@@ -15,6 +15,9 @@ from scodkit.likelihoods import Likelihood
 from scodkit.mixed import add_matmul, matmul
 from scodkit.network import Inputs
 
+# bytes of samples that keys are made of at a time
+_AT_ONCE = 1 << 16
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -122,12 +125,15 @@ class FactorSource:
             samples = min(samples, self.memory.most_samples(self.budget, directions))
         return samples
 
-    def counted(self, call: Inputs, *, hold: bool) -> Memory:
+    def counted(self, call: Inputs, *, hold: bool) -> Memory | None:
         """Return what rows of this source take, counted on a few samples.
 
         Args:
             call: A batch, of which the first samples are run.
             hold: Whether the rows are held, or projected as they are formed.
+
+        Returns:
+            None where the model does not let itself be watched.
         """
         samples = min(self.samples_at_once(hold), call.batch_size)
         directions = min(self.rows_at_once(hold), max(1, self.directions))
@@ -187,6 +193,7 @@ def sample_keys(call: Inputs) -> Tensor:
         raw = raw.view(torch.uint8).reshape(call.batch_size, -1)
         # odd multipliers that differ by place, in wrapping arithmetic: alike on every device
         place = torch.arange(raw.shape[1], device=raw.device) * 2654435761 | 1
-        sums = [(own * place).sum() for own in raw]  # each in eight times its bytes
-        keys = keys * 1000003 + torch.stack(sums).cpu()
+        # a few at a time: products take eight times the bytes
+        some = torch.split(raw, max(1, _AT_ONCE // max(1, raw.shape[1])))
+        keys = keys * 1000003 + torch.cat([(own * place).sum(1) for own in some]).cpu()
     return keys

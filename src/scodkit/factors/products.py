@@ -19,6 +19,7 @@ from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.memory import Memory
 from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
+from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
@@ -136,7 +137,7 @@ class ProductSource:
         likelihood: What matters at the output.
         columns: ``T``, columns that will be asked for.
         budget: Bytes to stay within.
-        memory: What samples and columns take; None for one of each at a time.
+        memory: What samples and columns take; None for one sample at a time.
     """
 
     network: Network
@@ -177,18 +178,26 @@ class ProductSource:
     def portions(self, batch_size: int) -> Portions:
         """Return how batches of a size are cut up."""
         if self.memory is None:
-            return Portions(1, 1, 0)
+            # a column, its product and a temporary; each round costs passes of every sample
+            column = 3 * self.parameters.num_parameters * torch.float64.itemsize
+            width = min(self.columns, max(1, self.budget // column))
+            return Portions(1, width, width * column)
         return Portions.of(self.memory, self.budget, batch_size, self.columns)
 
-    def counted(self, call: Inputs) -> Memory:
+    def counted(self, call: Inputs) -> Memory | None:
         """Return what products take, counted on a few samples and columns.
 
         Args:
             call: A batch, of which the first samples are run.
+
+        Returns:
+            None where the model does not let itself be watched.
         """
-        size, like = self.parameters.num_parameters, next(self.network.model.parameters())
+        size, device = self.parameters.num_parameters, self.network.device
         most = min(_COLUMNS[-1], self.columns)
-        total = torch.zeros(size, most, dtype=like.dtype, device=like.device)
+        # as the sketch will be: the model's first weights may be frozen, in half precision
+        dtype = sum_dtype(*self.parameters.weights(self.network.model).values())
+        total = torch.zeros(size, most, dtype=dtype, device=device)
 
         def run(samples: int, columns: int) -> None:
             curvature = Curvature(self._at(call.first(samples)), self.likelihood, columns)
