@@ -142,16 +142,14 @@ def rows_of(cases: Iterable[Case]) -> Iterator[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Return rows as Markdown."""
+    """Return rows as Markdown: what fits take, then what scores take."""
+    found = [row for row in rows if "why" not in row]
     lines = [
-        "| network | weights | directions | way | forward, backward | fit | peak, GB | planned "
-        "| scored | peak, GB | planned |",
-        "| --- | --: | --: | --- | --: | --: | --: | --: | --: | --: | --: |",
+        "| network | weights | directions | way | forward, backward | fit | peak, GB "
+        "| planned |",
+        "| --- | --: | --: | --- | --: | --: | --: | --: |",
     ]
-    for row in (row for row in rows if "why" not in row):
-        scored = ["", "", ""]
-        if "score_s" in row:
-            scored = [_milliseconds(row["score_s"]), *_sizes(row, "score")]
+    for row in found:
         cells = [
             row["case"],
             f"{row['weights'] / 1e6:.1f} M",
@@ -160,7 +158,19 @@ def table(rows: list[Row]) -> str:
             f"{_milliseconds(row['forward_s'])}, {_milliseconds(row['both_s'])}",
             _milliseconds(row["step_s"]),
             *_sizes(row, "fit"),
-            *scored,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "| network | forward, backward | score | peak, GB | planned |",
+        "| --- | --: | --: | --: | --: |",
+    ]
+    for row in (row for row in found if "score_s" in row):
+        cells = [
+            row["case"],
+            f"{_milliseconds(row['forward_s'])}, {_milliseconds(row['both_s'])}",
+            _milliseconds(row["score_s"]),
+            *_sizes(row, "score"),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -172,7 +182,8 @@ def _milliseconds(seconds: float) -> str:
 
 def _sizes(row: Row, what: str) -> list[str]:
     peak, planned = row[f"{what}_peak"], row[f"{what}_planned"]
-    return [f"{peak / 1e9:.2f}", f"{planned / 1e9:.2f} ({planned / peak - 1:+.0%})"]
+    percent = round(100 * (planned / peak - 1))
+    return [f"{peak / 1e9:.2f}", f"{planned / 1e9:.2f} ({percent:+d} %)"]
 
 
 def main() -> None:

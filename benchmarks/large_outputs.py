@@ -1,8 +1,8 @@
 """Fits of last layers with many outputs, in rows and by products: seconds and peak memory.
 
 Type ``OMP_NUM_THREADS=1 python benchmarks/large_outputs.py``. Every fit runs in a process of
-its own, so that its peak is its own; rows go to ``results/large_outputs.jsonl``, and a table is
-printed.
+its own, so that its peak is its own; rows go to ``results/large_outputs.jsonl``, a table
+beside them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -68,14 +69,24 @@ def main() -> None:
             found.append(json.loads(done.stdout))
             print(done.stdout.strip(), file=sys.stderr)
     RESULTS.write_text("".join(json.dumps(row) + "\n" for row in found))
-    print("| head | samples | way | seconds | peak | taken by itself |")
-    print("| --- | --: | --- | --: | --: | --- |")
-    for row in found:
+    text = table(found)
+    RESULTS.with_suffix(".md").write_text(text)
+    print(text)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return rows as Markdown."""
+    lines = [
+        "| head | samples | way | seconds | peak | taken by itself |",
+        "| --- | --: | --- | --: | --: | --- |",
+    ]
+    for row in rows:
         mib = f"{row['peak_bytes'] / 2**20:.0f} MiB"
-        print(
+        lines.append(
             f"| {row['head']} | {row['samples']} | {row['way']} | {row['seconds']:.1f} | {mib} "
             f"| {row['taken']} |"
         )
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
