@@ -183,7 +183,7 @@ def _milliseconds(seconds: float) -> str:
 def _sizes(row: Row, what: str) -> list[str]:
     peak, planned = row[f"{what}_peak"], row[f"{what}_planned"]
     percent = round(100 * (planned / peak - 1))
-    return [f"{peak / 1e9:.2f}", f"{planned / 1e9:.2f} ({percent:+d} %)"]
+    return [f"{peak / 1e9:.2f}", f"{planned / 1e9:.2f} ({percent:+d}%)"]
 
 
 def main() -> None:
