@@ -27,11 +27,11 @@ PROGRAM = """
     monitor = Monitor(model, Categorical(), rank=30, parameters=LastLayers(count=1))
     monitor.memory_budget = 300 * 2**20
     data = torch.randn(64, 16)
-    plan = monitor.plan(data)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     monitor.fit(data.split(32), progress=False)
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     state = monitor.fitted.state
+    plan = monitor.plan(data)  # afterwards: it computes, too
     assert plan.by_products and state.num_estimated == monitor.basis.num_data == 64
     assert state.num_rows == 64 * 3099
     print(peak, plan.fit_bytes)

@@ -125,7 +125,10 @@ class Preparation:
         else:
             working = products.portions(self.call.batch_size).bytes
         plan = replace(plan, costs=costs, working_bytes=working)
-        if scoring:
+        if scoring and source.ends_in_head:
+            found = source.head_bytes(plan.rank, self.call.batch_size)
+            plan = replace(plan, score_working_bytes=min(found, self.recipe.budget))
+        elif scoring:
             # rows at the output are formed of all directions at once: as many as pixels, they
             # are not to be tried, only told
             at_output = plan.directions * math.prod(source.shape) * torch.float32.itemsize

@@ -97,21 +97,44 @@ def score_batch(
         call: The batch; not empty.
         basis: The eigenbasis, on the model's device.
     """
+    found = _score_head(source, call, basis) if source.ends_in_head else None
+    if found is not None:
+        return found
     outputs: dict[int, Tensor] = {}
     parts: dict[int, Energies] = {}
     finite: dict[int, Tensor] = {}
     for piece in source.pieces(call):
         start = piece.samples.start
-        found = energies(piece.factors, basis)
-        parts[start] = parts[start] + found if start in parts else found
+        own = energies(piece.factors, basis)
+        parts[start] = parts[start] + own if start in parts else own
         outputs[start], finite[start] = piece.output, piece.finite
-    total = _joined([part.total for part in parts.values()])
-    along = _joined([part.along for part in parts.values()])
-    # the sum is infinite or NaN where one of its terms is
-    good = _joined(list(finite.values())) & (total + along.sum(1) < torch.inf)
-    return _joined(list(outputs.values())), Energies(
-        torch.where(good, total, torch.inf), torch.where(good[:, None], along, 0.0)
+    return _joined(list(outputs.values())), _finite_ones(
+        list(parts.values()), _joined(list(finite.values()))
     )
+
+
+def _score_head(
+    source: FactorSource, call: Inputs, basis: Eigenbasis
+) -> tuple[Tensor, Energies] | None:
+    """Return the same in closed form; None if the chosen layer is not the network's end."""
+    outputs, parts, finite = [], [], []
+    for piece in source.heads(call, basis.rank):
+        about = (piece.clean, source.likelihood, basis.vectors)
+        parts.append(Energies(*piece.head.energies(*about)))
+        outputs.append(piece.output)
+        finite.append(piece.finite)
+    if sum(map(len, outputs)) < call.batch_size:
+        return None
+    return _joined(outputs), _finite_ones(parts, _joined(finite))
+
+
+def _finite_ones(parts: list[Energies], finite: Tensor) -> Energies:
+    """Return energies of all samples, infinite where a sample or its energies are not."""
+    total = _joined([part.total for part in parts])
+    along = _joined([part.along for part in parts])
+    # the sum is infinite or NaN where one of its terms is
+    good = finite & (total + along.sum(1) < torch.inf)
+    return Energies(torch.where(good, total, torch.inf), torch.where(good[:, None], along, 0.0))
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from scodkit import kernels
+from scodkit.factors.head import Head
 from scodkit.mixed import matmul, sum_dtype
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
@@ -229,9 +230,11 @@ class Linearization(ABC):
 
     Attributes:
         output: What the model returned, ``(B, *shape)``, detached.
+        head: The chosen layer, where that is a single one at the network's end.
     """
 
     output: Tensor
+    head: Head | None = None
 
     @abstractmethod
     def pull_back(self, rows: Tensor) -> Factors:
@@ -251,7 +254,12 @@ class Engine(ABC):
     Args:
         network: The model.
         parameters: The chosen weights.
+
+    Attributes:
+        finds_head: Whether its last linearisation had a head.
     """
+
+    finds_head = False
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         self.network = network

@@ -56,9 +56,11 @@ class HookEngine(Engine):
             self._itemsize = row_bytes / self.parameters.num_parameters
         if not batch.folds <= self._folds:
             self._try_again(call, batch.folds)
-        return _HookLinearization(
+        linear = _HookLinearization(
             recorder, output, self.parameters, _Ways(self._few_kernels, self._as_if)
         )
+        self.finds_head = linear.head is not None
+        return linear
 
     def for_recording(self) -> HookEngine:
         """See `Engine.for_recording`.
@@ -144,6 +146,7 @@ class _HookLinearization(Linearization):
         self._graph = output
         self._parameters = parameters
         self.output = output.detach()
+        self.head = recorder.head(output)
 
     def pull_back(self, rows: Tensor) -> Factors:
         samples, all_rows = self._ways.times(rows)

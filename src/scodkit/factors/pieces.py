@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -10,10 +11,16 @@ import torch
 from torch import Tensor
 
 from scodkit.factors.engine import Engine, Factors, SharedFactors
+from scodkit.factors.head import Head
 from scodkit.factors.memory import Memory
 from scodkit.likelihoods import Likelihood
 from scodkit.mixed import add_matmul, matmul
 from scodkit.network import Inputs
+
+# directions from which on a closed form is preferred, and copies it takes of outputs, moved
+# along each column, in float64
+_MANY = 100
+_COPIES_OF_MOVED = 4
 
 # bytes of samples that keys are made of at a time
 _AT_ONCE = 1 << 16
@@ -37,6 +44,23 @@ class Piece:
     finite: Tensor
     factors: Factors
     complete: bool
+
+
+@dataclass(frozen=True)
+class HeadPiece:
+    """Some samples of a batch, whose lengths are had in closed form.
+
+    Args:
+        head: The layer at the network's end; its inputs of bad samples are zero.
+        output: The outputs ``(b, o)``.
+        clean: The same, zero for bad samples.
+        finite: ``(b,)``, False where an input or the output has a NaN or an infinity.
+    """
+
+    head: Head
+    output: Tensor
+    clean: Tensor
+    finite: Tensor
 
 
 @dataclass(frozen=True)
@@ -97,6 +121,44 @@ class FactorSource:
                     factors = SharedFactors(factors, self.add_up)
                 complete = first + rows_at_once >= rows.shape[1]
                 yield Piece(samples, linear.output, finite, factors, complete)
+
+    @property
+    def ends_in_head(self) -> bool:
+        """Whether lengths of many rows are had in closed form, see `Head`."""
+        closed = self.likelihood.closed and self.engine.finds_head and self.add_up is None
+        return closed and self.directions >= _MANY
+
+    def heads(self, call: Inputs, columns: int) -> Iterator[HeadPiece]:
+        """Cut a batch into pieces whose lengths are had in closed form.
+
+        Args:
+            call: The batch.
+            columns: ``k``, of the matrix they are projected on.
+
+        Yields:
+            The pieces, in order; none after the first that has no such layer.
+        """
+        step = max(1, self.budget // self.head_bytes(columns, 1))
+        for start in range(0, call.batch_size, step):
+            some = call.samples(slice(start, min(start + step, call.batch_size)))
+            linear = self.engine.linearize(some)
+            if linear.head is None:
+                return
+            finite = finite_samples(some, linear.output)
+            bad = ~finite[:, None]
+            head = replace(linear.head, inputs=linear.head.inputs.masked_fill(bad, 0.0))
+            clean = linear.output.masked_fill(bad, 0.0)
+            yield HeadPiece(head, linear.output, clean, finite)
+
+    def head_bytes(self, columns: int, samples: int) -> int:
+        """Return what lengths in closed form take.
+
+        Args:
+            columns: ``k``, of the matrix they are projected on.
+            samples: How many at a time.
+        """
+        outputs = max(1, math.prod(self.shape))
+        return samples * _COPIES_OF_MOVED * columns * outputs * torch.float64.itemsize
 
     @property
     def splits_samples(self) -> bool:

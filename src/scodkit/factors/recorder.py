@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from scodkit.factors.backward import Edges
+from scodkit.factors.head import Head
 from scodkit.factors.rules import RULES, Batch, Layer, UnsupportedCallError
+from scodkit.factors.rules.linear import Linear
 from scodkit.network import ordinary
 from scodkit.parameters import ParameterSet
 
@@ -186,6 +189,30 @@ class Recorder(TorchFunctionMode):
                 whole = place.columns == place.block
                 self._uses[place.block.start].append(output.itemsize if whole else 0)
         return output
+
+    def head(self, output: Tensor) -> Head | None:
+        """Return the chosen layer, where it is a single one and its output the network's.
+
+        Args:
+            output: Of the network, with its graph.
+        """
+        layer = self.layers[0] if len(self.layers) == 1 and output.requires_grad else None
+        if not isinstance(layer, Linear) or layer.input.ndim != _OPERANDS:
+            return None
+        layer.check_unchanged()
+        made, end = self.edges.of_layers[0], get_gradient_edge(output)
+        if (made.node, made.output_nr) != (end.node, end.output_nr):
+            return None
+        tensors = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+        found = [self.places.get(id(tensor)) for tensor in tensors]
+        # parts of parameters are left to rows, and so are chosen ones without influence
+        whole = all(place is None or place.columns == place.block for place in found)
+        if not whole or sum(place is not None for place in found) < len(self._uses):
+            return None
+        weight, bias, *_ = (
+            None if place is None else place.columns for place in (*found, None)
+        )
+        return Head(layer.input.detach(), weight, bias)
 
     def row_bytes(self, sum_bytes: int) -> int:
         """Return the bytes of a row in weight space.

@@ -88,6 +88,27 @@ class Categorical(Likelihood):
             times = torch.einsum("bqpc,bpkc,bpke->bqpe", own, rows, rows)
         return times.reshape(spread.shape).movedim(-1, axis + 1).reshape(vectors.shape)
 
+    @property
+    def closed(self) -> bool:
+        """See `Likelihood.closed`."""
+        return self.directions is None
+
+    def curvature_trace(self, output: Tensor) -> Tensor:
+        """See `Likelihood.curvature_trace`.
+
+        Returns:
+            The sum of ``q (1 - q)``; for a choice of directions by way of their rows.
+        """
+        if not self.closed:
+            return super().curvature_trace(output)
+        q = self.logits(output).double().softmax(-1)
+        likeliest = q.argmax(-1, keepdim=True)
+        # one less the largest as the sum of the others: next to nothing, but not nothing
+        others = q.scatter(-1, likeliest, 0.0)
+        rest = 1 - others
+        rest.scatter_(-1, likeliest, others.sum(-1, keepdim=True))
+        return (q * rest).sum((1, 2))
+
     def logits(self, output: Tensor) -> Tensor:
         """Return the logits of each variable, ``(B, positions, classes)``.
 

@@ -44,6 +44,19 @@ class Independent(Likelihood):
         """
         return vectors * self.root(output).square().to(vectors.dtype)[:, None]
 
+    @property
+    def closed(self) -> bool:
+        """See `Likelihood.closed`."""
+        return True
+
+    def curvature_trace(self, output: Tensor) -> Tensor:
+        """See `Likelihood.curvature_trace`.
+
+        Returns:
+            The sum of the diagonal.
+        """
+        return self.root(output).double().square().sum(1)
+
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return ``d``."""
         return math.prod(shape)

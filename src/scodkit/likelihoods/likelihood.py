@@ -55,6 +55,19 @@ class Likelihood(ABC):
         rows = self.factor(output, keys).to(vectors.dtype)
         return vectors @ rows.mT @ rows
 
+    @property
+    def closed(self) -> bool:
+        """Whether `curvature_times` and `curvature_trace` form no rows."""
+        return False
+
+    def curvature_trace(self, output: Tensor) -> Tensor:
+        """Return ``tr F_theta`` for each sample, ``(B,)`` in float64, >= 0.
+
+        Args:
+            output: What the model returned, ``(B, *shape)``.
+        """
+        return self.factor(output).double().square().sum((1, 2))
+
     def named(self) -> Likelihood:
         """Return one with the same Fisher information whose rows each stand for an output.
 

@@ -17,18 +17,18 @@ class Linear(Layer):
         self, batch: Batch, input: Tensor, weight: Tensor, bias: Tensor | None = None
     ) -> None:
         super().__init__(batch, [weight, bias], input)
-        self._input, self._weight, self._bias = input, weight, bias
+        self.input, self.weight, self.bias = input, weight, bias
 
     def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
         """See `Layer.gradients`; one place per sample gives outer products."""
         # (b, q, m, o)
         delta = self.batch.split(delta.flatten(1, -2), axis=1).transpose(0, 1)
-        if wanted(self._weight):
-            a = self.batch.split(self._input.to(delta.dtype).flatten(0, -2))
+        if wanted(self.weight):
+            a = self.batch.split(self.input.to(delta.dtype).flatten(0, -2))
             if a.shape[1] == 1:
-                yield self._weight, Outer(delta[:, :, 0], a[:, 0])
+                yield self.weight, Outer(delta[:, :, 0], a[:, 0])
             else:
                 rows = torch.bmm(delta.mT.flatten(1, 2), a)
-                yield self._weight, rows.view(*delta.shape[:2], -1)
-        if self._bias is not None and wanted(self._bias):
-            yield self._bias, delta[:, :, 0] if delta.shape[2] == 1 else delta.sum(2)
+                yield self.weight, rows.view(*delta.shape[:2], -1)
+        if self.bias is not None and wanted(self.bias):
+            yield self.bias, delta[:, :, 0] if delta.shape[2] == 1 else delta.sum(2)
