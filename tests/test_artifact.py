@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from cases import mlp
+from own_process import printed_by
 from scodkit import (
     Bernoulli,
     Categorical,
@@ -125,13 +123,7 @@ def test_another_process_computes_the_same_scores(path: Path) -> None:
         x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
         print(monitor.score(x).tolist())
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout) == monitor.score(data(6, 1)).tolist()
+    assert json.loads(printed_by(program, path)) == monitor.score(data(6, 1)).tolist()
 
 
 def test_without_the_sketch_the_file_is_smaller_and_only_scores(path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import textwrap
 
 import pytest
+
+from own_process import printed_by
 
 PROGRAM = """
     import sys, torch
@@ -40,12 +40,5 @@ PROGRAM = """
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 @pytest.mark.parametrize("sketch", ["Nystrom", "TwoSided", "FrequentDirections"])
 def test_peak_memory_does_not_grow_with_the_data(sketch: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), sketch],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    grown_kib = int(done.stdout)
+    grown_kib = int(printed_by(PROGRAM, sketch))
     assert grown_kib < 20 * 1024

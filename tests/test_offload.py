@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from own_process import printed_by
 from scodkit import Categorical, Monitor, predicted_class
 
 
@@ -71,13 +69,6 @@ PROGRAM = """
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 def test_a_basis_in_a_file_takes_no_memory_of_its_own(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), tmp_path / "basis"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "MALLOC_TRIM_THRESHOLD_": "0"},
-    )
-    assert done.returncode == 0, done.stderr
-    given_back, basis = map(int, done.stdout.split())
+    printed = printed_by(PROGRAM, tmp_path / "basis", MALLOC_TRIM_THRESHOLD_="0")
+    given_back, basis = map(int, printed.split())
     assert given_back > 0.8 * basis

@@ -12,14 +12,13 @@ from torch.nn import functional as F  # noqa: N812
 
 from cases import CASES
 from scodkit import Categorical, Gaussian, LastLayers, Monitor, MonteCarlo
-from scodkit.costs import MANY
 from scodkit.errors import (
     EngineFallbackWarning,
     NonFiniteError,
     OptionError,
     UncertifiedError,
 )
-from scodkit.factors import choose_jacobian
+from scodkit.factors import MANY, choose_jacobian
 from scodkit.factors.jacobian import ForwardJacobian
 from scodkit.network import Inputs, Network
 from scodkit.parameters import select

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
 from torch import nn
 
 from oracles import dense_factors
+from own_process import printed_by
 from scodkit import Categorical, LastLayers, Monitor
 from scodkit.network import Inputs
 from scodkit.sketch import Nystrom
@@ -40,14 +39,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts memory in KiB")
 def test_a_last_layer_of_3100_outputs_takes_as_much_memory_as_planned() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    peak, planned = map(int, done.stdout.split())
+    peak, planned = map(int, printed_by(PROGRAM).split())
     assert peak < 650 * 2**20
     assert peak < 1.4 * planned
 

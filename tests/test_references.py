@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 
 from cases import conv_batchnorm, mlp
 from engines import INF, NAN, everything
+from own_process import printed_by
 from scodkit import Categorical, Gaussian, Monitor
 from scodkit.errors import BatchError, OptionError
 from scodkit.explain import Nearest, References, explain, references
@@ -133,14 +132,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 def test_many_references_take_little_memory() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 80 * 1024  # all distances with their order: 180 MB
+    assert int(printed_by(PROGRAM)) < 80 * 1024  # all distances with their order: 180 MB
 
 
 def test_pictures_of_the_nearest() -> None:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from scodkit.factors import Passes, Portions
 
-# directions of a sample below which nothing is compared: rows are taken, for a certificate
-MANY = 100
 # how many times the operations must be fewer for products to be taken
 _WORTH = 4
 

@@ -202,9 +202,7 @@ class Learner:
             call = self._network.inputs_of(batch)
             parameters = select(self._selection, self._network, call)
             about = (self._recipe, self._network, parameters, call, num_data)
-            preparation = Preparation(*about, products, precision)
-            rough = preparation.rough_plan()
-            return preparation.prepared(scoring=True).plan if rough.fits else rough
+            return Preparation(*about, products, precision).plan()
 
     @property
     def basis(self) -> Eigenbasis:
@@ -357,17 +355,7 @@ class Learner:
         given = {"inputs": inputs, "outputs": outputs, "task": task, "by": by}
         functions = {name: function is not None for name, function in given.items()}
         stored = storage.load(path, Network(model).model, likelihood, sketch, functions)
-        monitor = cls(
-            model,
-            stored.likelihood,
-            stored.rank,
-            sketch=stored.sketch,
-            parameters=stored.fitted.parameters,
-            prior_scale=stored.prior_scale,
-            task=task,
-            inputs=inputs,
-            outputs=outputs,
-        )
+        monitor = cls(model, **stored.options, task=task, inputs=inputs, outputs=outputs)
         monitor._adopt(stored.fitted, None)
         monitor.calibration, monitor._by = stored.calibration, by
         monitor.notes = dict(stored.notes)

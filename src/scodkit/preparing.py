@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from scodkit.costs import MANY, Costs, Work, compare
+from scodkit.costs import Costs, Work, compare
 from scodkit.errors import EngineFallbackWarning, OptionError
 from scodkit.factors import (
+    MANY,
     FactorSource,
     Memory,
     Portions,
@@ -68,7 +69,31 @@ class Preparation:
     wanted: bool | None = None
     precision: torch.dtype | None = None
 
-    def rough_plan(self) -> Plan:
+    def plan(self) -> Plan:
+        """Return the memory of a fit and of scoring; a rough plan, if not even that fits."""
+        rough = self._rough_plan()
+        if not rough.fits:
+            return rough
+        prepared = self._prepared(rough)
+        return replace(prepared.plan, score_working_bytes=self._score_bytes(prepared))
+
+    def prepared(self) -> Prepared:
+        """Choose how to compute, and count the memory of that on a few samples.
+
+        Returns:
+            What the fit begins with.
+
+        Raises:
+            InsufficientMemoryError: If it does not fit.
+            OptionError: If products are asked for where there are none.
+        """
+        rough = self._rough_plan()
+        rough.check()
+        prepared = self._prepared(rough)
+        prepared.plan.check()
+        return prepared
+
+    def _rough_plan(self) -> Plan:
         """Return the memory of sketch and basis, and of a single row: the least there can be.
 
         Nothing of it is allocated, nor is a gradient formed.
@@ -97,26 +122,13 @@ class Preparation:
             available_bytes=available_bytes(self.network.device),
         )
 
-    def prepared(self, *, scoring: bool = False) -> Prepared:
-        """Choose how to compute, and count the memory of that on a few samples.
-
-        Args:
-            scoring: Whether to count what scoring takes, too.
-
-        Returns:
-            What the fit begins with.
-
-        Raises:
-            InsufficientMemoryError: If not even the rough plan fits.
-            OptionError: If products are asked for where there are none.
-        """
-        plan = self.rough_plan()
-        plan.check()
+    def _prepared(self, rough: Plan) -> Prepared:
         source = self.recipe.source(self.network, self.parameters, self.call)
         used = self.network.at_precision(self.precision)
         running = replace(source, engine=source.engine.of(used))
-        running.engine.linearize(self.call.first(2))  # so that it knows how large its rows are
-        products, costs = self._products(plan, running, used)
+        if self.precision is not None:  # so that it knows how large its rows are
+            running.engine.linearize(self.call.first(2))
+        products, costs = self._products(rough, running, used)
         if products is None:
             memory = running.counted(self.call, hold=True)
             source, running = (replace(one, memory=memory) for one in (source, running))
@@ -124,23 +136,25 @@ class Preparation:
             costs = costs and replace(costs, rows=replace(costs.rows, bytes=working))
         else:
             working = products.portions(self.call.batch_size).bytes
-        plan = replace(plan, costs=costs, working_bytes=working)
-        if scoring and source.ends_in_head:
-            found = source.head_bytes(plan.rank, self.call.batch_size)
-            plan = replace(plan, score_working_bytes=min(found, self.recipe.budget))
-        elif scoring:
-            # rows at the output are formed of all directions at once: as many as pixels, they
-            # are not to be tried, only told
-            at_output = plan.directions * math.prod(source.shape) * torch.float32.itemsize
-            memory = None
-            if _TRIED * at_output <= self.recipe.budget:
-                memory = source.counted(self.call, hold=False)
-            found = self._row_bytes(source, memory, hold=False)
-            if memory is None:
-                samples = min(source.samples_at_once(False), self.call.batch_size)
-                found += samples * at_output
-            plan = replace(plan, score_working_bytes=found)
-        return Prepared(source, products, plan)
+        return Prepared(source, products, replace(rough, costs=costs, working_bytes=working))
+
+    def _score_bytes(self, prepared: Prepared) -> int:
+        """Return what scoring a batch takes, beside the basis."""
+        source, plan = prepared.source, prepared.plan
+        if source.ends_in_head:
+            whole = source.head_bytes(plan.rank, self.call.batch_size)
+            return min(whole, self.recipe.budget)
+        # rows at the output are formed of all directions at once: as many as pixels, they are
+        # not to be tried, only told
+        at_output = plan.directions * math.prod(source.shape) * torch.float32.itemsize
+        memory = None
+        if _TRIED * at_output <= self.recipe.budget:
+            memory = source.counted(self.call, hold=False)
+        found = self._row_bytes(source, memory, hold=False)
+        if memory is None:
+            samples = min(source.samples_at_once(False), self.call.batch_size)
+            found += samples * at_output
+        return found
 
     def _row_bytes(self, source: FactorSource, memory: Memory | None, hold: bool) -> int:
         """Return the bytes of rows as they are formed; of all there are, if nobody counted."""

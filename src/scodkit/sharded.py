@@ -226,16 +226,7 @@ class ShardedMonitor:
             part = (processes.rank, processes.count) if processes.count > 1 else None
             whole = Network(model).model
             stored = storage.load(path, whole, None, None, functions, part)
-        monitor = cls(
-            model,
-            stored.likelihood,
-            stored.rank,
-            sketch=stored.sketch,
-            parameters=stored.fitted.parameters,
-            prior_scale=stored.prior_scale,
-            inputs=inputs,
-            outputs=outputs,
-        )
+        monitor = cls(model, **stored.options, inputs=inputs, outputs=outputs)
         monitor._fitted = stored.fitted
         if stored.fitted.state is not None:
             stored.fitted.state.add_up = processes.summed

@@ -50,6 +50,17 @@ class Stored:
     calibration: Calibration | None
     notes: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a monitor is made with again, but for the user's own functions."""
+        return {
+            "likelihood": self.likelihood,
+            "rank": self.rank,
+            "sketch": self.sketch,
+            "parameters": self.fitted.parameters,
+            "prior_scale": self.prior_scale,
+        }
+
 
 def save(
     path: str | Path, stored: Stored, with_sketch: bool, shard: Shard | None = None

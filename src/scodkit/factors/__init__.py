@@ -17,10 +17,11 @@ from scodkit.factors.hooks import HookEngine
 from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.loop import LoopEngine
 from scodkit.factors.memory import LiveBytes, Memory
-from scodkit.factors.pieces import FactorSource, Piece
+from scodkit.factors.pieces import MANY, FactorSource, Piece
 from scodkit.factors.products import Curvature, Portions, ProductPiece, ProductSource
 
 __all__ = [
+    "MANY",
     "Curvature",
     "Engine",
     "FactorSource",

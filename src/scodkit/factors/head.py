@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scodkit.factors.rules.layer import activations_along
 from scodkit.likelihoods import Likelihood
 from scodkit.mixed import sum_dtype
 
@@ -50,9 +51,8 @@ class Head:
         if self.weight is not None:
             wide = sum_dtype(self.inputs)
             a = self.inputs.to(wide)
-            own = matrix[self.weight].to(device, wide).view(output.shape[1], a.shape[1], count)
-            # (o, B, k), the samples in the middle
-            moved += torch.bmm(a.expand(len(own), *a.shape), own).permute(1, 2, 0)
+            columns = matrix[self.weight].to(device, wide)
+            moved += activations_along(a, columns).permute(1, 2, 0)
             lengths += a.double().square().sum(1)
         if self.bias is not None:
             moved += matrix[self.bias].to(device).mT

@@ -17,9 +17,11 @@ from scodkit.likelihoods import Likelihood
 from scodkit.mixed import add_matmul, matmul
 from scodkit.network import Inputs
 
-# directions from which on a closed form is preferred, and copies it takes of outputs, moved
-# along each column, in float64
-_MANY = 100
+# directions of a sample from which on it is worth to go without rows; fewer are left to rows,
+# which give a certificate
+MANY = 100
+
+# copies of outputs, moved along each column, in float64, that lengths in closed form take
 _COPIES_OF_MOVED = 4
 
 # bytes of samples that keys are made of at a time
@@ -126,7 +128,7 @@ class FactorSource:
     def ends_in_head(self) -> bool:
         """Whether lengths of many rows are had in closed form, see `Head`."""
         closed = self.likelihood.closed and self.engine.finds_head and self.add_up is None
-        return closed and self.directions >= _MANY
+        return closed and self.directions >= MANY
 
     def heads(self, call: Inputs, columns: int) -> Iterator[HeadPiece]:
         """Cut a batch into pieces whose lengths are had in closed form.
@@ -145,10 +147,8 @@ class FactorSource:
             if linear.head is None:
                 return
             finite = finite_samples(some, linear.output)
-            bad = ~finite[:, None]
-            head = replace(linear.head, inputs=linear.head.inputs.masked_fill(bad, 0.0))
-            clean = linear.output.masked_fill(bad, 0.0)
-            yield HeadPiece(head, linear.output, clean, finite)
+            head = replace(linear.head, inputs=_or_zero(linear.head.inputs, finite))
+            yield HeadPiece(head, linear.output, _or_zero(linear.output, finite), finite)
 
     def head_bytes(self, columns: int, samples: int) -> int:
         """Return what lengths in closed form take.
@@ -215,11 +215,8 @@ class FactorSource:
     def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
         keys = sample_keys(call) if self.likelihood.draws else None
         finite = finite_samples(call, output)
-        # no look at `finite` itself: on a GPU it would have to be waited for
-        bad = ~finite
-        clean = output.masked_fill(bad.view(-1, *(1,) * (output.ndim - 1)), 0.0)
-        rows = self.likelihood.factor(clean, keys)
-        return finite, rows.masked_fill(bad[:, None, None], 0.0)
+        rows = self.likelihood.factor(_or_zero(output, finite), keys)
+        return finite, _or_zero(rows, finite)
 
 
 def _added(factors: Factors, column: Tensor) -> Tensor:
@@ -228,6 +225,12 @@ def _added(factors: Factors, column: Tensor) -> Tensor:
         flat = rows.flatten(0, 1)
         add_matmul(column[columns], flat.mT, matmul(flat, column[columns]))
     return factors.squared_norms()
+
+
+def _or_zero(tensor: Tensor, finite: Tensor) -> Tensor:
+    """Return a tensor ``(b, ...)`` that is zero for samples that are not finite, ``(b,)``."""
+    # no look at `finite` itself: on a GPU it would have to be waited for
+    return tensor.masked_fill(~finite.view(-1, *(1,) * (tensor.ndim - 1)), 0.0)
 
 
 def finite_samples(call: Inputs, output: Tensor) -> Tensor:

@@ -111,9 +111,18 @@ class Outer:
         if delta.shape[1] == 1:
             along = (delta[:, 0] @ matrix.view(outputs, -1)).view(len(a), inputs, -1)
             return torch.bmm(a[:, None], along)
-        # (o, b, k), the samples in the middle
-        along = torch.bmm(a.expand(outputs, *a.shape), matrix.view(outputs, inputs, -1))
-        return torch.bmm(delta, along.transpose(0, 1))
+        return torch.bmm(delta, activations_along(a, matrix).transpose(0, 1))
+
+
+def activations_along(a: Tensor, matrix: Tensor) -> Tensor:
+    """Return what weights like each column make of activations, ``(o, b, k)``.
+
+    Args:
+        a: ``(b, i)``.
+        matrix: ``(o i, k)``, in the same dtype.
+    """
+    columns = matrix.view(-1, a.shape[1], matrix.shape[1])
+    return torch.bmm(a.expand(len(columns), *a.shape), columns)
 
 
 Rows = Tensor | Outer
