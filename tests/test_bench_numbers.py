@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -44,11 +45,12 @@ def test_cited_numbers_are_means_of_their_rows(page: str) -> None:
         assert f"{found.value:.3f}" == number, f"{domain}/{ood}/{method}"
 
 
-def test_cited_sweeps_are_their_rows() -> None:
+def test_cited_sweeps_are_means_of_their_rows() -> None:
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8").replace("\n", " ")
     rows = result_rows.read(ROOT / "results" / "sweeps.jsonl")
     cited = CITED_SWEEP.findall(text)
     assert cited
     for number, start in cited:
-        (row,) = [row for row in rows if row["id"].startswith(f"{start}/")]
-        assert f"{row['auroc']:.3f}" == number, start
+        found = [row["auroc"] for row in rows if row["id"].startswith(f"{start}/")]
+        assert found, f"no rows {start}"
+        assert f"{mean(found):.3f}" == number, start

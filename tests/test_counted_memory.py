@@ -221,6 +221,26 @@ def test_a_fit_in_half_precision_takes_what_was_planned() -> None:
     assert peak == pytest.approx(plan.fit_bytes, rel=0.15)
 
 
+@pytest.mark.parametrize("megabytes", [1, 100])
+def test_scores_of_a_head_take_what_was_planned(megabytes: int) -> None:
+    features = [
+        nn.Conv2d(3, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+    ]
+    model = nn.Sequential(*features, nn.Linear(64 * 16, 500))
+    monitor = Monitor(model, Categorical(), 6, parameters=LastLayers(count=1))
+    monitor.memory_budget = megabytes * 2**20
+    x = torch.randn(24, 3, 48, 48)
+    plan = monitor.plan(x)
+    monitor.fit([x], progress=False, check_deterministic=False)
+    peak = peak_of(lambda: monitor.score(x))
+    assert plan.basis_bytes + peak == pytest.approx(plan.score_bytes, rel=0.15)
+    # the features are made without gradients, and let go
+    assert plan.score_working_bytes < 24 * 64 * 48**2 * 4 * 2.5
+
+
 def test_large_activations_count() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),

@@ -11,7 +11,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from cases import CASES, Case, conv_batchnorm
 from engines import Uses, close, everything, joined, noise, randomised
-from scodkit import Categorical, Monitor, kernels
+from scodkit import Categorical, Monitor, kernels, likelihoods
+from scodkit.baselines import DeepEnsemble
 from scodkit.errors import NonFiniteError
 from scodkit.factors import Engine, HookEngine, LoopEngine, backward
 from scodkit.factors.rules import broadcast
@@ -331,3 +332,17 @@ def test_a_bad_sample_is_named_though_it_is_found_late(place: int) -> None:
     said = rf"sample {4 * place + 1} \(batch {place}, row 1\)"
     with pytest.raises(NonFiniteError, match=said):
         monitor.fit(batches, progress=False)
+
+
+def test_rounding_to_tf32_does_not_count_against_one_pass_for_all_networks() -> None:
+    """A warning that they are run one after the other would be an error here."""
+    assert torch.backends.cudnn.allow_tf32
+    networks = []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        layers = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()) for _ in range(8)]
+        ends = nn.Conv2d(3, 64, 3), nn.Sequential(nn.Flatten(), nn.Linear(64 * 14**2, 2))
+        networks.append(nn.Sequential(ends[0], *layers, ends[1]).cuda())
+    method = DeepEnsemble(networks, likelihoods.Gaussian())
+    assert method.score(torch.randn(1, 3, 16, 16, device="cuda")).isfinite().all()
+    assert method._runs.works

@@ -142,8 +142,11 @@ class Preparation:
         """Return what scoring a batch takes, beside the basis."""
         source, plan = prepared.source, prepared.plan
         if source.ends_in_head:
-            whole = source.head_bytes(plan.rank, self.call.batch_size)
-            return min(whole, self.recipe.budget)
+            samples = min(source.heads_at_once(plan.rank), self.call.batch_size)
+            head = source.counted_head(self.call)
+            if head is not None:
+                return head.at(samples, plan.rank)
+            return source.head_bytes(plan.rank, samples)
         # rows at the output are formed of all directions at once: as many as pixels, they are
         # not to be tried, only told
         at_output = plan.directions * math.prod(source.shape) * torch.float32.itemsize

@@ -73,7 +73,8 @@ class WeightSets:
             if not self._shared and sets.count * call.batch_size > _TOGETHER:
                 return sets.one_by_one(call)
             if self.works is None:
-                self.works = self._try(sets, call.samples(slice(0, _FEW)))
+                with self._network.in_full_precision():  # two ways differ by 1e-3 in TF32
+                    self.works = self._try(sets, call.samples(slice(0, _FEW)))
             return self._at_once(sets, call) if self.works else sets.one_by_one(call)
 
     def _try(self, sets: Sets, few: Inputs) -> bool | None:

@@ -24,6 +24,9 @@ MANY = 100
 # copies of outputs, moved along each column, in float64, that lengths in closed form take
 _COPIES_OF_MOVED = 4
 
+# columns of the runs in which their memory is counted
+_COLUMNS = (2, 3)
+
 # bytes of samples that keys are made of at a time
 _AT_ONCE = 1 << 16
 
@@ -140,18 +143,31 @@ class FactorSource:
         Yields:
             The pieces, in order; none after the first that has no such layer.
         """
-        step = max(1, self.budget // self.head_bytes(columns, 1))
+        step = self.heads_at_once(columns)
         for start in range(0, call.batch_size, step):
-            some = call.samples(slice(start, min(start + step, call.batch_size)))
-            linear = self.engine.linearize(some)
-            if linear.head is None:
+            piece = self._head(call.samples(slice(start, min(start + step, call.batch_size))))
+            if piece is None:
                 return
-            finite = finite_samples(some, linear.output)
-            head = replace(linear.head, inputs=_or_zero(linear.head.inputs, finite))
-            yield HeadPiece(head, linear.output, _or_zero(linear.output, finite), finite)
+            yield piece
+
+    def _head(self, call: Inputs) -> HeadPiece | None:
+        linear = self.engine.linearize(call)
+        if linear.head is None:
+            return None
+        finite = finite_samples(call, linear.output)
+        head = replace(linear.head, inputs=_or_zero(linear.head.inputs, finite))
+        return HeadPiece(head, linear.output, _or_zero(linear.output, finite), finite)
+
+    def heads_at_once(self, columns: int) -> int:
+        """Return how many samples have their lengths in closed form at a time.
+
+        Args:
+            columns: ``k``, of the matrix they are projected on.
+        """
+        return max(1, self.budget // self.head_bytes(columns, 1))
 
     def head_bytes(self, columns: int, samples: int) -> int:
-        """Return what lengths in closed form take.
+        """Return what lengths in closed form take at least: without what led to the layer.
 
         Args:
             columns: ``k``, of the matrix they are projected on.
@@ -159,6 +175,25 @@ class FactorSource:
         """
         outputs = max(1, math.prod(self.shape))
         return samples * _COPIES_OF_MOVED * columns * outputs * torch.float64.itemsize
+
+    def counted_head(self, call: Inputs) -> Memory | None:
+        """Return what lengths in closed form take, counted on a few samples and columns.
+
+        Args:
+            call: A batch, of which the first samples are run.
+
+        Returns:
+            None where the model does not let itself be watched.
+        """
+        size, device = self.engine.parameters.num_parameters, self.engine.network.device
+        matrix = torch.zeros(size, max(_COLUMNS), device=device)
+
+        def run(samples: int, columns: int) -> object:
+            piece = self._head(call.first(samples))
+            assert piece is not None
+            return piece.head.energies(piece.clean, self.likelihood, matrix[:, :columns])
+
+        return Memory.counted(run, _COLUMNS)
 
     @property
     def splits_samples(self) -> bool:
