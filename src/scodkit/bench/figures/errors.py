@@ -27,10 +27,11 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
             if curves:
                 false, true = np.mean(curves, axis=0)
                 auroc = over_seeds(found, "auroc", method=method)
-                text = f"{TITLES[method]}: AUROC {auroc}"
+                networks = "1 network" if len(curves) == 1 else f"{len(curves)} networks"
+                text = f"{TITLES[method]}: AUROC {auroc}, {networks}"
                 axis.plot(false, true, color=COLOURS[method], lw=1.4, label=text)
         axis.plot([0, 1], [0, 1], ":", color=GREY, lw=1)
-        share = over_seeds(found, "threshold_share")
+        share = over_seeds(found, "threshold_share", method=found[0]["method"])
         axis.set_xlabel("share of small errors flagged")
         axis.set_ylabel("share of large errors flagged")
         assert share is not None
