@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,8 @@ from scodkit.factors.products import Curvature, ProductSource
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Network
 from scodkit.parameters import select
-from scodkit.sketch import FrequentDirections, Nystrom, Sketch, SparseSign, TwoSided
+from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, SparseSign, TwoSided
 from scodkit.sketch.base import FlatFactors
-from scodkit.sketch.tall import tall_bytes
 
 
 def peak_of(run: Callable[[], object]) -> int:
@@ -210,6 +210,28 @@ def test_a_fit_takes_what_was_planned(
     assert plan.basis_bytes + peak == pytest.approx(plan.score_bytes, rel=0.15)
 
 
+@pytest.mark.parametrize("size", [300, 600])
+@pytest.mark.parametrize("kind", [Nystrom, TwoSided])
+def test_small_matrices_count_where_there_are_few_weights(kind: Any, size: int) -> None:
+    model = nn.Sequential(nn.Linear(20, 400), nn.Tanh(), nn.Linear(400, 3))  # 9603 weights
+    sketch, rank = kind(size=size), size // 20
+    batches = torch.randn(100, 20).split(20)
+    plan = Monitor(model, Gaussian(), rank, sketch=sketch).plan(batches[0])
+    monitor = Monitor(model, Gaussian(), rank, sketch=sketch)
+    peak = peak_of(lambda: monitor.fit(batches, progress=False, check_deterministic=False))
+    assert peak == pytest.approx(plan.fit_bytes, rel=0.15)
+
+
+@pytest.mark.parametrize("samples", [40, 130, 300, 400])
+def test_an_exact_fit_takes_what_was_planned(samples: int) -> None:
+    model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 3))  # 963 weights
+    batches = torch.randn(samples, 20).split(5)
+    plan = Monitor(model, Gaussian(), 5, sketch=Exact()).plan(batches[0], num_data=samples)
+    monitor = Monitor(model, Gaussian(), 5, sketch=Exact())
+    peak = peak_of(lambda: monitor.fit(batches, progress=False, check_deterministic=False))
+    assert peak == pytest.approx(plan.fit_bytes, rel=0.15)
+
+
 def test_a_fit_in_half_precision_takes_what_was_planned() -> None:
     monitor = Monitor(picture_net(), Categorical(directions=3), 1, sketch=Nystrom(size=2))
     monitor.memory_budget = 20 * 2**20
@@ -273,8 +295,8 @@ def test_a_basis_takes_what_was_planned(sketch: Sketch) -> None:
         found.append(sketch.eigenbasis(state, rank).vectors)
 
     kept = sketch.scratch_bytes(size, columns)
-    chunks = tall_bytes(size, columns, torch.device("cpu"))
-    copies = sketch.solve_columns(columns)
+    chunks = sketch.solve_scratch_bytes(size, columns, torch.device("cpu"))
+    copies = sketch.solve_columns(size, columns)
     if "filled" in state.numbers:
         copies = int(state.numbers["filled"])  # the plan's is when that is all
     planned = copies * size * 4 + max(kept + chunks, rank * size * 4)

@@ -25,7 +25,7 @@ class Plan:
         basis_bytes: The eigenbasis, held while scoring.
         kept_bytes: Test matrices, held while fitting.
         solve_bytes: Copies of the sketch while the basis is found in it.
-        chunk_bytes: Parts of those in float64.
+        chunk_bytes: Parts of those, and small matrices, in float64.
         working_bytes: What a batch takes while fitting, activations and all, counted on a few
             samples and within the memory budget.
         score_working_bytes: What it takes while scoring.

@@ -25,7 +25,6 @@ from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 from scodkit.plan import Plan, available_bytes
 from scodkit.recipe import Recipe, first_output
-from scodkit.sketch.tall import tall_bytes
 
 # samples whose rows counting forms at once, at most
 _TRIED = 3
@@ -115,8 +114,8 @@ class Preparation:
             sketch_bytes=columns * vector,
             basis_bytes=rank * vector,
             kept_bytes=recipe.sketch.scratch_bytes(*sizes),
-            solve_bytes=recipe.sketch.solve_columns(columns) * vector,
-            chunk_bytes=tall_bytes(*sizes, self.network.device),
+            solve_bytes=recipe.sketch.solve_columns(*sizes) * vector,
+            chunk_bytes=recipe.sketch.solve_scratch_bytes(*sizes, self.network.device),
             working_bytes=one_row,
             score_working_bytes=one_row,
             available_bytes=available_bytes(self.network.device),

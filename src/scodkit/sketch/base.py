@@ -19,7 +19,7 @@ from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MergeError, OptionError
 from scodkit.factors import Curvature, Factors
 from scodkit.sketch.maps import SeededMatrix
-from scodkit.sketch.tall import AddUp, alone
+from scodkit.sketch.tall import AddUp, alone, tall_bytes
 
 # where a state keeps of how many samples it has no exact norms
 _ESTIMATED = "estimated"
@@ -127,13 +127,26 @@ class Sketch(ABC):
         """Return what is held beside the state while data streams past."""
         return 0
 
-    def solve_columns(self, columns: int) -> int:
+    def solve_columns(self, num_parameters: int, columns: int) -> int:
         """Return how many vectors of ``N`` numbers finding a basis takes beside the state.
 
         Args:
+            num_parameters: ``N``.
             columns: ``T``; a copy of these by default.
         """
         return columns
+
+    def solve_scratch_bytes(
+        self, num_parameters: int, columns: int, device: torch.device
+    ) -> int:
+        """Return what that takes beside them: parts, and small matrices, in float64.
+
+        Args:
+            num_parameters: ``N``.
+            columns: ``T``.
+            device: Where the state is.
+        """
+        return tall_bytes(num_parameters, columns, device)
 
     @abstractmethod
     def zero(

@@ -21,7 +21,10 @@ from scodkit.sketch.base import (
 )
 from scodkit.sketch.tall import tall_svd
 
+# rows there is room for at first; and how much more there is, each time it runs out: little,
+# as plans know of the rows alone
 _FIRST_CAPACITY = 64
+_GROWTH = 1.125
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,26 @@ class Exact(Sketch):
             The number of rows that will come, at most ``N``.
         """
         return num_parameters if num_rows is None else min(num_parameters, num_rows)
+
+    def solve_columns(self, num_parameters: int, columns: int) -> int:
+        """See `Sketch.solve_columns`.
+
+        Returns:
+            A copy of the rows; none of the dense matrix, but for those in float64.
+        """
+        return 0 if columns == num_parameters else columns
+
+    def solve_scratch_bytes(
+        self, num_parameters: int, columns: int, device: torch.device
+    ) -> int:
+        """See `Sketch.solve_scratch_bytes`.
+
+        Returns:
+            For the dense matrix two like it, in float64.
+        """
+        if columns == num_parameters:
+            return 2 * columns**2 * torch.float64.itemsize
+        return super().solve_scratch_bytes(num_parameters, columns, device)
 
     def zero(
         self,
@@ -82,7 +105,7 @@ class Exact(Sketch):
     def _append(state: SketchState, fresh: Tensor, needed: int) -> None:
         rows, filled = state.tensors["rows"], int(state.numbers["filled"])
         if needed > rows.shape[0]:
-            capacity = min(max(needed, 2 * rows.shape[0]), state.num_parameters)
+            capacity = min(max(needed, int(_GROWTH * rows.shape[0])), state.num_parameters)
             rows = rows.new_zeros(capacity, rows.shape[1])
             rows[:filled] = state.tensors["rows"][:filled]
             state.tensors["rows"] = rows

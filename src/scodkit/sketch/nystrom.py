@@ -129,8 +129,22 @@ class Nystrom(Sketch):
         the approximation lies at most ``nu + |S| + |S|^2 / nu`` above ``F``.
         """
         y = state.tensors["y"]
-        shape = (y.shape[0], y.shape[1])
-        gram = torch.zeros(shape[1], shape[1], dtype=torch.float64, device=y.device)
+        root, nu = self._root(state)
+        matrix = self._omega(state)
+        factor = y.new_empty(y.shape[0], root.shape[1])
+        for chunk in tall_chunks(y):
+            shifted = matrix.rows(chunk, y).mul_(nu).add_(y[chunk])
+            factor[chunk] = (shifted @ root).to(y.dtype)
+        vectors, singular, _ = tall_svd(factor, state.add_up)
+        values = singular.square() - nu
+        # and the result itself is rounded to the dtype of the sums
+        stored = 4 * torch.finfo(y.dtype).eps * float(values[:1].sum())
+        return vectors, values, 13 * nu + stored
+
+    def _root(self, state: SketchState) -> tuple[Tensor, float]:
+        """Return ``C (T, r)`` and ``nu``: ``F_hat = Z C C^T Z^T`` with ``Z = Y + nu Omega``."""
+        y = state.tensors["y"]
+        gram = torch.zeros(y.shape[1], y.shape[1], dtype=torch.float64, device=y.device)
         core = torch.zeros_like(gram)
         matrix = self._omega(state)
         for chunk in tall_chunks(y):
@@ -152,17 +166,8 @@ class Nystrom(Sketch):
         # an eigendecomposition where the textbook has Cholesky: directions lost to rounding
         # are dropped, and what remains is again a Nystrom approximation
         weights, directions = torch.linalg.eigh((core + core.mT) / 2)
-        kept = weights > torch.finfo(torch.float64).eps * shape[1] * weights[-1:].clamp_min(0)
-        root = orthonormal @ (directions[:, kept] / weights[kept].sqrt())
-        factor = y.new_empty(shape[0], root.shape[1])
-        for chunk in tall_chunks(y):
-            shifted = matrix.rows(chunk, y).mul_(nu).add_(y[chunk])
-            factor[chunk] = (shifted @ root).to(y.dtype)
-        vectors, singular, _ = tall_svd(factor, state.add_up)
-        values = singular.square() - nu
-        # and the result itself is rounded to the dtype of the sums
-        stored = 4 * torch.finfo(y.dtype).eps * float(values[:1].sum())
-        return vectors, values, 13 * nu + stored
+        kept = weights > torch.finfo(torch.float64).eps * y.shape[1] * weights[-1:].clamp_min(0)
+        return orthonormal @ (directions[:, kept] / weights[kept].sqrt()), nu
 
     def _omega(self, state: SketchState) -> SeededMatrix:
         """Return the test matrix; a square one is orthogonal for certain."""

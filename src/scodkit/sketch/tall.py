@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 # numbers handled at a time where copies in float64 are needed, on a GPU more to keep it busy;
-# and how many copies
+# and how many copies; and matrices of its width alone that there are beside them
 _CHUNK, _CHUNK_ON_GPU = 1 << 19, 1 << 23
-_COPIES = 3
+_COPIES = 2.5  # the last back in float32
+_SQUARES = 5
 
 AddUp = Callable[[Tensor], Tensor]
 
@@ -35,7 +36,8 @@ def tall_bytes(length: int, width: int, device: torch.device) -> int:
         width: How many columns.
         device: Where it is.
     """
-    return _COPIES * min(length * width, _numbers(device)) * torch.float64.itemsize
+    chunks = _COPIES * min(length * width, _numbers(device))
+    return int(chunks + _SQUARES * width**2) * torch.float64.itemsize
 
 
 def _numbers(device: torch.device) -> int:

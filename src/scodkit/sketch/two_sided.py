@@ -18,7 +18,7 @@ from scodkit.factors import Factors
 from scodkit.sketch.base import Sketch, SketchState, empty_state
 from scodkit.sketch.maps import SRFT, Map, SeededMatrix, check_map, kept_bytes
 from scodkit.sketch.nystrom import add_product, matrix_for
-from scodkit.sketch.tall import tall_svd, tall_times
+from scodkit.sketch.tall import tall_bytes, tall_svd, tall_times
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,23 @@ class TwoSided(Sketch):
         """Return the bytes of the test matrices, where they are kept."""
         return sum(kept_bytes(self.map, (num_parameters, c)) for c in _split(columns))
 
-    def solve_columns(self, columns: int) -> int:
+    def solve_columns(self, num_parameters: int, columns: int) -> int:
         """See `Sketch.solve_columns`.
 
         Returns:
             Those of ``Q`` and of ``X``, and of both side by side.
         """
         return 4 * _split(columns)[0]
+
+    def solve_scratch_bytes(
+        self, num_parameters: int, columns: int, device: torch.device
+    ) -> int:
+        """See `Sketch.solve_scratch_bytes`.
+
+        Returns:
+            That of ``Q`` and ``X`` side by side.
+        """
+        return tall_bytes(num_parameters, 2 * _split(columns)[0], device)
 
     def zero(
         self,
@@ -129,7 +139,7 @@ class TwoSided(Sketch):
         # both halves at the same scale, or rounding would swallow the smaller
         norm = torch.linalg.vector_norm(x_transposed).double()
         unit = math.sqrt(state.add_up(norm.square())) or 1.0
-        both = torch.cat([q, x_transposed / unit], dim=1)
+        both = torch.cat([q, x_transposed.div_(unit)], dim=1)
         basis, singular, right = tall_svd(both, state.add_up)
         # [Q, X^T] = basis [R1, R2]; the symmetric part of R1 R2^T is F_hat in that basis
         joint = singular[:, None] * right.mT
