@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -267,3 +268,22 @@ def test_any_safetensors_reader_can_open_it(path: Path) -> None:
     assert header["kind"] == "monitor"
     assert header["likelihood"]["type"] == "Categorical"
     assert header["basis"]["num_data"] == 30
+
+
+def test_a_file_that_is_replaced_meanwhile_is_read_whole(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "file"
+    versions = [{"x": torch.full((500,), float(i))} for i in range(3)]
+    artifact.write(path, "toy", {"version": 0}, versions[0])
+    parse, later = artifact._parse, iter([1, 2])
+
+    def parse_and_replace(*about: Any) -> dict[str, Any]:
+        """Right after a header was read, another file takes the place of its own."""
+        version = next(later, None)
+        if version is not None:
+            artifact.write(path, "toy", {"version": version}, versions[version])
+        return parse(*about)
+
+    monkeypatch.setattr(artifact, "_parse", parse_and_replace)
+    header, tensors = artifact.read(path, "toy")
+    assert torch.equal(tensors["x"], versions[header["version"]]["x"])
+    assert header["version"] == 2

@@ -243,6 +243,17 @@ def test_a_fit_in_half_precision_takes_what_was_planned() -> None:
     assert peak == pytest.approx(plan.fit_bytes, rel=0.15)
 
 
+@pytest.mark.parametrize(("batch", "rank"), [(512, 100), (64, 20), (8, 100)])
+def test_scores_take_what_was_planned(batch: int, rank: int) -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    monitor = Monitor(model, Categorical(), rank)
+    x = torch.randn(batch, 64)
+    plan = monitor.plan(x)
+    monitor.fit([x], progress=False)
+    peak = peak_of(lambda: monitor.score(x))
+    assert plan.basis_bytes + peak == pytest.approx(plan.score_bytes, rel=0.15)
+
+
 @pytest.mark.parametrize("megabytes", [1, 100])
 def test_scores_of_a_head_take_what_was_planned(megabytes: int) -> None:
     features = [

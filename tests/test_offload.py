@@ -11,6 +11,7 @@ from torch import nn
 
 from own_process import printed_by
 from scodkit import Categorical, Monitor, predicted_class
+from scodkit.errors import OptionError
 
 
 def fitted() -> tuple[Monitor, torch.Tensor]:
@@ -72,3 +73,22 @@ def test_a_basis_in_a_file_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     printed = printed_by(PROGRAM, tmp_path / "basis", MALLOC_TRIM_THRESHOLD_="0")
     given_back, basis = map(int, printed.split())
     assert given_back > 0.8 * basis
+
+
+def test_it_stays_so_after_an_update() -> None:
+    monitor, x = fitted()
+    monitor.offload()
+    monitor.update([x + 1], progress=False)
+    assert monitor.basis.offloaded
+    alone = fitted()[0].update([x + 1], progress=False)
+    assert torch.equal(monitor.score(x), alone.score(x))
+
+
+def test_a_saved_monitor_is_not_written_over(tmp_path: Path) -> None:
+    monitor, _ = fitted()
+    monitor.save(tmp_path / "m.scod")
+    with pytest.raises(OptionError, match="a path of its own"):
+        monitor.offload(tmp_path / "m.scod")
+    assert not monitor.basis.offloaded
+    Monitor.load(tmp_path / "m.scod", monitor.model, by=predicted_class)
+    monitor.offload(tmp_path / "basis").offload(tmp_path / "basis")  # which is not

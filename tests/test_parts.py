@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    IterableDataset,
     SubsetRandomSampler,
     TensorDataset,
 )
@@ -144,6 +146,11 @@ def test_items_of_any_kind_are_told_apart(items: list[object]) -> None:
 def test_items_nobody_knows_say_nothing() -> None:
     unknown = [object(), np.array([None])]
     assert part_behind(DataLoader(unknown, collate_fn=len)) is None
+    mixed = [({"graph": object(), "size": 3}, 0), (object(), 0)]
+    for item in mixed:
+        assert part_behind(DataLoader([item] * 4, collate_fn=len)) is None
+        assert Shard([item] * 4, 0, 2).part is None
+    assert Shard([(None, 1)] * 4, 0, 2).part is not None
     named = TensorDataset(data(0, 4))
     named.part = "train"
     assert part_behind(DataLoader(named)) == part_behind(DataLoader(TensorDataset(data(0, 4))))
@@ -159,6 +166,29 @@ def test_an_update_with_data_of_the_fit_is_refused() -> None:
     assert torch.equal(monitor.score(x), before)
     monitor.update(DataLoader(Shard(x, 1, 2), batch_size=8), progress=False)
     assert monitor.basis.num_data == 30
+
+
+def test_fits_of_other_priors_are_not_merged() -> None:
+    model = mlp(3)
+    parts = [Monitor(model, Categorical(), 4, prior_scale=s) for s in (1.0, 7.0)]
+    for seed, part in enumerate(parts):
+        part.fit([data(seed, 9)], progress=False)
+    with pytest.raises(MergeError, match=r"got 1\.0 and 7\.0; set the one"):
+        parts[0].merge(parts[1])
+    parts[1].prior_scale = 1.0
+    assert parts[0].merge(parts[1]).basis.num_data == 18
+
+
+def test_a_stream_with_a_length_has_no_shards() -> None:
+    class Stream(IterableDataset[int]):
+        def __len__(self) -> int:
+            return 5
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(5))
+
+    with pytest.raises(OptionError, match="its own stream"):
+        Shard(Stream(), 0, 2)
 
 
 def test_fits_of_mostly_zeros_are_told_apart() -> None:

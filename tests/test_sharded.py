@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from scodkit import Categorical, Gaussian, Monitor
+from scodkit import Categorical, Gaussian, Monitor, MonteCarlo
 from scodkit.errors import (
     BatchError,
     MergeError,
@@ -200,6 +200,58 @@ def test_alone_it_is_a_monitor(tmp_path: Path) -> None:
     assert torch.allclose(own.score(x), whole().score(x), rtol=1e-9)
     own.save(tmp_path / "m.scod")
     assert torch.allclose(Monitor.load(tmp_path / "m.scod", network()).score(x), own.score(x))
+    with pytest.raises(BatchError, match="expected samples in the first batch"):
+        own.fit([x[:0], x], progress=False)
+
+
+def test_it_is_not_saved_once_the_weights_have_changed(tmp_path: Path) -> None:
+    own = sharded()
+    with pytest.raises(NotFittedError):
+        own.save(tmp_path / "m.scod")
+    own.fit([digits(9)], progress=False)
+    with torch.no_grad():
+        own._network.model[0].weight.add_(1)
+    with pytest.raises(MismatchError, match="weights"):
+        own.save(tmp_path / "m.scod")
+    assert not list(tmp_path.iterdir())
+
+
+def drawn(output: torch.Tensor) -> torch.distributions.Distribution:
+    return torch.distributions.Categorical(logits=output)
+
+
+def test_a_likelihood_that_draws_is_given_again(tmp_path: Path) -> None:
+    likelihood = MonteCarlo(drawn, samples=2)
+    own = ShardedMonitor(network(), likelihood, 5).fit([digits(9)], progress=False)
+    own.save(tmp_path / "m.scod")
+    found = ShardedMonitor.load(tmp_path / "m.scod", network(), likelihood=likelihood)
+    assert torch.equal(found.score(digits(4)), own.score(digits(4)))
+
+
+def late_group(rank: int, count: int, folder: Path) -> None:
+    distributed.destroy_process_group()
+    own = sharded()
+    meeting = f"file://{folder}/again"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=count)
+    own.fit(digits().split(9), progress=False)
+    assert len(own.basis.vectors) < 0.8 * own._ready().parameters.num_parameters
+    own.save(folder / "m.scod")
+    part = ShardedMonitor.load(folder / "m.scod", network())
+    assert part.basis.vectors.untyped_storage().nbytes() == part.basis.vectors.nbytes
+    distributed.barrier()
+    alone = Monitor(network(), Categorical(), 10, sketch=SKETCHES["nystrom"])
+    alone.fit(digits().split(9), progress=False, together=False)
+    if rank == 0:
+        alone.save(folder / "whole.scod")
+    distributed.barrier()
+    part = ShardedMonitor.load(folder / "whole.scod", network())
+    assert part.basis.vectors.untyped_storage().nbytes() == part.basis.vectors.nbytes
+    (folder / f"done.{rank}").touch()
+
+
+def test_a_group_may_come_after_the_monitor_is_made(tmp_path: Path) -> None:
+    run(2, late_group, tmp_path)
+    assert len(list(tmp_path.glob("done.*"))) == 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -48,3 +48,4 @@ def _process(rank: int, count: int, work: Work, folder: Path, backend: str) -> N
         (folder / f"failure.{rank}").write_text(traceback.format_exc())
         os._exit(1)
     distributed.destroy_process_group()
+    os._exit(0)  # torch's threads abort now and then while the interpreter ends

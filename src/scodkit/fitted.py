@@ -150,4 +150,5 @@ class Fitted:
         basis = sketch.eigenbasis(state, rank)
         if not (self.basis.certified and other.basis.certified):
             basis = replace(basis, certified=False)
+        basis = replace(basis, offloaded=self.basis.offloaded)  # as the state is
         return replace(self, basis=basis, state=state, skipped=skipped, parts=parts)

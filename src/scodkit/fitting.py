@@ -186,8 +186,7 @@ class _Pass:
             return None
         with network.evaluating():
             call = network.inputs_of(first)
-            if call.batch_size == 0:
-                raise BatchError("expected samples in the first batch, got none; leave it out")
+            call.check_some()
             if self.options.check_deterministic:
                 check_deterministic(network, call, self.loader)
             parameters = select(recipe.selection, network, call)

@@ -15,7 +15,7 @@ from scodkit import fitting, recipe, storage
 from scodkit.calibration import Calibration
 from scodkit.distributed import Processes
 from scodkit.eigenbasis import Eigenbasis
-from scodkit.errors import NotFittedError, OptionError
+from scodkit.errors import MergeError, NotFittedError, OptionError
 from scodkit.factors import FactorSource, MemoryBudget
 from scodkit.fitted import Fitted
 from scodkit.fitting import FitOptions
@@ -163,8 +163,17 @@ class Learner:
 
         Returns:
             This monitor, as if fitted on both parts; an earlier calibration is dropped.
+
+        Raises:
+            MergeError: If the fits are of other models, options, or of the same data.
         """
         mine, theirs = self._ready(), other._ready().fitted
+        if self.prior_scale != other.prior_scale:
+            raise MergeError(
+                f"expected fits with one prior_scale, got {self.prior_scale} and "
+                f"{other.prior_scale}; set the one that is meant in both: "
+                f"other.prior_scale = {self.prior_scale}"
+            )
         mine.fitted.check_weights(self.model, "a merge")
         mine.fitted.check_other_data(theirs.parts)
         return self._adopt(mine.fitted.merged(theirs, self.rank), mine.source)
@@ -200,6 +209,7 @@ class Learner:
         """
         with self._network.evaluating():
             call = self._network.inputs_of(batch)
+            call.check_some()
             parameters = select(self._selection, self._network, call)
             about = (self._recipe, self._network, parameters, call, num_data)
             return Preparation(*about, products, precision).plan()

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from scodkit import artifact
 from scodkit import score as scoring
 from scodkit.calibration import Calibration
-from scodkit.errors import CalibrationWarning, NotFittedError
+from scodkit.errors import CalibrationWarning, NotFittedError, OptionError
 from scodkit.explain import Explanation, References
 from scodkit.groups import groups_of
 from scodkit.learner import Learner
@@ -248,8 +249,16 @@ class Monitor(Learner):
 
         Returns:
             The monitor itself, with the same scores.
+
+        Raises:
+            OptionError: If that is a file of ours, as a saved monitor.
         """
         scorer, calibration, by = self._ready(), self.calibration, self._by
+        if path is not None and artifact.is_ours(Path(path)):
+            raise OptionError(
+                f"expected a path of its own for the basis, got {path}, where something was "
+                "saved; choose another"
+            )
         basis = scorer.fitted.basis.offload(None if path is None else Path(path))
         state = scorer.fitted.state
         fitted = replace(

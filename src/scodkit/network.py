@@ -92,6 +92,15 @@ class Inputs:
         """Number of samples."""
         return self.tensors()[0].shape[0]
 
+    def check_some(self) -> None:
+        """Make sure there is a sample to choose an engine with.
+
+        Raises:
+            BatchError: If there is none.
+        """
+        if self.batch_size == 0:
+            raise BatchError("expected samples in the first batch, got none; leave it out")
+
     def samples(self, which: slice) -> Inputs:
         """Return the call restricted to some samples."""
         return self.map(lambda t: t[which])

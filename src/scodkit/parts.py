@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -79,7 +79,8 @@ class Shard(Dataset[Any]):
         count: How many parts there are.
 
     Attributes:
-        part: Which samples these are.
+        part: Which samples these are; None of a data set whose items nobody can tell from
+            others': a merge then tells fits apart by their sketches.
 
     Examples:
         >>> [list(Shard(range(7), index, 3)) for index in range(3)]
@@ -87,18 +88,22 @@ class Shard(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, index: int, count: int) -> None:
-        if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
+        by_position = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if not by_position or isinstance(dataset, IterableDataset):
             raise OptionError(
                 f"expected a data set with a length, read by position, got a "
                 f"{type(dataset).__name__}; pass every process its own stream instead"
             )
         self._dataset, self._rows = dataset, shard_rows(len(dataset), index, count)
         outer = getattr(dataset, "part", None)
+        self.part: Part | None = None
         if isinstance(outer, Part):  # a shard of a shard
-            data, first = outer.data, outer.start
-        else:
-            data, first = data_hash(len(dataset), dataset.__getitem__), 0
-        self.part = Part(data, first + self._rows.start, first + self._rows.stop)
+            self.part = self._part(outer.data, outer.start)
+        elif not len(dataset) or _can_be_hashed(dataset):
+            self.part = self._part(data_hash(len(dataset), dataset.__getitem__), 0)
+
+    def _part(self, data: str, first: int) -> Part:
+        return Part(data, first + self._rows.start, first + self._rows.stop)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -201,8 +206,17 @@ def sampled_hash(tensors: Mapping[str, Tensor], salt: str) -> str:
 
 
 def _can_be_hashed(dataset: Any) -> bool:
-    """Return whether items of a data set say more than how many there are."""
-    return len(dataset) > 0 and any(True for _ in _bytes_in(dataset[0]))
+    """Return whether items of a data set can be told from those of another."""
+    return len(dataset) > 0 and _is_known(item := dataset[0]) and any(_bytes_in(item))
+
+
+def _is_known(item: Any) -> bool:
+    """Return whether all that an item is made of can be hashed."""
+    if isinstance(item, Mapping):
+        return all(map(_is_known, item.values()))
+    if isinstance(item, (tuple, list)):
+        return all(map(_is_known, item))
+    return item is None or any(_bytes_in(item))
 
 
 def _bytes_in(item: Any) -> Iterator[bytes]:

@@ -151,7 +151,7 @@ class Preparation:
         at_output = plan.directions * math.prod(source.shape) * torch.float32.itemsize
         memory = None
         if _TRIED * at_output <= self.recipe.budget:
-            memory = source.counted(self.call, hold=False)
+            memory = source.counted(self.call, hold=False, columns=plan.rank)
         found = self._row_bytes(source, memory, hold=False)
         if memory is None:
             samples = min(source.samples_at_once(False), self.call.batch_size)

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from scodkit import artifact
-from scodkit.errors import MismatchError, NonFiniteError
+from scodkit.errors import CorruptArtifactError, MismatchError, NonFiniteError
+from scodkit.replacing import remove_leftovers
 from scodkit.sketch import SketchState
 
 _KIND = "checkpoint"
@@ -88,10 +89,18 @@ class Checkpoint:
 
         Raises:
             MismatchError: If the file is one of another pass.
+            CorruptArtifactError: If it is no checkpoint.
         """
+        remove_leftovers(self.path)
         if not self.path.exists():
             return Progress(state)
-        header, tensors = artifact.read(self.path, _KIND)
+        try:
+            header, tensors = artifact.read(self.path, _KIND)
+        except CorruptArtifactError as error:
+            raise CorruptArtifactError(
+                f"expected a checkpoint or nothing at {self.path}, got something else "
+                f"({error}); choose another path, or delete that"
+            ) from error
         differing = [
             f"{key}: {header['identity'].get(key)} there, {value} here"
             for key, value in self.identity.items()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+_LETTERS = 16  # that tell writers of one file from each other
 
 
 @contextlib.contextmanager
@@ -14,7 +19,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a path to write to, and give what was written its name at the end.
 
     Args:
-        path: The file to be. It is as it was, and nothing else is left, if writing fails.
+        path: The file to be, with the rights of the one that was there, or of any new file. It
+            is as it was, and nothing else is left, if writing fails.
 
     Examples:
         >>> import tempfile
@@ -25,16 +31,32 @@ def replacing(path: Path) -> Iterator[Path]:
         ...     path.read_text()
         'whole'
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    # in a folder of its own: some libraries write to a name of their choice beside it first
+    folder = path.with_name(f".{path.name}.{secrets.token_hex(_LETTERS // 2)}")
+    folder.mkdir()
+    temporary = folder / path.name
     try:
+        temporary.touch()
+        rights = (path if path.is_file() else temporary).stat().st_mode
         yield temporary
+        os.chmod(temporary, stat.S_IMODE(rights))  # and leave it to its owner alone
         flush(temporary)
         os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     flush(path.parent)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what writers of a file left behind when they were killed.
+
+    Args:
+        path: The file; nobody is writing it now.
+    """
+    name = re.compile(re.escape(f".{path.name}.") + f"[0-9a-f]{{{_LETTERS}}}")
+    for folder in path.parent.iterdir() if path.parent.is_dir() else ():
+        if name.fullmatch(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def flush(path: str | Path) -> None:

@@ -101,11 +101,13 @@ class ShardedMonitor:
             MismatchError: If processes have other weights, options or data.
             NonFiniteError: If there was not one finite sample.
         """
+        self._processes = Processes.here()  # a group may have come since
         network, recipe, processes = self._network, self._recipe, self._processes
         with processes.failing_together():
             first, batches = open_stream(loader)
             with network.evaluating():
                 call = network.inputs_of(first)
+                call.check_some()
                 whole = select(recipe.selection, network, call)
                 names, held = whole.divided(processes.rank, processes.count)
                 source = self._new_source(names, call)
@@ -157,16 +159,15 @@ class ShardedMonitor:
 
     @property
     def basis(self) -> Eigenbasis:
-        """The eigenbasis; of its vectors those rows that this process holds.
+        """The eigenbasis; of its vectors those rows that this process holds."""
+        return self._ready().basis
 
-        Raises:
-            NotFittedError: If there is none yet.
-        """
+    def _ready(self) -> Fitted:
         if self._fitted is None:
             raise NotFittedError(
                 "expected a fitted monitor; type monitor.fit(train_loader) first"
             )
-        return self._fitted.basis
+        return self._fitted
 
     def save(self, path: str | Path) -> None:
         """Write the monitor, one file for each process: ``path.0-of-4`` and so on.
@@ -175,14 +176,18 @@ class ShardedMonitor:
 
         Args:
             path: Where to; the same in every process.
+
+        Raises:
+            MismatchError: If the model's weights changed since the fit.
         """
-        assert self.basis
-        assert self._fitted is not None
+        fitted = self._ready()
         processes, recipe = self._processes, self._recipe
-        _, held = self._fitted.parameters.divided(processes.rank, processes.count)
+        with processes.failing_together():
+            fitted.check_weights(self._network.model, "saving")
+        _, held = fitted.parameters.divided(processes.rank, processes.count)
         functions = {**self._functions, "task": False, "by": False}
         about = (recipe.likelihood, recipe.rank, recipe.sketch, self.prior_scale, functions)
-        stored = storage.Stored(*about, self._fitted, None)
+        stored = storage.Stored(*about, fitted, None)
         if processes.count == 1:
             storage.save(path, stored, True)
             return
@@ -205,6 +210,8 @@ class ShardedMonitor:
         path: str | Path,
         model: nn.Module,
         *,
+        likelihood: Likelihood | None = None,
+        sketch: Sketch | None = None,
         inputs: Callable[[Any], Any] | None = None,
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> Self:
@@ -213,6 +220,8 @@ class ShardedMonitor:
         Args:
             path: Where from.
             model: The model it was fitted on, with the same weights.
+            likelihood: As for `Monitor.load`.
+            sketch: Likewise.
             inputs: The same function it was made with, if there was one.
             outputs: Likewise.
 
@@ -225,7 +234,7 @@ class ShardedMonitor:
             functions = {name: function is not None for name, function in given.items()}
             part = (processes.rank, processes.count) if processes.count > 1 else None
             whole = Network(model).model
-            stored = storage.load(path, whole, None, None, functions, part)
+            stored = storage.load(path, whole, likelihood, sketch, functions, part)
         monitor = cls(model, **stored.options, inputs=inputs, outputs=outputs)
         monitor._fitted = stored.fitted
         if stored.fitted.state is not None:
@@ -233,17 +242,16 @@ class ShardedMonitor:
         return monitor
 
     def _energies(self, batch: Any) -> scoring.Energies:
-        basis, network, processes = self.basis, self._network, self._processes
-        assert self._fitted is not None
+        fitted, network, processes = self._ready(), self._network, self._processes
         call = self._same_in_all(lambda: batch)
         assert call is not None
         with network.evaluating():
             if self._source is None:
                 with processes.failing_together():
-                    names, _ = self._fitted.parameters.divided(processes.rank, processes.count)
+                    names, _ = fitted.parameters.divided(processes.rank, processes.count)
                     source = self._new_source(names, call)
                 self._source = self._shared(source)
-            return scoring.score_batch(self._source, call, basis)[1]
+            return scoring.score_batch(self._source, call, fitted.basis)[1]
 
     def _new_source(self, names: tuple[str, ...], call: Inputs) -> FactorSource:
         own = select_names(self._network.model, names)

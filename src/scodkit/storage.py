@@ -176,7 +176,8 @@ def read(
 def shard_files(path: Path) -> list[Path]:
     """Return the files of a monitor that was saved in parts, of whatever number."""
     name = re.compile(re.escape(path.name) + r"\.\d+-of-\d+")
-    return sorted(file for file in path.parent.iterdir() if name.fullmatch(file.name))
+    there = path.parent.iterdir() if path.parent.is_dir() else ()
+    return sorted(file for file in there if name.fullmatch(file.name))
 
 
 def _is_tall(name: str) -> bool:
@@ -189,7 +190,8 @@ def _rows_of(name: str, tensor: Tensor, rows: range | None, first: int) -> Tenso
     if rows is None or not _is_tall(name):
         return tensor
     start = max(rows.start - first, 0)
-    return tensor[start : max(rows.stop - first, start)]
+    own = tensor[start : max(rows.stop - first, start)]
+    return own.clone()  # or all of it would stay in memory
 
 
 def load(

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from scodkit.errors import OptionError
+
 _BYTES = 2**30
 _SHARE_OF_GPU = 8  # whose other uses of memory are not known beforehand
 
@@ -31,7 +33,16 @@ class MemoryBudget:
         return _default(owner._network.device) if given is None else given
 
     def __set__(self, owner: Any, value: int) -> None:
-        """Set the bytes."""
+        """Set the bytes.
+
+        Raises:
+            OptionError: If that is not a number of them.
+        """
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise OptionError(
+                f"expected memory_budget as a whole number of bytes, got {value!r}; for 4 GiB "
+                "type monitor.memory_budget = 4 * 2**30"
+            )
         owner._memory_budget = value
 
 

@@ -222,12 +222,13 @@ class FactorSource:
             samples = min(samples, self.memory.most_samples(self.budget, directions))
         return samples
 
-    def counted(self, call: Inputs, *, hold: bool) -> Memory | None:
+    def counted(self, call: Inputs, *, hold: bool, columns: int = 1) -> Memory | None:
         """Return what rows of this source take, counted on a few samples.
 
         Args:
             call: A batch, of which the first samples are run.
             hold: Whether the rows are held, or projected as they are formed.
+            columns: ``k``, of the matrix they are projected on.
 
         Returns:
             None where the model does not let itself be watched.
@@ -237,12 +238,13 @@ class FactorSource:
         tried = replace(self, engine=self.engine.as_if_for(samples, directions), memory=None)
         size, device = self.engine.parameters.num_parameters, self.engine.network.device
         column = torch.zeros(size, 1, device=device)
+        matrix = column.expand(size, columns)  # as wide as that, in the memory of one
 
         def run(samples: int, directions: int) -> object:
             linear = tried.engine.linearize(call.first(samples))
             rows = tried._rows(linear.output, call.first(samples))[1][:, :directions]
             factors = linear.pull_back(rows)
-            return _added(factors.hold(), column) if hold else factors.project(column)
+            return _added(factors.hold(), column) if hold else factors.project(matrix)
 
         few = min(2, max(1, self.directions))
         return Memory.counted(run, sorted({few, min(3, max(1, self.directions))}))
