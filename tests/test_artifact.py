@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -271,19 +274,23 @@ def test_any_safetensors_reader_can_open_it(path: Path) -> None:
 
 
 def test_a_file_that_is_replaced_meanwhile_is_read_whole(tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "file"
+    path, later = tmp_path / "file", iter([1, 2])
     versions = [{"x": torch.full((500,), float(i))} for i in range(3)]
     artifact.write(path, "toy", {"version": 0}, versions[0])
-    parse, later = artifact._parse, iter([1, 2])
 
-    def parse_and_replace(*about: Any) -> dict[str, Any]:
-        """Right after a header was read, another file takes the place of its own."""
+    @contextlib.contextmanager
+    def opened_twice(name: str, framework: str) -> Iterator[Any]:
+        """Safetensors maps a file for its header, then once more for its tensors."""
+        with safe_open(name, framework) as first:
+            about = first.metadata()
         version = next(later, None)
         if version is not None:
             artifact.write(path, "toy", {"version": version}, versions[version])
-        return parse(*about)
+        with safe_open(name, framework) as second:
+            keys, tensor = second.keys, second.get_tensor
+            yield SimpleNamespace(metadata=lambda: about, keys=keys, get_tensor=tensor)
 
-    monkeypatch.setattr(artifact, "_parse", parse_and_replace)
+    monkeypatch.setattr(artifact, "safe_open", opened_twice)
     header, tensors = artifact.read(path, "toy")
     assert torch.equal(tensors["x"], versions[header["version"]]["x"])
     assert header["version"] == 2
