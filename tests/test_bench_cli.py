@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner, Result
 
 from scodkit.bench import rows as result_rows
@@ -18,6 +20,7 @@ from scodkit.bench.sweeps import SWEEPS
 from scodkit.cli import bench
 from scodkit.cli.app import app
 from scodkit.errors import OptionError
+from scodkit.version import __version__
 
 
 def scod(*words: str) -> Result:
@@ -62,6 +65,14 @@ def test_help_lists_the_names(verb: str, names: list[str]) -> None:
         (["run", "--method", "magic"], "expected a method among scod"),
         (["sweep", "--sweep", "chimney"], "expected a sweep among rank"),
         (["run", "--device", "gpu"], "expected the device cpu"),
+        (
+            ["sweep", "--domain", "wine", "--sweep", "errors"],
+            "a sweep that is for wine, got",
+        ),
+        (
+            ["run", "--domain", "cifar10", "--method", "deep_ensemble"],
+            "expected a method that is for cifar10, got deep_ensemble; type another --domain",
+        ),
         (["table"], r"expected rows in results/rows.jsonl, found none; type: scod bench run"),
         (["figures"], r"expected rows in results/rows.jsonl, found none; type: scod bench run"),
     ],
@@ -94,6 +105,23 @@ def test_figures_are_named_and_lacking_sweeps_told(home: Path) -> None:
     assert "results/figures/auroc_against_runtime.svg" in found.output
     assert (home / "results" / "figures" / "auroc_against_runtime.png").exists()
     assert "type: scod bench sweep" in found.stderr
+
+
+def test_rows_of_unknown_domains_make_no_figures(home: Path) -> None:
+    result_rows.append(home / "rows.jsonl", [row("scod", 0.9, domain="beer")])
+    found = scod("bench", "figures", "--rows", "rows.jsonl")
+    assert isinstance(found.exception, OptionError)
+    assert "found none to draw; type: scod bench run" in str(found.exception)
+
+
+@pytest.mark.parametrize(("version", "failed"), [("0.0.1", False), (__version__, True)])
+def test_what_was_kept_or_failed_is_said(version: str, failed: bool, capsys) -> None:
+    rows = [row("knn", None, why="no luck", failed=failed, scodkit=version)]
+    with pytest.raises(typer.Exit) if failed else contextlib.nullcontext():
+        bench._say_what_is_missing(rows, bench.Where(Path("rows.jsonl")), domain=("wine",))
+    said = capsys.readouterr()
+    assert "no luck" in said.out
+    assert ("rows of scodkit 0.0.1 were kept" in said.err) is not failed
 
 
 def test_tables_are_printed_and_written_whole(home: Path) -> None:

@@ -171,7 +171,8 @@ def test_error_curves_are_the_rows(plt: Any) -> None:
         np.array([[0, 0], [0.3, 0.7], [1, 1]])
     )
     assert "AUROC 0.700" in lines["SCOD"].get_label()
-    assert "27%" in axis.get_title()  # three rows, of a fifth, a fifth and two
+    assert "2 networks" in lines["SCOD"].get_label()
+    assert "30%" in axis.get_title()  # two networks, of a fifth and of two, whatever the rows
 
 
 def test_costs_are_over_the_number_of_weights(plt: Any) -> None:

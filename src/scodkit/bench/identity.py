@@ -37,7 +37,7 @@ def settings_id(domain: Domain, name: str, *, sweep: bool = False) -> str:
         sweep: Whether it is a sweep.
     """
     recipe = None if domain.recipe is None else domain.recipe.describe()
-    network = repr(untrained(domain)[0])
+    network = in_words(untrained(domain)[0])
     own = (
         "likelihood",
         "all_layers",
@@ -50,6 +50,16 @@ def settings_id(domain: Domain, name: str, *, sweep: bool = False) -> str:
     chosen = {key: repr(getattr(domain, key)) for key in own}
     method = name if sweep else f"{name}: {_options(domain, name)}"
     return _short([domain.name, method, sweep, recipe, network, chosen])
+
+
+def in_words(network: nn.Module) -> str:
+    """Return a network's layers and their options, the same in every version of torch.
+
+    Examples:
+        >>> in_words(nn.BatchNorm2d(3))
+        'BatchNorm2d(3, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)'
+    """
+    return re.sub(r"(affine=\w+), bias=\w+", r"\1", repr(network))  # said since torch 2.12
 
 
 def machine(device: torch.device) -> Row:

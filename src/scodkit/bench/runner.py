@@ -16,6 +16,7 @@ from scodkit.bench.jobs import ALL_DOMAINS, Job, Where, do, failure, splits_of
 from scodkit.bench.rows import Row
 from scodkit.bench.sweeps import ENSEMBLE_SWEEPS, applies
 from scodkit.bench.workers import Workers
+from scodkit.errors import OptionError
 
 # the longest first, so that processes end together
 _LONG = ("sketched_lanczos", "local_ensemble", "kfac_laplace", *ENSEMBLE_SWEEPS)
@@ -50,10 +51,17 @@ def run(
         All rows of the file.
 
     Raises:
+        OptionError: If none of the names is for one of the domains.
         RowsInUseError: If another run adds rows to the file.
         MissingDataError: Before any work, if data of a domain is not there.
         MissingPeerError: Before any work, if a library that a method stands on is not there.
     """
+    if not any(_applies(domain, name, sweep) for domain in domains for name in names):
+        kind = "sweep" if sweep else "method"
+        raise OptionError(
+            f"expected a {kind} that is for {', '.join(domains)}, got {', '.join(names)}; type "
+            "another --domain"
+        )
     with result_rows.claimed(where.rows):
         jobs = _missing(domains, names, seeds, where, sweep)
         _check(jobs)

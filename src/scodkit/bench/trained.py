@@ -13,6 +13,7 @@ from torch import nn
 from scodkit import artifact
 from scodkit.bench.data.folder import user_cache
 from scodkit.bench.domain import Domain, Splits
+from scodkit.bench.identity import in_words
 from scodkit.bench.training import train
 from scodkit.errors import CorruptArtifactError
 
@@ -52,7 +53,7 @@ def trained(
         "domain": domain.name,
         "seed": seed,
         "recipe": domain.recipe.describe(),
-        "network": repr(domain.build()),
+        "network": in_words(domain.build()),
         "shapes": {n: list(p.shape) for n, p in domain.build().named_parameters()},
         "likelihood": repr(domain.likelihood),
         "train": [splits.train.digest(), splits.train.probe],

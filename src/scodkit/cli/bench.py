@@ -32,6 +32,7 @@ from scodkit.bench.tables.paper import (
 from scodkit.bench.tables.sweeps import fidelity_table, sketch_table
 from scodkit.cli import output as shown
 from scodkit.errors import MissingPeerError, OptionError
+from scodkit.version import __version__
 
 app = typer.Typer(
     help="Run the paper's domains; make its tables and figures.", no_args_is_help=True
@@ -41,7 +42,8 @@ ROWS_FILE = Path("results/rows.jsonl")
 SWEEPS_FILE = Path("results/sweeps.jsonl")
 _SLOW = ("taxinet", "cifar10", "taxinet_xplane")  # on a CPU
 _HOURS = "its large network takes hours on a CPU; type --device cuda"
-_STOPPED = 130  # exit code, as of a program that Ctrl-C ended
+_FAILED = 1  # exit codes: when there are rows that failed; and as when Ctrl-C ended it
+_STOPPED = 130
 
 
 def _names(known: Iterable[str]) -> str:
@@ -90,7 +92,7 @@ def run(
     where = Where(rows, data, device=device)
     domains, found = _run(domain, methods, seeds, where, processes, sweep=False)
     _print_tables({"paper_table": paper_table(found), "methods_table": methods_table(found)})
-    _print_left_out(found, where, domain=domains, method=tuple(methods))
+    _say_what_is_missing(found, where, domain=domains, method=tuple(methods))
 
 
 @app.command()
@@ -136,7 +138,7 @@ def sweep(
     names = _chosen("sweep", name, SWEEPS)
     where = Where(rows, data, device=device)
     domains, found = _run(domain, names, seeds, where, processes, sweep=True)
-    _print_left_out(found, where, domain=domains, sweep=tuple(names))
+    _say_what_is_missing(found, where, domain=domains, sweep=tuple(names))
 
 
 @app.command()
@@ -159,7 +161,13 @@ def figures(
     found = _rows_in(rows)
     if not sweeps.exists():
         shown.note(f"no rows of sweeps in {sweeps}; for their figures type: scod bench sweep")
-    for path in drawing.draw(found, result_rows.read(sweeps), output):
+    written = drawing.draw(found, result_rows.read(sweeps), output)
+    if not written:
+        raise OptionError(
+            f"expected rows of {', '.join(ALL_DOMAINS)} in {rows}, found none to draw; type: "
+            "scod bench run"
+        )
+    for path in written:
         typer.echo(str(path))
 
 
@@ -235,10 +243,24 @@ def _print_tables(tables: Mapping[str, Table], output: Path | None = None) -> No
             shown.write_text(output / f"{name}.csv", comma_separated(own))
 
 
-def _print_left_out(rows: Iterable[Row], where: Where, **wanted: tuple[str, ...]) -> None:
+def _say_what_is_missing(rows: Iterable[Row], where: Where, **wanted: tuple[str, ...]) -> None:
+    """Print what has no figures, and why.
+
+    Raises:
+        Exit: If something failed.
+    """
     device = device_name(torch.device(where.device))
-    for line in runner.left_out(result_rows.select(rows, device=device, **wanted)):
+    own = list(result_rows.select(rows, device=device, **wanted))
+    for line in runner.left_out(own):
         typer.echo(line)
+    others = sorted({str(row.get("scodkit")) for row in own} - {__version__})
+    if others:
+        shown.note(
+            f"rows of scodkit {', '.join(others)} were kept, this is {__version__}; to make "
+            "them anew type --rows and another file"
+        )
+    if any(row.get("failed") for row in result_rows.latest(own)):
+        raise typer.Exit(_FAILED)
 
 
 def _check_device(device: str) -> None:
