@@ -19,7 +19,17 @@ from scodkit.factors.products import Curvature, ProductSource
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Network
 from scodkit.parameters import select
-from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, SparseSign, TwoSided
+from scodkit.sketch import (
+    SRFT,
+    Exact,
+    Fold,
+    FrequentDirections,
+    Nystrom,
+    Sketch,
+    SparseSign,
+    TwoSided,
+    maps,
+)
 from scodkit.sketch.base import FlatFactors
 
 
@@ -208,6 +218,19 @@ def test_a_fit_takes_what_was_planned(
     assert peak == pytest.approx(plan.fit_bytes, rel=0.15)
     peak = peak_of(lambda: monitor.score(x))
     assert plan.basis_bytes + peak == pytest.approx(plan.score_bytes, rel=0.15)
+
+
+@pytest.mark.parametrize("mapping", [SRFT(), maps.Gaussian(), Fold(), SparseSign()], ids=str)
+@pytest.mark.parametrize("kind", [Nystrom, TwoSided])
+@pytest.mark.parametrize("batch", [16, 256])
+def test_maps_count(kind: Any, mapping: maps.Map, batch: int) -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 3))
+    monitor = Monitor(model, Gaussian(), 20, sketch=kind(map=mapping))
+    monitor.memory_budget = 64 * 2**20
+    x = torch.randn(batch, 64)
+    plan = monitor.plan(x)
+    peak = peak_of(lambda: monitor.fit([x, x], progress=False, check_deterministic=False))
+    assert peak == pytest.approx(plan.fit_bytes, rel=0.15)
 
 
 @pytest.mark.parametrize("size", [300, 600])

@@ -35,7 +35,7 @@ def test_unknown_devices_have_unknown_memory() -> None:
 
 
 def plan(available: int | None, working: int = 10) -> Plan:
-    sizes = (20 * 400, 10 * 400, 0, 20 * 400)
+    sizes = (20 * 400, 10 * 400, 0, 0, 20 * 400)
     return Plan(100, 2, 20, 10, *sizes, 0, working, working, available)
 
 

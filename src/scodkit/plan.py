@@ -24,6 +24,7 @@ class Plan:
         sketch_bytes: The sketch itself, held while fitting (and after, for updates).
         basis_bytes: The eigenbasis, held while scoring.
         kept_bytes: Test matrices, held while fitting.
+        making_bytes: What it takes to make parts of those that are not.
         solve_bytes: Copies of the sketch while the basis is found in it.
         chunk_bytes: Parts of those, and small matrices, in float64.
         working_bytes: What a batch takes while fitting, activations and all, counted on a few
@@ -41,6 +42,7 @@ class Plan:
     sketch_bytes: int
     basis_bytes: int
     kept_bytes: int
+    making_bytes: int
     solve_bytes: int
     chunk_bytes: int
     working_bytes: int
@@ -56,7 +58,8 @@ class Plan:
     @property
     def fit_bytes(self) -> int:
         """Peak while fitting, beyond the model."""
-        return self.sketch_bytes + max(self.kept_bytes + self.working_bytes, self._solving)
+        streaming = self.kept_bytes + self.making_bytes + self.working_bytes
+        return self.sketch_bytes + max(streaming, self._solving)
 
     @property
     def _solving(self) -> int:
@@ -87,7 +90,7 @@ class Plan:
         """Return the largest sketch that fits: all but what a batch takes goes with it."""
         streaming = (self.sketch_bytes + self.kept_bytes) / self.columns
         solving = (self.sketch_bytes + self._solving) / self.columns
-        while_streaming = (available - self.working_bytes) / streaming
+        while_streaming = (available - self.making_bytes - self.working_bytes) / streaming
         return max(0, int(min(while_streaming, available / solving)))
 
     def check(self) -> None:

@@ -105,7 +105,8 @@ class Preparation:
         sizes = (parameters.num_parameters, columns)
         one_row = row_bytes(self.network, parameters)
         vector = parameters.num_parameters * sum_dtype(output).itemsize
-        rank = min(recipe.rank, columns)
+        rank, device = min(recipe.rank, columns), self.network.device
+        making = recipe.sketch.making_bytes(*sizes, device)
         return Plan(
             num_parameters=parameters.num_parameters,
             directions=directions,
@@ -114,11 +115,12 @@ class Preparation:
             sketch_bytes=columns * vector,
             basis_bytes=rank * vector,
             kept_bytes=recipe.sketch.scratch_bytes(*sizes),
+            making_bytes=making,
             solve_bytes=recipe.sketch.solve_columns(*sizes) * vector,
-            chunk_bytes=recipe.sketch.solve_scratch_bytes(*sizes, self.network.device),
+            chunk_bytes=max(making, recipe.sketch.solve_scratch_bytes(*sizes, device)),
             working_bytes=one_row,
             score_working_bytes=one_row,
-            available_bytes=available_bytes(self.network.device),
+            available_bytes=available_bytes(device),
         )
 
     def _prepared(self, rough: Plan) -> Prepared:

@@ -127,6 +127,10 @@ class Sketch(ABC):
         """Return what is held beside the state while data streams past."""
         return 0
 
+    def making_bytes(self, num_parameters: int, columns: int, device: torch.device) -> int:
+        """Return what making parts of a test matrix takes, where it is not held."""
+        return 0
+
     def solve_columns(self, num_parameters: int, columns: int) -> int:
         """Return how many vectors of ``N`` numbers finding a basis takes beside the state.
 

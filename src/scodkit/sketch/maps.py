@@ -36,9 +36,11 @@ class Map(ABC):
 
     Attributes:
         signs: Whether the pattern has no entries but -1, 0 and 1: exact in any precision.
+        making_bytes: What it takes to make an entry, in bytes.
     """
 
     signs: ClassVar[bool] = False
+    making_bytes: ClassVar[int] = 8
 
     @abstractmethod
     def pattern(
@@ -109,6 +111,8 @@ class Fold(Map):
 @dataclass(frozen=True)
 class Gaussian(Map):
     """Independent normal entries: the reference in theory, the dearest to make."""
+
+    making_bytes: ClassVar[int] = 72
 
     def pattern(
         self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
@@ -183,6 +187,8 @@ class SRFT(Map):
     The frequencies are drawn without replacement, so the columns are exactly orthonormal.
     """
 
+    making_bytes: ClassVar[int] = 32
+
     def pattern(
         self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
     ) -> Tensor:
@@ -241,6 +247,17 @@ def kept_bytes(mapping: Map, shape: tuple[int, int]) -> int:
     return entries * _kept_dtype(shape).itemsize
 
 
+def making_bytes(mapping: Map, shape: tuple[int, int], device: torch.device) -> int:
+    """Return the bytes it takes to make slices of a `SeededMatrix` anew; none if it is kept."""
+    if kept_bytes(mapping, shape):
+        return 0
+    return mapping.making_bytes * min(shape[0] * shape[1], _numbers(device))
+
+
+def _numbers(device: torch.device) -> int:
+    return _CHUNK_ON_GPU if device.type == "cuda" else _CHUNK
+
+
 def _kept_dtype(shape: tuple[int, int]) -> torch.dtype:
     return torch.float32 if shape[0] * shape[1] <= _KEPT_AS_NUMBERS else torch.int8
 
@@ -270,7 +287,7 @@ class SeededMatrix:
         self._mapping, self._shape, self._seed = mapping, shape, seed
         self._held = range(shape[0]) if held is None else held
         self._scale = mapping.scale(shape).to(device)
-        self._step = max(1, (_CHUNK_ON_GPU if device.type == "cuda" else _CHUNK) // shape[1])
+        self._step = max(1, _numbers(device) // shape[1])
         self._signs: Tensor | None = None
         size = (len(self._held), shape[1])
         if kept_bytes(mapping, size):

@@ -18,7 +18,15 @@ from scodkit.errors import OptionError
 from scodkit.factors import Factors
 from scodkit.mixed import add_matmul
 from scodkit.sketch.base import Sketch, SketchState, empty_state
-from scodkit.sketch.maps import Fold, Map, SeededMatrix, SparseSign, check_map, kept_bytes
+from scodkit.sketch.maps import (
+    Fold,
+    Map,
+    SeededMatrix,
+    SparseSign,
+    check_map,
+    kept_bytes,
+    making_bytes,
+)
 from scodkit.sketch.tall import tall_chunks, tall_svd
 
 # columns held per rank kept when no size is given: the fewest that keep the nuclear error
@@ -71,6 +79,10 @@ class Nystrom(Sketch):
     def scratch_bytes(self, num_parameters: int, columns: int) -> int:
         """Return the bytes of the test matrix, where it is kept."""
         return kept_bytes(self.map, (num_parameters, columns))
+
+    def making_bytes(self, num_parameters: int, columns: int, device: torch.device) -> int:
+        """Return the bytes of making parts of it, where it is not."""
+        return making_bytes(self.map, (num_parameters, columns), device)
 
     def zero(
         self,

@@ -16,7 +16,7 @@ from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
 from scodkit.sketch.base import Sketch, SketchState, empty_state
-from scodkit.sketch.maps import SRFT, Map, SeededMatrix, check_map, kept_bytes
+from scodkit.sketch.maps import SRFT, Map, SeededMatrix, check_map, kept_bytes, making_bytes
 from scodkit.sketch.nystrom import add_product, matrix_for
 from scodkit.sketch.tall import tall_bytes, tall_svd, tall_times
 
@@ -73,6 +73,10 @@ class TwoSided(Sketch):
     def scratch_bytes(self, num_parameters: int, columns: int) -> int:
         """Return the bytes of the test matrices, where they are kept."""
         return sum(kept_bytes(self.map, (num_parameters, c)) for c in _split(columns))
+
+    def making_bytes(self, num_parameters: int, columns: int, device: torch.device) -> int:
+        """Return the bytes of making parts of the larger one, where they are not."""
+        return making_bytes(self.map, (num_parameters, _split(columns)[1]), device)
 
     def solve_columns(self, num_parameters: int, columns: int) -> int:
         """See `Sketch.solve_columns`.
