@@ -187,7 +187,7 @@ def data_hash(length: int, item: Callable[[int], Any]) -> str:
     digest = hashlib.sha256(str(length).encode())
     for place in places if length else ():
         for piece in _bytes_in(item(place)):
-            digest.update(piece)
+            digest.update(piece or b"")
     return digest.hexdigest()[:32]
 
 
@@ -207,20 +207,12 @@ def sampled_hash(tensors: Mapping[str, Tensor], salt: str) -> str:
 
 def _can_be_hashed(dataset: Any) -> bool:
     """Return whether items of a data set can be told from those of another."""
-    return len(dataset) > 0 and _is_known(item := dataset[0]) and any(_bytes_in(item))
+    pieces = list(_bytes_in(dataset[0])) if len(dataset) else []
+    return bool(pieces) and None not in pieces
 
 
-def _is_known(item: Any) -> bool:
-    """Return whether all that an item is made of can be hashed."""
-    if isinstance(item, Mapping):
-        return all(map(_is_known, item.values()))
-    if isinstance(item, (tuple, list)):
-        return all(map(_is_known, item))
-    return item is None or any(_bytes_in(item))
-
-
-def _bytes_in(item: Any) -> Iterator[bytes]:
-    """Yield what an item is made of; of things that nobody knows, nothing."""
+def _bytes_in(item: Any) -> Iterator[bytes | None]:
+    """Yield what an item is made of; None for things that nobody knows."""
     if isinstance(item, Tensor):
         yield digest_of({"": item}).encode()
     elif isinstance(item, (str, bytes, int, float)):
@@ -234,5 +226,7 @@ def _bytes_in(item: Any) -> Iterator[bytes]:
             yield from _bytes_in(part)
     elif hasattr(item, "__array__") or hasattr(item, "__array_interface__"):  # pictures, too
         array = np.asarray(item)
-        if array.dtype != object:
-            yield f"{array.dtype.str} {array.shape}".encode() + array.tobytes()
+        about = f"{array.dtype.str} {array.shape}".encode()
+        yield None if array.dtype == object else about + array.tobytes()
+    elif item is not None:
+        yield None

@@ -153,7 +153,10 @@ def read(
                 f"expected a whole monitor at {path}, got a part of its weights; type the name "
                 "it was saved under, without the numbers at its end"
             )
-        return header, {name: _rows_of(name, t, rows, 0) for name, t in tensors.items()}
+        if rows is None:
+            return header, tensors
+        # copies, or all of it would stay in memory
+        return header, {n: _rows_of(n, t, rows, 0).clone() for n, t in tensors.items()}
     parts = [artifact.read(file, _KIND) for file in files]
     shards = [Shard(**header.pop("shard")) for header, _ in parts]
     order = sorted(range(len(parts)), key=lambda i: shards[i].index)
@@ -190,8 +193,7 @@ def _rows_of(name: str, tensor: Tensor, rows: range | None, first: int) -> Tenso
     if rows is None or not _is_tall(name):
         return tensor
     start = max(rows.start - first, 0)
-    own = tensor[start : max(rows.stop - first, start)]
-    return own.clone()  # or all of it would stay in memory
+    return tensor[start : max(rows.stop - first, start)]
 
 
 def load(

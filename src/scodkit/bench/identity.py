@@ -59,7 +59,8 @@ def in_words(network: nn.Module) -> str:
         >>> in_words(nn.BatchNorm2d(3))
         'BatchNorm2d(3, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)'
     """
-    return re.sub(r"(affine=\w+), bias=\w+", r"\1", repr(network))  # said since torch 2.12
+    # torch 2.13 says this of norms, torch 2.11 does not
+    return re.sub(r"(affine=\w+), bias=\w+", r"\1", repr(network))
 
 
 def machine(device: torch.device) -> Row:
