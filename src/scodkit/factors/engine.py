@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +26,14 @@ _COPIES_PER_ROW = 3
 
 # numbers summed in float32 at a time
 _SLICE = 4096
+
+
+class Tall(Protocol):
+    """A matrix ``(N, k)``, of which some rows are read at a time."""
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        """Return some of its rows."""
+        ...
 
 
 class Factors(ABC):
@@ -58,7 +67,7 @@ class Factors(ABC):
         """
         return sums
 
-    def project(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, matrix: Tall) -> tuple[Tensor, Tensor]:
         """Return ``|L|_F^2`` and the rows times a matrix, block by block.
 
         Args:
@@ -90,9 +99,15 @@ class Sums:
         self._norms = norms if self._norms is None else self._norms + norms
         self._along = along.double() if self._along is None else self._along + along
 
-    def add_rows(self, rows: Tensor, matrix: Tensor) -> None:
-        """Add a block's rows ``(b, q, n)``, times ``matrix (n, k)``."""
-        if kernels.projects(rows, matrix):
+    def add_rows(self, rows: Tensor, matrix: Tensor, times: float = 1.0) -> None:
+        """Add a block's rows, multiplied by a matrix.
+
+        Args:
+            rows: ``(b, q, n)``.
+            matrix: ``(n, k)``.
+            times: Multiply as if there were so many times as many rows.
+        """
+        if kernels.projects(rows, matrix, times):
             self.add(*kernels.project(rows, matrix))
             return
         along = matmul(rows.flatten(0, 1), matrix)
@@ -206,7 +221,7 @@ class SharedFactors(Factors):
         """
         return self._add_up(sums)
 
-    def project(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, matrix: Tall) -> tuple[Tensor, Tensor]:
         """See `Factors.project`.
 
         Returns:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from scodkit.errors import BatchError
 from scodkit.factors.backward import Take, backward
-from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums
+from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums, Tall
 from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import Batch, Fold, Outer, Rows
 from scodkit.factors.trial import Trial
@@ -172,7 +172,7 @@ class HookFactors(Factors):
         recorder: Saw the forward pass.
         rows: The rows at the output, ``(b, q, d)``.
         backward: Pulls them back, and hands over what arrives at each layer.
-        times: Put layers together as if there were so many times as many rows.
+        times: Put layers together, and multiply, as if there were so many times as many rows.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class HookFactors(Factors):
         return HeldFactors([*held, *small.rest()])
 
     @torch.no_grad()
-    def project(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, matrix: Tall) -> tuple[Tensor, Tensor]:
         """See `Factors.project`.
 
         Returns:
@@ -219,11 +219,11 @@ class HookFactors(Factors):
                 sums.add(rows.squared_norms(), rows.project(matrix[columns].to(device)))
                 return
             for some, together in small.add(columns, _dense(rows)):
-                sums.add_rows(together, matrix[some].to(device))
+                sums.add_rows(together, matrix[some].to(device), self._times)
 
         self._each(use)
         for some, together in small.rest():
-            sums.add_rows(together, matrix[some].to(device))
+            sums.add_rows(together, matrix[some].to(device), self._times)
         return sums.result
 
     def _each(self, use: Callable[[slice, Rows], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -237,8 +238,8 @@ class FactorSource:
         directions = min(self.rows_at_once(hold), max(1, self.directions))
         tried = replace(self, engine=self.engine.as_if_for(samples, directions), memory=None)
         size, device = self.engine.parameters.num_parameters, self.engine.network.device
-        column = torch.zeros(size, 1, device=device)
-        matrix = column.expand(size, columns)  # as wide as that, in the memory of one
+        column = torch.zeros(size if hold else 0, 1, device=device)
+        matrix = _Repeated(columns, device)
 
         def run(samples: int, directions: int) -> object:
             linear = tried.engine.linearize(call.first(samples))
@@ -247,6 +248,9 @@ class FactorSource:
             return _added(factors.hold(), column) if hold else factors.project(matrix)
 
         few = min(2, max(1, self.directions))
+        if not hold:
+            with contextlib.suppress(Exception):  # then nothing is counted, either
+                run(2, few)
         return Memory.counted(run, sorted({few, min(3, max(1, self.directions))}))
 
     def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
@@ -254,6 +258,24 @@ class FactorSource:
         finite = finite_samples(call, output)
         rows = self.likelihood.factor(_or_zero(output, finite), keys)
         return finite, _or_zero(rows, finite)
+
+
+class _Repeated:
+    """Stands for a tall matrix of zeros, in the memory of as many rows as are read at once.
+
+    Args:
+        columns: ``k``.
+        device: Where.
+    """
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        self._rows = torch.zeros(0, columns, device=device)
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        count = rows.stop - rows.start
+        if count > len(self._rows):
+            self._rows = self._rows.new_zeros(count, self._rows.shape[1])
+        return self._rows[:count]
 
 
 def _added(factors: Factors, column: Tensor) -> Tensor:
