@@ -30,10 +30,12 @@ def write_wine(folder: Path) -> Path:
     return folder
 
 
-def start_toy(home: Path, methods: Sequence[str], processes: int) -> subprocess.Popen[str]:
+def start_toy(
+    home: Path, methods: Sequence[str], processes: int, seeds: int = 1
+) -> subprocess.Popen[str]:
     """Start a run of `toy_bench` that writes to a folder."""
     command = [str(Path(__file__).with_name("toy_bench.py")), "bench", "run", "--domain", "toy"]
-    command += ["--seeds", "1", "--rows", str(home / "rows.jsonl")]
+    command += ["--seeds", str(seeds), "--rows", str(home / "rows.jsonl")]
     command += ["--processes", str(processes)]
     return start([*command, *(w for m in methods for w in ("--method", m))], home)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bench_runs import write_wine
+from scodkit.bench.data.errors import FormatError
 from scodkit.bench.domain import Domain
 from scodkit.bench.domains import DOMAINS
 from scodkit.bench.domains.rotated_mnist import turned
@@ -86,6 +89,14 @@ def test_known_and_unknown_digits_are_told_apart_by_their_labels() -> None:
     known, unknown = (s.read()[1] for s in (splits.test, splits.novel["digits"]))
     assert known.unique().tolist() == [0, 1, 2, 3, 4]
     assert unknown.unique().tolist() == [5, 6, 7, 8, 9]
+
+
+def test_wine_that_is_cut_off_at_the_end_of_a_line_is_noticed(tmp_path: Path) -> None:
+    write_wine(tmp_path)
+    path = tmp_path / "wine" / "winequality-red.csv"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:1001]))
+    with pytest.raises(FormatError, match="1599 red wines, got 1000: the file is cut off"):
+        DOMAINS["wine"].splits(tmp_path)
 
 
 @DATA

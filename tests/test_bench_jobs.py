@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from scodkit import Gaussian, baselines
-from scodkit.bench import jobs, methods, runner
+from scodkit.bench import identity, jobs, methods, runner
 from scodkit.bench import rows as result_rows
 from scodkit.bench.data.errors import MissingDataError
 from scodkit.bench.domain import SketchSize, Splits
@@ -90,6 +90,12 @@ def test_other_settings_give_rows_of_their_own(
     assert [row["ood"] for row in new] == [row["ood"] for row in old]
     assert {row["settings"] for row in new}.isdisjoint(row["settings"] for row in old)
     assert result_rows.latest(both) == new
+
+
+def test_methods_can_be_made_without_weights_for_their_settings() -> None:
+    """Or their settings would be an error's words, whatever their options."""
+    assert identity._options(TOY, "scod").startswith("Monitor(Sequential, Gaussian")
+    assert identity._options(TOY, "kfac_laplace").startswith("KFACLaplace(")
 
 
 def test_options_of_a_method_are_settings(monkeypatch) -> None:

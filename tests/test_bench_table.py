@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from pathlib import Path
 
 import pytest
 from scipy import stats
@@ -102,6 +103,8 @@ def test_the_papers_table_has_its_figures_beside_ours() -> None:
     assert (lines["scod"]["seeds"], lines["scod"]["device"]) == ("2", "cpu")
     assert lines["scod"]["rows"] == "`wine/pooled/scod/0-1`"
     assert any("trapezoidal" in note for note in table.notes)
+    assert "rows in results/rows.jsonl," in table.caption
+    assert "rows in own/rows.jsonl," in paper_table(ROWS, Path("own/rows.jsonl")).caption
 
 
 def test_cifars_figure_is_over_the_papers_set() -> None:

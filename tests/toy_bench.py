@@ -1,7 +1,7 @@
 """The command ``scod`` with a domain that takes no time, and methods that end badly.
 
 ``held`` does not end as long as the file exists that the variable TOY_HOLD names; ``killed``
-kills its process.
+kills its process; ``watched`` writes down what it does when.
 """
 
 from __future__ import annotations
@@ -62,9 +62,31 @@ class Killed(baselines.Naive):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Watched(baselines.Naive):
+    """Writes down which process fitted, and scored one sample, from when to when."""
+
+    def fit(self, loader: Any, *, progress: bool = True) -> Any:
+        began = time.monotonic()
+        time.sleep(0.2)
+        self._note("fit", began)
+        return self
+
+    def score(self, batch: object) -> Any:
+        began = time.monotonic()
+        found = super().score(batch)
+        if len(found) == 1:  # as only what is timed
+            self._note("timed", began)
+        return found
+
+    def _note(self, what: str, began: float) -> None:
+        path = Path(os.environ["TOY_HOLD"]).with_name("watched")
+        with path.open("a") as file:
+            file.write(f"{os.getpid()} {what} {began} {time.monotonic()}\n")
+
+
 if __name__ in ("__main__", "__mp_main__"):  # and in the processes that it starts
     jobs.ALL_DOMAINS["toy"] = TOY
-    for name, kind in (("held", Held), ("killed", Killed)):
+    for name, kind in (("held", Held), ("killed", Killed), ("watched", Watched)):
         methods.METHODS[name] = lambda case, kind=kind: kind(
             case.networks[0], case.domain.likelihood
         )

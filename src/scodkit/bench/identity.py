@@ -8,6 +8,7 @@ import json
 import platform
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -67,10 +68,21 @@ def machine(device: torch.device) -> Row:
     """Return what a row says of the machine and the versions."""
     return {
         "device": device_name(device),
+        "processor": _processor(),  # another rounds otherwise, and training ends elsewhere
         "scodkit": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:  # not on Linux
+        told = ""
+    named = re.search(r"^model name\s*: (.+)$", told, re.MULTILINE)
+    return named[1] if named else platform.processor() or platform.machine()
 
 
 def device_name(device: torch.device) -> str:

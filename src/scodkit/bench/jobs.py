@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from scodkit.bench.data.errors import DataError
 from scodkit.bench.domain import Splits
 from scodkit.bench.domains import DOMAINS, OPTIONAL_DOMAINS
 from scodkit.bench.identity import machine, short_name
+from scodkit.bench.locks import Turns
 from scodkit.bench.measure import POOLED, Setup, measure
 from scodkit.bench.rows import Row
 from scodkit.bench.sweeps import ENSEMBLE_SWEEPS, SWEEPS
@@ -112,7 +114,7 @@ def do(job: Job) -> list[Row]:
         first, *_ = str(error).splitlines() or [""]
         # what depends on this machine, or was not foreseen, may go well another time
         settled = isinstance(error, ScodError) and not isinstance(
-            error, (DataError, MemoryError)
+            error, (DataError, MemoryError, OSError)
         )
         rows = [failure(job, f"{type(error).__name__}: {first}", settled=settled)]
     if on_gpu:  # after the error, and what it held, is gone
@@ -122,9 +124,21 @@ def do(job: Job) -> list[Row]:
 
 
 def _results(job: Job) -> list[Row]:
+    if job.name is None:
+        _networks(job)
+        return []
+    turns = Turns(job.where.rows.with_name(f".{job.where.rows.name}.turns.lock"))
+    with turns.working():
+        domain, splits = ALL_DOMAINS[job.domain], splits_of(job.domain, job.where.folder)
+        about = (torch.device(job.where.device), job.processes, turns.alone)
+        setup = Setup(domain, splits, job.seed, _networks(job), *about)
+        return list(SWEEPS[job.name](setup)) if job.sweep else measure(setup, job.name)
+
+
+def _networks(job: Job) -> list[nn.Module]:
     domain, splits = ALL_DOMAINS[job.domain], splits_of(job.domain, job.where.folder)
     device = torch.device(job.where.device)
-    networks = [
+    return [
         trained(
             domain,
             splits,
@@ -136,10 +150,6 @@ def _results(job: Job) -> list[Row]:
         )
         for seed in job.seeds
     ]
-    if job.name is None:
-        return []
-    setup = Setup(domain, splits, job.seed, networks, device, job.processes)
-    return list(SWEEPS[job.name](setup)) if job.sweep else measure(setup, job.name)
 
 
 @functools.lru_cache(maxsize=1)

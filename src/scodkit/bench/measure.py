@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,7 +42,8 @@ class Setup:
         seed: Of the network.
         networks: The network, then others for ensembles, on the device.
         device: Where all of it runs.
-        processes: How many such processes work on this machine meanwhile.
+        processes: How many such processes work on this machine.
+        alone: Within this context the others wait: what is timed must not share the machine.
     """
 
     domain: Domain
@@ -50,6 +52,7 @@ class Setup:
     networks: Sequence[nn.Module]
     device: torch.device
     processes: int = 1
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @functools.cached_property
     def network(self) -> str:
@@ -77,23 +80,24 @@ def measure(setup: Setup, method: str) -> list[Row]:
     known = scores_of(detector, setup.splits.test, setup.device)
     novel = setup.splits.novel.items()
     scores = {name: scores_of(detector, own, setup.device) for name, own in novel}
+    scores[POOLED] = torch.cat(list(scores.values()))
     about = {"method": method, **description(setup)}
-    costs = {
-        **_times(detector, setup),
-        "fit_s": fit_s,
-        "bytes": kept_bytes(detector, setup.networks[1:]),
-        "captured": detector.basis.captured if isinstance(detector, Monitor) else None,
-    }
     rows = []
-    for ood, found in (*scores.items(), (POOLED, torch.cat(list(scores.values())))):
+    for ood, found in scores.items():
         figures = asdict(separation(known, found))
         sizes = {"num_known": len(known), "num_unknown": len(found)}
         name = f"{setup.domain.name}/{ood}/{method}/{setup.seed}"
-        row = {"id": name, **about, "ood": ood, **figures, **sizes, **costs}
+        row = {"id": name, **about, "ood": ood, **figures, **sizes}
         if isinstance(detector, Monitor):
             row["histogram"] = histogram(known, found)
         rows.append(row)
-    return rows
+    costs = {
+        "fit_s": fit_s,
+        "bytes": kept_bytes(detector, setup.networks[1:]),
+        "captured": detector.basis.captured if isinstance(detector, Monitor) else None,
+        **_times(detector, setup),  # last, so that others wait for nothing else
+    }
+    return [{**row, **costs} for row in rows]
 
 
 def histogram(known: Tensor, unknown: Tensor) -> dict[str, list[float]]:
@@ -182,9 +186,10 @@ def scores_of(detector: Detector, samples: Samples, device: torch.device) -> Ten
 
 def _times(detector: Detector, setup: Setup) -> dict[str, float]:
     found: dict[str, float] = {}
-    for size in _BATCHES:
-        x, _ = setup.splits.test.take(slice(0, size)).read(setup.device)
-        found |= prediction_times(detector.score, setup.networks[0], x)
+    batches = [setup.splits.test.take(slice(0, size)).read(setup.device) for size in _BATCHES]
+    with setup.alone():
+        for x, _ in batches:
+            found |= prediction_times(detector.score, setup.networks[0], x)
     return found
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from scodkit.bench.locks import lock
 from scodkit.errors import OptionError, ScodError
 
 Row = dict[str, Any]
+
+# where nothing else is said
+ROWS_FILE, SWEEPS_FILE = Path("results/rows.jsonl"), Path("results/sweeps.jsonl")
 
 
 class RowsInUseError(ScodError, RuntimeError):
@@ -47,7 +50,7 @@ def append(path: Path, rows: Iterable[Row]) -> None:
     text = "".join(json.dumps(row) + "\n" for row in parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
-        _lock(file.fileno(), wait=True)
+        lock(file.fileno())
         file.seek(0)
         file.truncate(_whole(path, file.read())[1])
         file.write(text.encode())
@@ -98,7 +101,7 @@ def claimed(path: Path) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("a+") as file:
-        if not _lock(file.fileno(), wait=False):
+        if not lock(file.fileno(), wait=False):
             file.seek(0)
             raise RowsInUseError(
                 f"expected to be the only one to add rows to {path}, but process "
@@ -109,19 +112,6 @@ def claimed(path: Path) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
-
-
-def _lock(handle: int, *, wait: bool) -> bool:
-    """Return whether a file could be locked; it is until it is closed."""
-    if sys.platform == "win32":  # has no such lock; rows still are not cut in two
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

@@ -18,7 +18,7 @@ from scodkit.bench.domains import DOMAINS, OPTIONAL_DOMAINS
 from scodkit.bench.identity import device_name
 from scodkit.bench.jobs import ALL_DOMAINS, Where
 from scodkit.bench.methods import METHODS
-from scodkit.bench.rows import Row
+from scodkit.bench.rows import ROWS_FILE, SWEEPS_FILE, Row
 from scodkit.bench.sweeps import SWEEPS
 from scodkit.bench.tables.checks import checks
 from scodkit.bench.tables.headline import headline
@@ -38,8 +38,6 @@ app = typer.Typer(
     help="Run the paper's domains; make its tables and figures.", no_args_is_help=True
 )
 
-ROWS_FILE = Path("results/rows.jsonl")
-SWEEPS_FILE = Path("results/sweeps.jsonl")
 _SLOW = ("taxinet", "cifar10", "taxinet_xplane")  # on a CPU
 _HOURS = "its large network takes hours on a CPU; type --device cuda"
 _FAILED = 1  # exit codes: when there are rows that failed; and as when Ctrl-C ended it
@@ -62,7 +60,8 @@ ProcessesOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="That work at a time; one per core by default, with a GPU one.",
+        help="That work at a time, and wait while one times; one per core by default, with "
+        "a GPU one.",
         show_default=False,
     ),
 ]
@@ -91,7 +90,8 @@ def run(
     methods = _chosen("method", method, METHODS)
     where = Where(rows, data, device=device)
     domains, found = _run(domain, methods, seeds, where, processes, sweep=False)
-    _print_tables({"paper_table": paper_table(found), "methods_table": methods_table(found)})
+    tables = {"paper_table": paper_table(found, rows)}
+    _print_tables({**tables, "methods_table": methods_table(found, rows)})
     _say_what_is_missing(found, where, domain=domains, method=tuple(methods))
 
 
@@ -109,11 +109,11 @@ def table(
     """
     found, swept = _rows_in(rows), result_rows.read(sweeps)
     tables = {
-        "headline": headline(found),
-        "paper_table": paper_table(found),
-        "methods_table": methods_table(found),
-        "sketch_table": sketch_table(swept),
-        "fidelity_table": fidelity_table(swept),
+        "headline": headline(found, rows),
+        "paper_table": paper_table(found, rows),
+        "methods_table": methods_table(found, rows),
+        "sketch_table": sketch_table(swept, sweeps),
+        "fidelity_table": fidelity_table(swept, sweeps),
         "checks": checks(found, swept),
     }
     _print_tables({name: own for name, own in tables.items() if own.lines}, output)

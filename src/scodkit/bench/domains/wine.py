@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from scodkit.bench.data import load
+from scodkit.bench.data.errors import FormatError
 from scodkit.bench.domain import Domain, SketchSize, Splits
 from scodkit.bench.domains.splitting import parted_by_group
 from scodkit.bench.nets import wine_net
@@ -16,6 +17,7 @@ from scodkit.bench.training import Recipe
 from scodkit.likelihoods import Gaussian
 from scodkit.parameters import LastLayers
 
+_RED = 1599  # as published
 _TRAIN, _SELECTION = 1000, 200
 
 
@@ -24,9 +26,17 @@ def splits(folder: Path | None = None) -> Splits:
 
     The table has wines with the very same features several times; they stay together. Unknown
     are all white wines, and as many points drawn evenly from the box of their ranges.
+
+    Raises:
+        FormatError: If there are too few.
     """
     tables = load.wine(folder)
     red = tables["red"]
+    if len(red) < _RED:
+        raise FormatError(
+            f"expected {_RED} red wines, got {len(red)}: the file is cut off; type: scod data "
+            "check"
+        )
     _, same = torch.unique(red[:, :11], dim=0, return_inverse=True)
     parts = [red[which] for which in parted_by_group(same, [_TRAIN, _SELECTION])]
     train, selection, test = (TensorSamples(part[:, :11], part[:, 11:]) for part in parts)

@@ -28,9 +28,13 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
     domains = [domain for domain, own in found.items() if own]
     if not domains:
         return None
-    figure, axes = panels(plt, [domain.title for domain in domains])
+    titles = [f"{domain.title}, {_networks(found[domain])}" for domain in domains]
+    figure, axes = panels(plt, titles)
     for axis, domain in zip(axes, domains, strict=True):
         _draw_panel(axis, found[domain])
+        device = next(select(rows, domain=domain.name))["device"]
+        where = "one core" if device == "cpu" else device
+        axis.set_xlabel(f"ms a sample, batch 1, {where}")
     handles = [
         axes[0].plot([], [], marker, color=COLOURS[method], label=TITLES[method])[0]
         for method, marker in zip(PAPER, MARKERS, strict=False)
@@ -38,6 +42,11 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
     handles += axes[0].plot([], [], "--", color=GREY, label="nothing is better in both")
     figure.legend(handles=handles, loc="outside lower center", ncols=4)
     return figure
+
+
+def _networks(found: Mapping[str, Point]) -> str:
+    most = max(auroc.seeds for _, auroc in found.values())
+    return "1 network" if most == 1 else f"{most} networks"
 
 
 def points(rows: Sequence[Row], domain: str, ood: str) -> dict[str, Point]:
@@ -102,7 +111,6 @@ def _draw_panel(axis: Any, found: Mapping[str, Point]) -> None:
     axis.set_xscale("log")
     plain_ticks(axis.xaxis)
     axis.margins(x=0.12)
-    axis.set_xlabel("ms a sample, batch 1")
     axis.set_ylabel("AUROC")
 
 

@@ -42,8 +42,9 @@ def size_sweep(setup: Setup) -> Iterator[Row]:
         monitor.fit(learnt, progress=False)
         wait_for(setup.device)
         costs = {"fit_s": time.perf_counter() - began, "fit_on": _FIT_ON}
-        for batch in (1, _BATCH):
-            costs |= prediction_times(monitor.score, model, learnt[0][0][:batch])
+        with setup.alone():
+            for batch in (1, _BATCH):
+                costs |= prediction_times(monitor.score, model, learnt[0][0][:batch])
         weights = sum(p.numel() for p in model.parameters())
         choice = {"width": width}
         yield sweep_row(setup, "size", "none", choice, weights=weights, **costs)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from scodkit.bench.measure import POOLED
 from scodkit.bench.methods import TITLES
-from scodkit.bench.rows import Row, select
+from scodkit.bench.rows import ROWS_FILE, Row, select
 from scodkit.bench.tables.paper import Table, marked
 from scodkit.bench.tables.summaries import comparable, domains_in, over_seeds
 
 
-def headline(rows: Sequence[Row]) -> Table:
+def headline(rows: Sequence[Row], file: Path = ROWS_FILE) -> Table:
     """Return the AUROC over all unknown inputs of a domain, a line for each method.
 
     Args:
         rows: All result rows.
+        file: Where they are from.
 
     Returns:
         Means over trained networks; the best of a domain are bold.
@@ -36,6 +38,6 @@ def headline(rows: Sequence[Row]) -> Table:
     caption = (
         "AUROC, all unknown inputs of a domain together: mean ± half of a 95 % interval over "
         "as many trained networks as the head says, at most. Rows "
-        f"`domain/{POOLED}/method/seed` of results/rows.jsonl."
+        f"`domain/{POOLED}/method/seed` of {file}."
     )
     return Table(lines, caption if lines else "")

@@ -8,11 +8,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from scodkit.bench.domains import DOMAINS
 from scodkit.bench.measure import POOLED
 from scodkit.bench.methods import METHODS, PAPER
-from scodkit.bench.rows import Row, select
+from scodkit.bench.rows import ROWS_FILE, Row, select
 from scodkit.bench.tables.paper_values import PAPER_DOMAINS, PAPER_SET, PAPER_TABLE, Reported
 from scodkit.bench.tables.summaries import Mean, comparable, domains_in, over_seeds, row_ids
 
@@ -38,11 +39,12 @@ class Table:
     notes: Sequence[str] = ()
 
 
-def paper_table(rows: Sequence[Row]) -> Table:
+def paper_table(rows: Sequence[Row], file: Path = ROWS_FILE) -> Table:
     """Return the paper's table: ours, and the paper's figures beside.
 
     Args:
         rows: All result rows.
+        file: Where they are from.
 
     Returns:
         A line for each domain and method that has figures; the best of a domain are bold.
@@ -69,7 +71,7 @@ def paper_table(rows: Sequence[Row]) -> Table:
     if not lines:
         return Table([])
     caption = (
-        "Each figure is the mean over the seeds of rows in results/rows.jsonl, whose ids begin "
+        f"Each figure is the mean over the seeds of rows in {file}, whose ids begin "
         f"as said in the last column; {_SPREAD}."
     )
     rule = (
@@ -101,11 +103,12 @@ def _paper_cells(
     }
 
 
-def methods_table(rows: Sequence[Row], figure: str = "auroc") -> Table:
+def methods_table(rows: Sequence[Row], file: Path = ROWS_FILE, figure: str = "auroc") -> Table:
     """Return one line per method, one column per domain and set of unknown inputs.
 
     Args:
         rows: All result rows.
+        file: Where they are from.
         figure: Which figure of them.
     """
     rows = comparable(rows)
@@ -129,7 +132,7 @@ def methods_table(rows: Sequence[Row], figure: str = "auroc") -> Table:
     places = ", ".join(f"{domain} on {device}" for domain, device in devices.items())
     caption = (
         f"{figure.upper()}: each figure is the mean over the rows `domain/set/method/seed` of "
-        f"results/rows.jsonl ({places}); {_SPREAD}."
+        f"{file} ({places}); {_SPREAD}."
     )
     return Table(lines, caption, _without_figures(rows, METHODS))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from scodkit.bench.domains import DOMAINS, OPTIONAL_DOMAINS
 from scodkit.bench.measure import POOLED
-from scodkit.bench.rows import Row, select
+from scodkit.bench.rows import SWEEPS_FILE, Row, select
 from scodkit.bench.tables.paper import Table, marked
 from scodkit.bench.tables.summaries import Mean, comparable, domains_in, over_seeds, row_ids
 
@@ -16,11 +17,12 @@ _KINDS = ("Nystrom", "FrequentDirections", "TwoSided")
 CLOSE = 0.002  # of AUROC, between the sketch and the exact Fisher information
 
 
-def sketch_table(sweeps: Sequence[Row]) -> Table:
+def sketch_table(sweeps: Sequence[Row], file: Path = SWEEPS_FILE) -> Table:
     """Return AUROC and captured curvature of each kind of sketch at equal memory.
 
     Args:
         sweeps: All rows of sweeps.
+        file: Where they are from.
 
     Returns:
         A line for each domain and memory; the best AUROC of a line is bold.
@@ -49,7 +51,7 @@ def sketch_table(sweeps: Sequence[Row]) -> Table:
         "Kinds of sketches that hold the same T vectors while fitting, at the rank each is "
         "meant for (Nystrom and Frequent Directions T / 2, two-sided (T - 4) / 6): AUROC over "
         "all unknown sets, and the share of the curvature that is captured. Means over the "
-        "seeds of rows in results/sweeps.jsonl, whose ids begin as said in the last column."
+        f"seeds of rows in {file}, whose ids begin as said in the last column."
     )
     missing = (
         "An empty cell: with few weights Frequent Directions holds 128 vectors at least, which "
@@ -107,11 +109,12 @@ def fidelities(sweeps: Sequence[Row]) -> dict[str, Fidelity]:
     return found
 
 
-def fidelity_table(sweeps: Sequence[Row]) -> Table:
+def fidelity_table(sweeps: Sequence[Row], file: Path = SWEEPS_FILE) -> Table:
     """Return the AUROC of the sketch beside that of the exact Fisher information.
 
     Args:
         sweeps: All rows of sweeps.
+        file: Where they are from.
     """
     lines = [
         {
@@ -129,7 +132,7 @@ def fidelity_table(sweeps: Sequence[Row]) -> Table:
     caption = (
         "The sketch (Nystrom, the domain's T) beside the exact Fisher information at the same "
         "rank k, all unknown sets: AUROC, and by how much the two differ on one network, on "
-        "average and at most. Rows of results/sweeps.jsonl."
+        f"average and at most. Rows of {file}."
     )
     return Table(lines, caption) if lines else Table([])
 
