@@ -86,6 +86,9 @@ def test_merged_shards_are_one_fit(data: str, count: int, folder: Path, tmp_path
     again = scod("merge", FIT[0], whole, parts[2], "-o", tmp_path / "no", cwd=folder)
     assert again.code == 2
     assert "would count twice" in again.err
+    empty = scod(*words, "--shard", "100/999", "-o", tmp_path / "no", cwd=folder)
+    assert empty.code == 2
+    assert "expected samples in part 100/999 of the data, got none" in empty.err
 
 
 def test_the_jobs_of_the_slurm_example_fit_as_one(tmp_path: Path) -> None:
@@ -126,6 +129,6 @@ def test_a_loader_of_the_users_is_divided_by_items_or_refused() -> None:
         DataLoader(items, batch_size=4, drop_last=True),
         DataLoader(items, sampler=SubsetRandomSampler(range(22))),
     ):
-        with pytest.raises(OptionError, match="let the callable return the Dataset"):
+        with pytest.raises(OptionError, match="return a Dataset that is read by position"):
             shard_of(odd, 0, 2)
         assert shard_of(odd, 0, 1) is odd

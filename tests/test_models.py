@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from scodkit import Categorical, Gaussian, LastLayers, Monitor
 from scodkit.errors import BatchError, OptionError
 from scodkit.network import Inputs, Network
 from scodkit.parameters import select
+from scodkit.sharded import ShardedMonitor
 from scodkit.sketch import Exact, Nystrom
 
 
@@ -179,6 +182,16 @@ def test_confident_predictions_keep_their_largest_direction() -> None:
 def test_options_of_the_wrong_kind_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Monitor(**{"model": nn.Linear(3, 2), "likelihood": Gaussian(), **options})
+
+
+@pytest.mark.parametrize("kind", [Monitor, ShardedMonitor])
+def test_a_model_without_weights_is_refused_before_it_is_run(kind: Any) -> None:
+    monitor = kind(nn.Linear(3, 2, device="meta"), Gaussian(), 2)
+    with pytest.raises(OptionError, match="a model with weights, got one on meta"):
+        monitor.fit([torch.ones(4, 3)], progress=False)
+    if kind is Monitor:
+        with pytest.raises(OptionError, match="a model with weights, got one on meta"):
+            monitor.plan(torch.ones(4, 3))
 
 
 def test_maps_and_seeds_are_checked() -> None:

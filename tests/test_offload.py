@@ -89,6 +89,8 @@ def test_a_saved_monitor_is_not_written_over(tmp_path: Path) -> None:
     monitor.save(tmp_path / "m.scod")
     with pytest.raises(OptionError, match="a path of its own"):
         monitor.offload(tmp_path / "m.scod")
+    with pytest.raises(OptionError, match="got a folder"):
+        monitor.offload(tmp_path)
     assert not monitor.basis.offloaded
     Monitor.load(tmp_path / "m.scod", monitor.model, by=predicted_class)
     monitor.offload(tmp_path / "basis").offload(tmp_path / "basis")  # which is not

@@ -18,6 +18,7 @@ from torch.utils.data import (
 
 from cases import mlp
 from scodkit import Categorical, Gaussian, Monitor
+from scodkit.distributed import Processes
 from scodkit.errors import MergeError, MismatchError, NonFiniteError, OptionError
 from scodkit.sketch import Fold, Map, Nystrom
 
@@ -165,6 +166,40 @@ def test_a_missing_folder_is_noticed_before_any_data_is_read(tmp_path: Path) -> 
     assert read == []
     with pytest.raises(FileNotFoundError, match="mkdir -p"):
         fitted().save(tmp_path / "no" / "monitor.scod")
+    with pytest.raises(OptionError, match="the name of a file to write, got a folder"):
+        fitted().save(tmp_path)
+
+
+@pytest.mark.parametrize("left", ["fit.ckpt.1-of-4", "fit.ckpt.0-of-2"])
+def test_checkpoints_of_a_group_are_not_passed_over(left: str, tmp_path: Path) -> None:
+    """One process cannot go on with a part of four, and would do all of it again."""
+    (tmp_path / left).touch()
+    monitor, where = Monitor(model(), Categorical(), rank=4), tmp_path / "fit.ckpt"
+    with pytest.raises(MismatchError, match=f"than 1 at .*found {left} .1 in all.; start"):
+        monitor.fit([data()], checkpoint=where, progress=False)
+    (tmp_path / left).unlink()
+    monitor.fit([data()], checkpoint=where, progress=False)
+    (tmp_path / left).touch()  # now there is something to go on with
+    monitor.fit([data()], checkpoint=where, progress=False)
+    with pytest.raises(MismatchError, match=r"than 3 at .*found fit.ckpt .1 in all.; start"):
+        Processes(rank=2, count=3).check_files(where)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"every": "10"}, "every >= 1 batches, got '10'"),
+        ({"products": "no"}, "products=True, False or None, got 'no'"),
+        ({"precision": "bf16"}, "precision=torch.bfloat16 or None, got 'bf16'"),
+    ],
+)
+def test_options_that_there_are_not(option: dict[str, object], words: str) -> None:
+    monitor = Monitor(model(), Categorical(), rank=4)
+    with pytest.raises(OptionError, match=words):
+        monitor.fit([data()], progress=False, **option)
+    if "every" not in option:
+        with pytest.raises(OptionError, match=words):
+            monitor.plan(data(), **option)
 
 
 def test_a_fit_without_one_finite_sample_is_refused() -> None:

@@ -198,6 +198,7 @@ def test_alone_it_is_a_monitor(tmp_path: Path) -> None:
     own.fit(digits().split(9), progress=False)
     x = digits(5, 3)
     assert torch.allclose(own.score(x), whole().score(x), rtol=1e-9)
+    assert own.score(x[:0]).shape == own.certify(x[:0]).upper.shape == (0,)
     own.save(tmp_path / "m.scod")
     assert torch.allclose(Monitor.load(tmp_path / "m.scod", network()).score(x), own.score(x))
     with pytest.raises(BatchError, match="expected samples in the first batch"):

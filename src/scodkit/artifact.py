@@ -18,7 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from scodkit import likelihoods, sketch
-from scodkit.errors import CorruptArtifactError, FormatVersionError, OptionError
+from scodkit.errors import (
+    CorruptArtifactError,
+    FormatVersionError,
+    MissingFileError,
+    OptionError,
+)
 from scodkit.parameters import digest_of
 from scodkit.replacing import replacing
 from scodkit.sketch import Sketch, SketchState
@@ -62,7 +67,7 @@ def write(
         tensors: By name, on any device.
     """
     path = Path(path)
-    check_folder(path)
+    check_place(path)
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     full = {"format": FORMAT_VERSION, "kind": kind, **header}
     full["digest"] = _digest(full, held)
@@ -70,17 +75,24 @@ def write(
         save_file(held, temporary, metadata={_HEADER: json.dumps(full)})
 
 
-def check_folder(path: Path) -> None:
+def check_place(path: Path) -> None:
     """Make sure a file can be put somewhere, before work is done for it.
 
+    Args:
+        path: Where it is to be.
+
     Raises:
-        FileNotFoundError: If its folder does not exist.
+        MissingFileError: If its folder does not exist.
+        OptionError: If something is there that is not a file.
     """
     if not path.parent.is_dir():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"expected an existing folder for {path.name}, got {path.parent}; "
             f"type: mkdir -p {path.parent}"
         )
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a device"
+        raise OptionError(f"expected the name of a file to write, got {what}, {path}")
 
 
 def is_ours(path: Path) -> bool:
@@ -103,7 +115,7 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
         The header and the tensors, on the CPU.
 
     Raises:
-        FileNotFoundError: If there is no such file.
+        MissingFileError: If there is no such file.
         CorruptArtifactError: If it is cut off, altered, or not one of ours.
         FormatVersionError: If it was written in another format.
     """
@@ -128,7 +140,7 @@ def _which(path: str | Path) -> tuple[int, ...] | None:
 
 def _read_once(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not Path(path).exists():
-        raise FileNotFoundError(f"expected a saved {kind} at {path}, found no file there")
+        raise MissingFileError(f"expected a saved {kind} at {path}, found no file there")
     try:
         with safe_open(str(path), framework="pt") as file:
             header = _parse(path, (file.metadata() or {}).get(_HEADER))

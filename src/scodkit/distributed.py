@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from scodkit.artifact import pack_state, unpack_state
-from scodkit.errors import ProcessError
+from scodkit.artifact import check_place, pack_state, unpack_state
+from scodkit.errors import MismatchError, ProcessError
 from scodkit.sketch import SketchState
 
 # numbers added up at a time: large enough for a network, small beside a sketch, of which no
@@ -53,6 +54,35 @@ class Processes:
         if self.count == 1:
             return path
         return path.with_name(f"{path.name}.{self.rank}-of-{self.count}")
+
+    def kept_files(self, path: Path) -> tuple[list[Path], list[Path]]:
+        """Return the files that processes keep for themselves, and those of another number.
+
+        Args:
+            path: Where one alone would.
+        """
+        there = [file for file in (path, *files_of_all(path)) if file.is_file()]
+        end = f"-of-{self.count}"
+        ours = [f for f in there if (f == path if self.count == 1 else f.name.endswith(end))]
+        return ours, [file for file in there if file not in ours]
+
+    def check_files(self, path: Path) -> None:
+        """Make sure that processes can keep files of their own, and go on with those.
+
+        Args:
+            path: Where one alone would.
+
+        Raises:
+            MismatchError: If there are none of these processes, but of another number.
+        """
+        check_place(self.own_file(path))
+        ours, others = self.kept_files(path)
+        if others and not ours:
+            raise MismatchError(
+                f"expected nothing of another number of processes than {self.count} at {path}, "
+                f"found {others[0].name} ({len(others)} in all); start as many as before to go "
+                "on, or delete them to begin again"
+            )
 
     def gathered(self, document: Any) -> list[Any]:
         """Return every process's document, in order.
@@ -177,6 +207,17 @@ class Processes:
             for name, shape in header["shapes"].items()
         }
         return unpack_state(header, tensors, "", like.sketch)
+
+
+def files_of_all(path: Path) -> list[Path]:
+    """Return the files that several processes kept for themselves, of whatever number.
+
+    Args:
+        path: Where one alone would.
+    """
+    name = re.compile(re.escape(path.name) + r"\.\d+-of-\d+")
+    there = path.parent.iterdir() if path.parent.is_dir() else ()
+    return sorted(file for file in there if name.fullmatch(file.name))
 
 
 def _device() -> torch.device:

@@ -58,6 +58,10 @@ class ArtifactError(ScodError, ValueError):
     """A saved file cannot be used; the subclasses say why."""
 
 
+class MissingFileError(ScodError, FileNotFoundError):
+    """There is no such file, or no such folder for one."""
+
+
 class CorruptArtifactError(ArtifactError):
     """The file is cut off, altered, or not ours."""
 

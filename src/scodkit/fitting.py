@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from scodkit import artifact
 from scodkit.distributed import Processes
 from scodkit.errors import (
     BatchError,
@@ -25,7 +24,7 @@ from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet, select, select_names
 from scodkit.parts import Part, part_behind, sampled_hash
-from scodkit.preparing import Preparation
+from scodkit.preparing import Preparation, check_ways
 from scodkit.progress import Checkpoint, FiniteCheck, Progress
 from scodkit.reading import Reader, data_identity
 from scodkit.recipe import Recipe, first_output
@@ -70,12 +69,9 @@ class FitOptions:
     def __post_init__(self) -> None:
         if self.on_bad not in ("raise", "skip"):
             raise OptionError(f"expected on_bad='raise' or 'skip', got {self.on_bad!r}")
-        if self.every < 1:
-            raise OptionError(f"expected every >= 1 batches, got {self.every}")
-        if self.precision not in (None, torch.bfloat16):  # float16 loses small gradients
-            raise OptionError(
-                f"expected precision=torch.bfloat16 or None, got {self.precision}"
-            )
+        if not isinstance(self.every, int) or self.every < 1:
+            raise OptionError(f"expected every >= 1 batches, got {self.every!r}")
+        check_ways(self.precision, self.products)
 
 
 def fit(
@@ -177,7 +173,7 @@ class _Pass:
         """
         network, recipe = self.network, self.recipe
         if self.options.checkpoint:
-            artifact.check_folder(self.options.checkpoint)
+            self.processes.check_files(self.options.checkpoint)
         try:
             first, batches = open_stream(self.loader)
         except EmptyLoaderError:

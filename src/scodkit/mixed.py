@@ -72,12 +72,13 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: Tensor, b: Tensor, times: float = 1.0) -> Tensor:
     """Return ``a @ b`` for matrices of any floating dtypes, summed in the wider one.
 
     Args:
         a: ``(m, n)``.
         b: ``(n, r)``.
+        times: Multiply as if ``a`` had so many times as many rows.
 
     Returns:
         ``(m, r)`` in float32, or in float64 if one of them is.
@@ -86,11 +87,11 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.is_cuda and a.dtype == torch.float32 and b.dtype == torch.bfloat16 and _OUT_DTYPE:
         # a few rows in parts are cheaper than a long matrix made wide
         parts = _in_parts(a.T, b.dtype).T.contiguous()
-        return matmul(parts, b).view(_PARTS, len(a), -1).sum(0)
+        return matmul(parts, b, times).view(_PARTS, len(a), -1).sum(0)
     on_units = _on_matrix_units(a, b)
     if not on_units:
         a, b = a.to(wide), b.to(wide)
-    if a.is_cuda and _is_long(a, b):
+    if a.is_cuda and _is_long(a, b, times):
         return _in_slices(a, b)
     return torch.mm(a, b, out_dtype=wide) if on_units else a @ b
 
@@ -115,8 +116,10 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.addmm_(a.to(total.dtype), b)
 
 
-def _is_long(a: Tensor, b: Tensor) -> bool:
-    return a.shape[0] <= _NARROW and b.shape[1] <= _NARROW and a.shape[1] >= 2 * _LONGEST
+def _is_long(a: Tensor, b: Tensor, times: float) -> bool:
+    return (
+        a.shape[0] * times <= _NARROW and b.shape[1] <= _NARROW and a.shape[1] >= 2 * _LONGEST
+    )
 
 
 def _in_slices(a: Tensor, b: Tensor) -> Tensor:

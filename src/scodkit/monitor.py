@@ -251,14 +251,16 @@ class Monitor(Learner):
             The monitor itself, with the same scores.
 
         Raises:
-            OptionError: If that is a file of ours, as a saved monitor.
+            OptionError: If that is a file of ours, as a saved monitor, or no file at all.
         """
         scorer, calibration, by = self._ready(), self.calibration, self._by
-        if path is not None and artifact.is_ours(Path(path)):
-            raise OptionError(
-                f"expected a path of its own for the basis, got {path}, where something was "
-                "saved; choose another"
-            )
+        if path is not None:
+            artifact.check_place(Path(path))
+            if artifact.is_ours(Path(path)):
+                raise OptionError(
+                    f"expected a path of its own for the basis, got {path}, where something "
+                    "was saved; choose another"
+                )
         basis = scorer.fitted.basis.offload(None if path is None else Path(path))
         state = scorer.fitted.state
         fitted = replace(

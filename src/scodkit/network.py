@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from scodkit.errors import BatchError
+from scodkit.errors import BatchError, OptionError
 from scodkit.mixed import tf32_products
 from scodkit.recomputing import not_recomputing
 
@@ -157,6 +157,7 @@ class Network:
 
         Raises:
             BatchError: If no tensors can be found in the batch.
+            OptionError: If the model has no weights yet.
         """
         picked = self._pick_inputs(batch) if self._pick_inputs else self._default_inputs(batch)
         if isinstance(picked, Mapping):
@@ -171,6 +172,8 @@ class Network:
                 f"{type(picked).__name__}; pass inputs=lambda batch: ... to the Monitor"
             )
         device = self.device
+        if device.type == "meta":
+            raise OptionError("expected a model with weights, got one on meta; load them first")
         return call.map(lambda t: ordinary(t.to(device, non_blocking=device.type == "cuda")))
 
     def _default_inputs(self, batch: object) -> object:

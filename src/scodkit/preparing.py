@@ -30,6 +30,22 @@ from scodkit.recipe import Recipe, first_output
 _TRIED = 3
 
 
+def check_ways(precision: object, products: object) -> None:
+    """Refuse ways to compute that there are not.
+
+    Args:
+        precision: As in `Preparation`.
+        products: Likewise, ``wanted``.
+
+    Raises:
+        OptionError: With those there are.
+    """
+    if precision not in (None, torch.bfloat16):  # float16 loses small gradients
+        raise OptionError(f"expected precision=torch.bfloat16 or None, got {precision!r}")
+    if products not in (None, True, False):
+        raise OptionError(f"expected products=True, False or None, got {products!r}")
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A fit before its first step.
@@ -67,6 +83,9 @@ class Preparation:
     num_data: int | None = None
     wanted: bool | None = None
     precision: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        check_ways(self.precision, self.wanted)
 
     def plan(self) -> Plan:
         """Return the memory of a fit and of scoring; a rough plan, if not even that fits."""

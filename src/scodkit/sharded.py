@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 from scodkit import score as scoring
 from scodkit import storage
+from scodkit.artifact import check_place
 from scodkit.distributed import Processes
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MismatchError, NonFiniteError, NotFittedError
@@ -184,6 +185,7 @@ class ShardedMonitor:
         processes, recipe = self._processes, self._recipe
         with processes.failing_together():
             fitted.check_weights(self._network.model, "saving")
+            check_place(Path(path))
         _, held = fitted.parameters.divided(processes.rank, processes.count)
         functions = {**self._functions, "task": False, "by": False}
         about = (recipe.likelihood, recipe.rank, recipe.sketch, self.prior_scale, functions)
@@ -197,11 +199,7 @@ class ShardedMonitor:
             storage.save(processes.own_file(path), stored, True, shard)
         with processes.failing_together():  # when all are there, what they replace may go
             if processes.rank == 0:
-                ours = f"-of-{processes.count}"
-                old = [
-                    file for file in storage.shard_files(path) if not str(file).endswith(ours)
-                ]
-                for file in (path, *old):
+                for file in processes.kept_files(path)[1]:
                     file.unlink(missing_ok=True)
 
     @classmethod
@@ -245,6 +243,8 @@ class ShardedMonitor:
         fitted, network, processes = self._ready(), self._network, self._processes
         call = self._same_in_all(lambda: batch)
         assert call is not None
+        if call.batch_size == 0:
+            return scoring.Energies.none(fitted.basis)
         with network.evaluating():
             if self._source is None:
                 with processes.failing_together():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from scodkit import artifact
 from scodkit.calibration import Calibration
+from scodkit.distributed import files_of_all
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MismatchError
 from scodkit.fitted import Fingerprints, Fitted
@@ -106,7 +106,7 @@ def save(
             tensors["calibration_groups"] = stored.calibration.groups
     artifact.write(path, _KIND, header, tensors)
     if shard is None:
-        for file in shard_files(Path(path)):  # of what this replaces
+        for file in files_of_all(Path(path)):  # of what this replaces
             file.unlink(missing_ok=True)
 
 
@@ -140,7 +140,7 @@ def read(
         MismatchError: If the file is one of several shards, or shards are missing or others.
     """
     path = Path(path)
-    files = shard_files(path)
+    files = files_of_all(path)
     if path.exists() and files:
         raise MismatchError(
             f"expected one monitor at {path}, found a whole one and {len(files)} parts of one "
@@ -174,13 +174,6 @@ def read(
         own = [_rows_of(name, parts[i][1][name], rows, shards[i].start) for i in order]
         joined[name] = torch.cat(own) if _is_tall(name) else small
     return header, joined
-
-
-def shard_files(path: Path) -> list[Path]:
-    """Return the files of a monitor that was saved in parts, of whatever number."""
-    name = re.compile(re.escape(path.name) + r"\.\d+-of-\d+")
-    there = path.parent.iterdir() if path.parent.is_dir() else ()
-    return sorted(file for file in there if name.fullmatch(file.name))
 
 
 def _is_tall(name: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +33,7 @@ from scodkit.cli.options import (
     WeightsOption,
 )
 from scodkit.cli.processes import part_of, started
-from scodkit.errors import OptionError
+from scodkit.errors import EmptyLoaderError, OptionError
 
 _OUTPUT = "The likelihood"
 _SKETCH = "The sketch"
@@ -178,7 +180,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         if isinstance(batches, Batches):
             monitor.notes["inputs"] = batches.form().note()
         index, count = part_of(shard, share.processes)
-        with running(monitor):
+        with running(monitor), _some_of(shard):
             monitor.fit(
                 shard_of(batches, index, count),
                 progress=shown.shows_progress(as_json),
@@ -197,6 +199,25 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
             share.processes.own_file(checkpoint).unlink(missing_ok=True)
     if share.first:
         show_fit(output, monitor, as_json)
+
+
+@contextlib.contextmanager
+def _some_of(shard: str | None) -> Iterator[None]:
+    """Say of an empty part of the data that it is one.
+
+    Raises:
+        OptionError: If the part of the command line is empty.
+        EmptyLoaderError: If all of the data is.
+    """
+    try:
+        yield
+    except EmptyLoaderError as error:
+        if shard is None:
+            raise
+        raise OptionError(
+            f"expected samples in part {shard} of the data, got none: there are fewer samples, "
+            "or batches, than parts; type fewer parts, as --shard 1/2 and --shard 2/2"
+        ) from error
 
 
 def _check_outputs(output: Path, checkpoint: Path | None) -> None:

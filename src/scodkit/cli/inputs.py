@@ -228,7 +228,7 @@ def shard_of(
             raise OptionError(
                 "expected a DataLoader that reads every item of its data set once, to be "
                 "divided, got one with a sampler of its own, or that drops some; let the "
-                "callable return the Dataset"
+                "callable return a Dataset that is read by position"
             )
         part = Shard(batches.dataset, index, count)
         return loader_like(batches, part, batch_size=batches.batch_size)

@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from scodkit.artifact import check_folder
-from scodkit.errors import OptionError
+from scodkit.artifact import check_place
 from scodkit.replacing import replacing
 
 STOPPED = 130  # exit code, as of a program that Ctrl-C ended
@@ -99,14 +98,8 @@ def check_output(path: Path) -> None:
 
     Args:
         path: Where it is to be.
-
-    Raises:
-        OptionError: If something is there that is not a file.
     """
-    check_folder(path)
-    if path.exists() and not path.is_file():
-        what = "a folder" if path.is_dir() else "a device"
-        raise OptionError(f"expected the name of a file to write, got {what}, {path}")
+    check_place(path)
     with tempfile.TemporaryFile(dir=path.parent):
         pass
 

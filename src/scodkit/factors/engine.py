@@ -110,7 +110,7 @@ class Sums:
         if kernels.projects(rows, matrix, times):
             self.add(*kernels.project(rows, matrix))
             return
-        along = matmul(rows.flatten(0, 1), matrix)
+        along = matmul(rows.flatten(0, 1), matrix, times)
         self.add(squared_norms(rows), along.view(*rows.shape[:2], -1))
 
     @property

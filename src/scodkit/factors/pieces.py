@@ -15,7 +15,7 @@ from scodkit.factors.engine import Engine, Factors, SharedFactors
 from scodkit.factors.head import Head
 from scodkit.factors.memory import Memory
 from scodkit.likelihoods import Likelihood
-from scodkit.mixed import add_matmul, matmul
+from scodkit.mixed import add_matmul, matmul, sum_dtype
 from scodkit.network import Inputs
 
 # directions of a sample from which on it is worth to go without rows; fewer are left to rows,
@@ -237,9 +237,10 @@ class FactorSource:
         samples = min(self.samples_at_once(hold), call.batch_size)
         directions = min(self.rows_at_once(hold), max(1, self.directions))
         tried = replace(self, engine=self.engine.as_if_for(samples, directions), memory=None)
-        size, device = self.engine.parameters.num_parameters, self.engine.network.device
-        column = torch.zeros(size if hold else 0, 1, device=device)
-        matrix = _Repeated(columns, device)
+        output = self.engine.linearize(call.first(2)).output
+        empty = output.new_zeros(0, dtype=sum_dtype(output))
+        column = empty.new_zeros(self.engine.parameters.num_parameters if hold else 0, 1)
+        matrix = _Repeated(empty.new_zeros(0, columns))
 
         def run(samples: int, directions: int) -> object:
             linear = tried.engine.linearize(call.first(samples))
@@ -247,11 +248,10 @@ class FactorSource:
             factors = linear.pull_back(rows)
             return _added(factors.hold(), column) if hold else factors.project(matrix)
 
-        few = min(2, max(1, self.directions))
         if not hold:
             with contextlib.suppress(Exception):  # then nothing is counted, either
-                run(2, few)
-        return Memory.counted(run, sorted({few, min(3, max(1, self.directions))}))
+                run(2, min(2, directions))
+        return Memory.counted(run, sorted({min(2, directions), min(3, directions)}))
 
     def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
         keys = sample_keys(call) if self.likelihood.draws else None
@@ -264,12 +264,11 @@ class _Repeated:
     """Stands for a tall matrix of zeros, in the memory of as many rows as are read at once.
 
     Args:
-        columns: ``k``.
-        device: Where.
+        rows: The first of them, ``(n, k)``; more are made when they are asked for.
     """
 
-    def __init__(self, columns: int, device: torch.device) -> None:
-        self._rows = torch.zeros(0, columns, device=device)
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
 
     def __getitem__(self, rows: slice) -> Tensor:
         count = rows.stop - rows.start

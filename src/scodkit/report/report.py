@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from scodkit.artifact import check_folder
+from scodkit.artifact import check_place
 from scodkit.errors import MissingPeerError, OptionError
 from scodkit.monitor import Monitor
 from scodkit.replacing import replacing
@@ -105,7 +105,7 @@ class Report:
             The path.
         """
         path = Path(path)
-        check_folder(path)
+        check_place(path)
         text = self.html()
         with replacing(path) as temporary:
             # newlines as they are: the page's policy holds the hashes of its scripts
