@@ -181,7 +181,7 @@ def test_checkpoints_of_a_group_are_not_passed_over(left: str, tmp_path: Path) -
     monitor.fit([data()], checkpoint=where, progress=False)
     (tmp_path / left).touch()  # now there is something to go on with
     monitor.fit([data()], checkpoint=where, progress=False)
-    with pytest.raises(MismatchError, match=r"than 3 at .*found fit.ckpt .1 in all.; start"):
+    with pytest.raises(MismatchError, match=r"than 3 at .*found fit.ckpt .2 in all.; start"):
         Processes(rank=2, count=3).check_files(where)
 
 

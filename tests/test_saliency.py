@@ -57,7 +57,7 @@ def test_slopes_are_those_of_the_score(net: str, likelihood) -> None:
         both = monitor.score(torch.cat([x + step * along, x - step * along]))
         found = (both[:2] - both[2:]) / (2 * step)
         expected = (gradient * along).flatten(1).sum(1)
-        size = float(expected.abs().max())
+        size = float(gradient.abs().max())  # along a direction they may cancel
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * size)
 
 

@@ -112,7 +112,8 @@ class Baseline(ABC):
         data = TrainingData(self._network, loader, self._targets, doing)
         with self._evaluating():
             state = self._learn(data)
-        self._state = {name: tensor.detach() for name, tensor in state.items()}
+        # as they are loaded again: products of other layouts may be rounded otherwise
+        self._state = {n: tensor.detach().contiguous() for n, tensor in state.items()}
         return self
 
     def __call__(self, batch: object) -> Scored:
