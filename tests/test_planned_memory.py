@@ -121,12 +121,15 @@ def test_a_fit_in_half_precision_takes_what_was_planned() -> None:
     assert peak == pytest.approx(plan.fit_bytes, rel=0.15)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("outputs", [1, 10])
 @pytest.mark.parametrize(("batch", "rank"), [(512, 100), (64, 20), (8, 100)])
-def test_scores_take_what_was_planned(batch: int, rank: int, outputs: int) -> None:
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, outputs))
+def test_scores_take_what_was_planned(
+    batch: int, rank: int, outputs: int, dtype: torch.dtype
+) -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, outputs)).to(dtype)
     monitor = Monitor(model, Gaussian() if outputs == 1 else Categorical(), rank)
-    x = torch.randn(batch, 64)
+    x = torch.randn(batch, 64, dtype=dtype)
     plan = monitor.plan(x)
     monitor.fit([x], progress=False)
     peak = peak_of(lambda: monitor.score(x))

@@ -186,8 +186,7 @@ class FactorSource:
         Returns:
             None where the model does not let itself be watched.
         """
-        size, device = self.engine.parameters.num_parameters, self.engine.network.device
-        matrix = torch.zeros(size, max(_COLUMNS), device=device)
+        matrix = self._zeros(self.engine.parameters.num_parameters, max(_COLUMNS))
 
         def run(samples: int, columns: int) -> object:
             piece = self._head(call.first(samples))
@@ -237,10 +236,8 @@ class FactorSource:
         samples = min(self.samples_at_once(hold), call.batch_size)
         directions = min(self.rows_at_once(hold), max(1, self.directions))
         tried = replace(self, engine=self.engine.as_if_for(samples, directions), memory=None)
-        output = self.engine.linearize(call.first(2)).output
-        empty = output.new_zeros(0, dtype=sum_dtype(output))
-        column = empty.new_zeros(self.engine.parameters.num_parameters if hold else 0, 1)
-        matrix = _Repeated(empty.new_zeros(0, columns))
+        column = self._zeros(self.engine.parameters.num_parameters if hold else 0, 1)
+        matrix = _Repeated(self._zeros(0, columns))
 
         def run(samples: int, directions: int) -> object:
             linear = tried.engine.linearize(call.first(samples))
@@ -252,6 +249,11 @@ class FactorSource:
             with contextlib.suppress(Exception):  # then nothing is counted, either
                 run(2, min(2, directions))
         return Memory.counted(run, sorted({min(2, directions), min(3, directions)}))
+
+    def _zeros(self, *size: int) -> Tensor:
+        """Return zeros where the weights are, of the dtype they are summed in."""
+        weights = self.engine.parameters.weights(self.engine.network.model).values()
+        return torch.zeros(*size, dtype=sum_dtype(*weights), device=self.engine.network.device)
 
     def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
         keys = sample_keys(call) if self.likelihood.draws else None
