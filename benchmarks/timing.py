@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from scodkit.bench.identity import processor
+
 Run = Callable[[], object]
 
 # runs between two events of a GPU: of a single one, a third would be the host starting it
@@ -69,23 +71,15 @@ def settle(device: str) -> None:
 
 def machine(device: str) -> dict[str, object]:
     """Return what a time depends on: processor, threads, versions."""
-    processor = torch.cuda.get_device_name() if device == "cuda" else _processor()
+    name = torch.cuda.get_device_name() if device == "cuda" else processor()
     pinned = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     return {
-        "machine": processor,
+        "machine": name,
         "threads": torch.get_num_threads(),
         "cores": len(pinned) if pinned else os.cpu_count(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
-            return next(line.split(":")[1].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 class Timed:

@@ -14,6 +14,8 @@ from scodkit.parameters import ParameterSet, state_fingerprint
 from scodkit.parts import Part, in_both
 from scodkit.sketch import SketchState
 
+UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
+
 
 @dataclass(frozen=True)
 class Fingerprints:

@@ -17,7 +17,7 @@ from scodkit.distributed import Processes
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MergeError, NotFittedError, OptionError
 from scodkit.factors import FactorSource, MemoryBudget
-from scodkit.fitted import Fitted
+from scodkit.fitted import UNFITTED, Fitted
 from scodkit.fitting import FitOptions
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Network
@@ -29,8 +29,6 @@ from scodkit.recipe import Recipe
 from scodkit.scorer import Question, Scorer
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.task import Task
-
-_UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
 
 
 class Learner:
@@ -287,7 +285,7 @@ class Learner:
 
     def _ready(self) -> Scorer:
         if self._scorer is None:
-            raise NotFittedError(_UNFITTED)
+            raise NotFittedError(UNFITTED)
         return self._scorer
 
     def _adopt(self, fitted: Fitted, source: FactorSource | None) -> Self:

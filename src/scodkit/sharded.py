@@ -17,7 +17,7 @@ from scodkit.distributed import Processes
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MismatchError, NonFiniteError, NotFittedError
 from scodkit.factors import FactorSource, MemoryBudget
-from scodkit.fitted import Fingerprints, Fitted
+from scodkit.fitted import UNFITTED, Fingerprints, Fitted
 from scodkit.fitting import absorb
 from scodkit.likelihoods import Likelihood
 from scodkit.mixed import sum_dtype
@@ -165,9 +165,7 @@ class ShardedMonitor:
 
     def _ready(self) -> Fitted:
         if self._fitted is None:
-            raise NotFittedError(
-                "expected a fitted monitor; type monitor.fit(train_loader) first"
-            )
+            raise NotFittedError(UNFITTED)
         return self._fitted
 
     def save(self, path: str | Path) -> None:

@@ -68,7 +68,7 @@ def machine(device: torch.device) -> Row:
     """Return what a row says of the machine and the versions."""
     return {
         "device": device_name(device),
-        "processor": _processor(),  # another rounds otherwise, and training ends elsewhere
+        "processor": processor(),  # another rounds otherwise, and training ends elsewhere
         "scodkit": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -76,7 +76,8 @@ def machine(device: torch.device) -> Row:
 
 
 @functools.cache
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of this machine's processor."""
     try:
         told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:  # not on Linux

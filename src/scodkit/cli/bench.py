@@ -40,8 +40,7 @@ app = typer.Typer(
 
 _SLOW = ("taxinet", "cifar10", "taxinet_xplane")  # on a CPU
 _HOURS = "its large network takes hours on a CPU; type --device cuda"
-_FAILED = 1  # exit codes: when there are rows that failed; and as when Ctrl-C ended it
-_STOPPED = 130
+_FAILED = 1  # exit code, when there are rows that failed
 
 
 def _names(known: Iterable[str]) -> str:
@@ -196,7 +195,7 @@ def _run(
         shown.note(
             f"stopped; {kept} rows are in {where.rows}, and the same command goes on from there"
         )
-        raise typer.Exit(_STOPPED) from None
+        raise typer.Exit(shown.STOPPED) from None
     return domains, found
 
 

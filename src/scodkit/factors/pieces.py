@@ -11,7 +11,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from scodkit.factors.engine import Engine, Factors, SharedFactors
+from scodkit.factors.engine import Engine, Factors, SharedFactors, Tall
 from scodkit.factors.head import Head
 from scodkit.factors.memory import Memory
 from scodkit.likelihoods import Likelihood
@@ -228,7 +228,7 @@ class FactorSource:
         Args:
             call: A batch, of which the first samples are run.
             hold: Whether the rows are held, or projected as they are formed.
-            columns: ``k``, of the matrix they are projected on.
+            columns: ``k``, of the matrix they are added to, or projected on.
 
         Returns:
             None where the model does not let itself be watched.
@@ -236,16 +236,17 @@ class FactorSource:
         samples = min(self.samples_at_once(hold), call.batch_size)
         directions = min(self.rows_at_once(hold), max(1, self.directions))
         tried = replace(self, engine=self.engine.as_if_for(samples, directions), memory=None)
-        column = self._zeros(self.engine.parameters.num_parameters if hold else 0, 1)
-        matrix = _Repeated(self._zeros(0, columns))
+        matrix = _Repeated(
+            self._zeros(self.engine.parameters.num_parameters if hold else 0, columns)
+        )
 
         def run(samples: int, directions: int) -> object:
             linear = tried.engine.linearize(call.first(samples))
             rows = tried._rows(linear.output, call.first(samples))[1][:, :directions]
             factors = linear.pull_back(rows)
-            return _added(factors.hold(), column) if hold else factors.project(matrix)
+            return _added(factors.hold(), matrix) if hold else factors.project(matrix)
 
-        if not hold:
+        if not hold:  # lets the matrix grow as long as it has to be, before anything counts
             with contextlib.suppress(Exception):  # then nothing is counted, either
                 run(2, min(2, directions))
         return Memory.counted(run, sorted({min(2, directions), min(3, directions)}))
@@ -279,11 +280,11 @@ class _Repeated:
         return self._rows[:count]
 
 
-def _added(factors: Factors, column: Tensor) -> Tensor:
-    """Return norms, after the factors were used as a sketch of one column ``(N, 1)`` does."""
+def _added(factors: Factors, matrix: Tall) -> Tensor:
+    """Return norms, after the factors were used as a sketch ``(N, k)`` does."""
     for columns, rows in factors.blocks():
         flat = rows.flatten(0, 1)
-        add_matmul(column[columns], flat.mT, matmul(flat, column[columns]))
+        add_matmul(matrix[columns], flat.mT, matmul(flat, matrix[columns]))
     return factors.squared_norms()
 
 
