@@ -1,0 +1,98 @@
+"""What README and the pages import exists, and the public names are these."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import scodkit
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+PARSER = doctest.DocTestParser()
+
+# names that users import; one that goes needs a line in CHANGELOG.md
+PUBLIC = {
+    "scodkit": [
+        *(
+            "Bernoulli",
+            "Calibration",
+            "Categorical",
+            "Certificate",
+            "Eigenbasis",
+            "Explanation",
+        ),
+        *("Explanation", "Gaussian", "HeteroscedasticGaussian", "LastLayers", "Likelihood"),
+        *("Monitor", "MonteCarlo", "Plan", "Scored", "Summary", "Task", "__version__"),
+        "predicted_class",
+    ],
+    "scodkit.alarms": ["DriftAlarm", "OnlineDiscoveries", "RolloutAlarm", "discoveries"],
+    "scodkit.baselines": [
+        *("Baseline", "DeepEnsemble", "Detector", "Energy", "GradNorm", "IdentityCurvature"),
+        *("KFACLaplace", "KNN", "LocalEnsemble", "Mahalanobis", "MaxLogit", "MaxSoftmax"),
+        *("Naive", "Picks", "Residual", "SketchedLanczos", "ViM"),
+    ],
+    "scodkit.sketch": [
+        *("SRFT", "Exact", "Fold", "FrequentDirections", "Gaussian", "Map", "Nystrom"),
+        *("Sketch", "SketchState", "SparseSign", "TwoSided"),
+    ],
+    "scodkit.explain": ["Explanation", "References"],
+    "scodkit.parts": ["Part", "Shard"],
+    "scodkit.report": ["MethodLine", "Report", "ScoredSet", "WatchedStream"],
+    "scodkit.sharded": ["ShardedMonitor"],
+}
+
+
+def imports(page: Path) -> list[tuple[str, str]]:
+    """Return modules and names that the Python blocks of a page import from scodkit."""
+    found = []
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        if block.startswith(">>> "):
+            block = "".join(example.source for example in PARSER.get_examples(block))
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("scodkit"):
+                found += [(str(node.module), alias.name) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                found += [(a.name, "") for a in node.names if a.name.startswith("scodkit")]
+    return found
+
+
+def exists(module: str, name: str) -> bool:
+    return not name or hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_imports_of_pages_exist(page: Path) -> None:
+    missing = [f"{m}.{n}" for m, n in imports(page) if not exists(m, n)]
+    assert not missing
+
+
+def test_the_readme_imports_something() -> None:
+    assert ("scodkit", "Monitor") in imports(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_exist(module: str) -> None:
+    missing = [name for name in PUBLIC[module] if not exists(module, name)]
+    assert not missing
+
+
+def test_names_of_the_reference_exist() -> None:
+    named = re.findall(r"^::: (\S+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert "scodkit.Monitor" in named
+    for whole in named:
+        pkgutil.resolve_name(whole)
+
+
+def test_the_readme_names_methods_that_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    called = set(re.findall(r"\bmonitor\.(\w+)\(", text))
+    assert called >= {"fit", "calibrate", "flag", "explain", "save", "certify", "plan"}
+    assert not {name for name in called if not hasattr(scodkit.Monitor, name)}

@@ -1,0 +1,57 @@
+"""Monitors of an earlier version still load, and give the scores they gave."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from saved_monitors import CASES, FOLDER, Saved
+
+# rounding differs between processors; float32 sums over the weights of small networks
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-4}
+
+
+def check(saved: Saved, view: str) -> None:
+    found = saved.view(view).score(saved.values["query"])
+    wanted = saved.values[f"scores.{view}"]
+    tolerance = TOLERANCE[saved.case.dtype]
+    torch.testing.assert_close(
+        found, wanted, rtol=tolerance, atol=tolerance * float(wanted.max())
+    )
+
+
+def test_every_file_has_a_case() -> None:
+    assert {path.name.split(".")[0] for path in FOLDER.iterdir()} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("view", ["fitted", "loaded", "merged", "updated"])
+def test_scores_are_those_on_file(name: str, view: str) -> None:
+    check(Saved(name), view)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n, case in CASES.items() if "compiled" in case.views])
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself; ours may be slower
+def test_compiled_scores_are_those_on_file(name: str) -> None:
+    check(Saved(name), "compiled")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_p_values_and_bounds_are_those_on_file(name: str) -> None:
+    saved = Saved(name)
+    monitor, query = saved.loaded(), saved.values["query"]
+    scored = monitor(query)
+    tolerance = TOLERANCE[saved.case.dtype]
+    torch.testing.assert_close(scored.output, saved.values["output"], rtol=tolerance, atol=1e-6)
+    torch.testing.assert_close(scored.p_value, saved.values["p_value"])
+    assert monitor.notes == {"made": "for tests"}
+    assert monitor.basis.certified == ("lower" in saved.values)
+    if monitor.basis.certified:
+        bounds = monitor.certify(query)
+        for side in ("lower", "upper"):
+            wanted = saved.values[side]
+            slack = tolerance * float(wanted.max())
+            torch.testing.assert_close(
+                getattr(bounds, side), wanted, rtol=tolerance, atol=slack
+            )
