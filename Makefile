@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PYTEST := $(BIN)/python -m pytest -n 2 --doctest-modules
 
-.PHONY: demo test lint types imports unit coverage bench bench-sketch bench-alarms results picture docs clean
+.PHONY: demo test test-slow lint types imports unit coverage bench bench-sketch bench-alarms \
+  results picture docs clean
 
 demo: $(STAMP)
 	$(BIN)/scod demo
@@ -22,32 +24,37 @@ imports: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --doctest-modules src tests
+	$(PYTEST) -m "not slow" src tests
 
-# the same, and which lines it runs: a quarter longer
+# killed processes, process groups, browsers, compilers; and the experiments' own tests
+test-slow: $(STAMP)
+	$(PYTEST) -m slow tests
+	cd benchmarks && ../$(PYTEST) scodbench tests
+
+# all tests of the library, and which lines they run
 coverage: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --doctest-modules --cov --cov-report=term:skip-covered src tests
+	$(PYTEST) --cov --cov-report=term:skip-covered src tests
 
-# speed, on the CPU (a quarter of an hour); on a GPU: python benchmarks/speed.py --device cuda
+# speed, on the CPU (a quarter of an hour); on a GPU: scodbench speed --device cuda
 bench: $(STAMP)
-	$(BIN)/python benchmarks/speed.py --device cpu
+	$(BIN)/scodbench speed
 
 bench-sketch: $(STAMP)
-	$(BIN)/python benchmarks/sketch_accuracy.py
+	$(BIN)/scodbench sketch
 
 bench-alarms: $(STAMP)
-	$(BIN)/python benchmarks/alarms.py
+	$(BIN)/scodbench alarms
 
 # the paper's small domains and the real frames, all methods, three networks each: an hour on two
 # cores, and half an hour of sweeps; on a GPU before that:
-# scod bench run --domain taxinet --domain cifar10 --seeds 3 --device cuda
-# scod bench sweep --domain taxinet --domain cifar10 --device cuda
+# scodbench run --domain taxinet --domain cifar10 --seeds 3 --device cuda
+# scodbench sweep --domain taxinet --domain cifar10 --device cuda
 SMALL := --domain wine --domain rotated_mnist --domain binary_mnist --domain mnist --domain taxinet_tiny
 results: $(STAMP)
-	$(BIN)/scod bench run $(SMALL) --seeds 3
-	$(BIN)/scod bench sweep $(SMALL)
-	$(BIN)/scod bench table --output results
-	$(BIN)/scod bench figures
+	$(BIN)/scodbench run $(SMALL) --seeds 3
+	$(BIN)/scodbench sweep $(SMALL)
+	$(BIN)/scodbench table --output results
+	$(BIN)/scodbench figures
 
 picture: $(STAMP)
 	$(BIN)/python examples/digits_picture.py docs/digits.png
@@ -56,9 +63,9 @@ docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
 # pip alone: the pinned torch is a CPU build that other installers do not find
-$(STAMP): pyproject.toml constraints.txt peers.txt
+$(STAMP): pyproject.toml benchmarks/pyproject.toml constraints.txt peers.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,bench,peers,docs,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,peers,docs,dev]" -e ./benchmarks
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r peers.txt
 	touch $@
 

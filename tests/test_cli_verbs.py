@@ -298,3 +298,17 @@ def test_on_a_terminal_there_are_tables_and_bars(folder: Path) -> None:
     assert b"\x1b[1;31m" in text  # alarms in red
     assert text.count(b"ALARM") == 40
     assert b"and 10 more" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        (("bench", "run", "--domain", "wine", "--seeds", "1"), "scodbench --help"),
+        (("bench",), "scodbench --help"),
+        (("data", "get", "mnist", "--data", "x"), "scodbench data --help"),
+    ],
+)
+def test_verbs_that_moved_say_where(words: tuple[str, ...], now: str, tmp_path: Path) -> None:
+    run = scod(*words, cwd=tmp_path)
+    assert run.code == 2
+    assert run.err.endswith(f"type: pip install ./benchmarks, then: {now}\n")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from scodkit.cli import (
-    bench,
     calibrate,
-    data,
     demo,
     explain,
     fit,
@@ -19,7 +16,11 @@ from scodkit.cli import (
     report,
     score,
 )
+from scodkit.cli.main import Run
+from scodkit.errors import OptionError
 from scodkit.version import __version__
+
+_AnyWords = Annotated[list[str] | None, typer.Argument(hidden=True)]
 
 app = typer.Typer(
     name="scod",
@@ -34,19 +35,26 @@ app.command()(explain.explain)
 app.command()(merge.merge)
 app.command()(inspect.inspect)
 app.command()(report.report)
-app.add_typer(data.app, name="data")
-app.add_typer(bench.app, name="bench")
 
 
-@dataclass
-class Run:
-    """How one run of the command behaves.
+@app.command(hidden=True, context_settings={"ignore_unknown_options": True})
+def bench(words: _AnyWords = None) -> None:
+    """Say where the experiments went."""
+    _moved("bench")
 
-    Args:
-        debug: Show tracebacks.
-    """
 
-    debug: bool = False
+@app.command(hidden=True, context_settings={"ignore_unknown_options": True})
+def data(words: _AnyWords = None) -> None:
+    """Say where the data sets of the experiments went."""
+    _moved("data")
+
+
+def _moved(verb: str) -> None:
+    now = "scodbench" if verb == "bench" else "scodbench data"
+    raise OptionError(
+        f"scod {verb} is a command of its own, in the folder benchmarks/ of a clone; type: "
+        f"pip install ./benchmarks, then: {now} --help"
+    )
 
 
 def _version(wanted: bool) -> None:

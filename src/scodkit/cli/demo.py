@@ -211,9 +211,9 @@ def _judged(
 ) -> MethodLine:
     """Return how well a method does at a threshold from held-out digits, and its cost."""
     from scodkit import Calibration
-    from scodkit.bench.timing import prediction_times
     from scodkit.report import MethodLine
     from scodkit.separation import separation
+    from scodkit.timing import prediction_times
 
     known, unknown = method.score(digits.test_x), method.score(digits.novel_x)
     found = separation(known, unknown, resamples=10)  # only its figures are shown

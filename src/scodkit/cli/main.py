@@ -7,6 +7,9 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from scodkit import errors
@@ -25,20 +28,41 @@ _INSTEAD = {
 }
 
 
+@dataclass
+class Run:
+    """How one run of a command behaves.
+
+    Args:
+        debug: Show tracebacks.
+    """
+
+    debug: bool = False
+
+
 def main() -> None:
-    """Run the command; errors are one paragraph, and an exit code.
+    """Run ``scod``.
 
     Raises:
         ImportError: If something else than the command line's own libraries is missing.
     """
     try:
-        from scodkit.cli.app import Run, app
+        from scodkit.cli.app import app
     except ImportError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
         sys.exit(_NO_TYPER)
+    run_app("scod", app)
+
+
+def run_app(name: str, app: Callable[..., object]) -> None:
+    """Run a command; errors are one paragraph, and an exit code.
+
+    Args:
+        name: Of the command, before its messages.
+        app: What runs it, with a `Run` as ``obj``.
+    """
     run = Run()
-    warnings.showwarning = _warn
+    warnings.showwarning = partial(_warn, name)
     try:
         try:
             app(obj=run)
@@ -50,13 +74,13 @@ def main() -> None:
         _forget_stdout()
         if run.debug:
             traceback.print_exception(error)
-        text, code = _said(error)
+        text, code = _said(error, name)
         if text:
-            sys.stderr.write(f"scod: {' '.join(text.split())}\n")
+            sys.stderr.write(f"{name}: {' '.join(text.split())}\n")
         sys.exit(code)
 
 
-def _said(error: Exception) -> tuple[str, int]:
+def _said(error: Exception, name: str) -> tuple[str, int]:
     """Return what to say about an error, and the exit code."""
     if isinstance(error, BrokenPipeError):  # the reader has had enough
         return "", _UNFORESEEN
@@ -72,15 +96,17 @@ def _said(error: Exception) -> tuple[str, int]:
     if type(error).__name__ == "SafetensorError":  # what it calls a disk that is full
         return f"the file could not be written ({error}); nothing was changed: {_FULL}", _BAD
     what = f"{type(error).__name__}: {error}"
-    return f"an error nobody foresaw ({what}); type scod --debug and the same again", (
+    return f"an error nobody foresaw ({what}); type {name} --debug and the same again", (
         _UNFORESEEN
     )
 
 
-def _warn(message: Warning | str, category: type[Warning], *where: Any, **_: Any) -> None:
+def _warn(
+    name: str, message: Warning | str, category: type[Warning], *where: Any, **_: Any
+) -> None:
     """Show a warning: of ours the words alone, of others as Python does."""
     if category.__module__ == errors.__name__:
-        sys.stderr.write(f"scod: warning: {message}\n")
+        sys.stderr.write(f"{name}: warning: {message}\n")
     else:
         sys.stderr.write(warnings.formatwarning(message, category, *where[:2]))
 

@@ -30,7 +30,7 @@ from scodkit.sketch.maps import (
 from scodkit.sketch.tall import tall_chunks, tall_svd
 
 # columns held per rank kept when no size is given: the fewest that keep the nuclear error
-# within 1.5 times the best of rank 38 and 77 on real nets (benchmarks/sketch_accuracy.py)
+# within 1.5 times the best of rank 38 and 77 on real nets (scodbench sketch)
 _SIZE_PER_RANK = 2
 
 

@@ -1,0 +1,293 @@
+"""``scodbench``: the paper's experiments, from data to rows, tables and figures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from scodbench import figures as drawing
+from scodbench import rows as result_rows
+from scodbench import runner
+from scodbench.data.cli import app as data_verbs
+from scodbench.domains import DOMAINS, OPTIONAL_DOMAINS
+from scodbench.identity import device_name
+from scodbench.jobs import ALL_DOMAINS, Where
+from scodbench.methods import METHODS
+from scodbench.rows import ROWS_FILE, SWEEPS_FILE, Row
+from scodbench.speed.cli import alarms, sketch, speed
+from scodbench.sweeps import SWEEPS
+from scodbench.tables.checks import checks
+from scodbench.tables.headline import headline
+from scodbench.tables.paper import (
+    Table,
+    comma_separated,
+    markdown,
+    methods_table,
+    paper_table,
+)
+from scodbench.tables.sweeps import fidelity_table, sketch_table
+from scodkit.cli import output as shown
+from scodkit.cli.main import run_app
+from scodkit.errors import OptionError
+from scodkit.version import __version__
+
+app = typer.Typer(
+    name="scodbench",
+    help="Run the paper's domains; make its tables and figures; measure speed and sketches.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(data_verbs, name="data")
+app.command()(speed)
+app.command()(sketch)
+app.command()(alarms)
+
+_SLOW = ("taxinet", "cifar10", "taxinet_xplane")  # on a CPU
+_HOURS = "its large network takes hours on a CPU; type --device cuda"
+_FAILED = 1  # exit code, when there are rows that failed
+
+
+def _names(known: Iterable[str]) -> str:
+    return f"May be repeated; all by default: {', '.join(known)}."
+
+
+_DOMAINS = f"{_names(DOMAINS)[:-1]}; only by name: {', '.join(OPTIONAL_DOMAINS)}."
+
+
+RowsOption = Annotated[Path, typer.Option("--rows", help="File of result rows, JSON lines.")]
+SweepsOption = Annotated[Path, typer.Option("--sweeps", help="File of the rows of sweeps.")]
+DomainOption = Annotated[list[str] | None, typer.Option("--domain", help=_DOMAINS)]
+SeedsOption = Annotated[int, typer.Option(min=1, help="Trained networks per domain.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, or cuda.")]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="That work at a time, and wait while one times; one per core by default, with "
+        "a GPU one.",
+        show_default=False,
+    ),
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder of the data; else SCODKIT_DATA, else a cache."),
+]
+
+
+@app.command()
+def run(
+    domain: DomainOption = None,
+    method: Annotated[list[str] | None, typer.Option(help=_names(METHODS))] = None,
+    seeds: SeedsOption = 5,
+    device: DeviceOption = "cpu",
+    processes: ProcessesOption = None,
+    rows: RowsOption = ROWS_FILE,
+    data: DataOption = None,
+) -> None:
+    """Train, fit, score and judge; add a row for each domain, method, seed and unknown set.
+
+    Rows that are there are kept, so a run that was stopped goes on where it was.
+
+    Example: scodbench run --domain wine --seeds 5
+    """
+    methods = _chosen("method", method, METHODS)
+    where = Where(rows, data, device=device)
+    domains, found = _run(domain, methods, seeds, where, processes, sweep=False)
+    tables = {"paper_table": paper_table(found, rows)}
+    _print_tables({**tables, "methods_table": methods_table(found, rows)})
+    _say_what_is_missing(found, where, domain=domains, method=tuple(methods))
+
+
+@app.command()
+def table(
+    rows: RowsOption = ROWS_FILE,
+    sweeps: SweepsOption = SWEEPS_FILE,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for Markdown and CSV files as well.")
+    ] = None,
+) -> None:
+    """Print the paper's table, its figures beside ours, and all others there are rows for.
+
+    Example: scodbench table --output results
+    """
+    found, swept = _rows_in(rows), result_rows.read(sweeps)
+    tables = {
+        "headline": headline(found, rows),
+        "paper_table": paper_table(found, rows),
+        "methods_table": methods_table(found, rows),
+        "sketch_table": sketch_table(swept, sweeps),
+        "fidelity_table": fidelity_table(swept, sweeps),
+        "checks": checks(found, swept),
+    }
+    _print_tables({name: own for name, own in tables.items() if own.lines}, output)
+
+
+@app.command()
+def sweep(
+    domain: DomainOption = None,
+    name: Annotated[list[str] | None, typer.Option("--sweep", help=_names(SWEEPS))] = None,
+    seeds: SeedsOption = 1,
+    device: DeviceOption = "cpu",
+    processes: ProcessesOption = None,
+    rows: RowsOption = SWEEPS_FILE,
+    data: DataOption = None,
+) -> None:
+    """Vary one choice at a time: rank, prior, layers, sketch; and compare with no sketch.
+
+    Rows that are there are kept, so a run that was stopped goes on where it was.
+
+    Example: scodbench sweep --domain mnist --sweep rank
+    """
+    names = _chosen("sweep", name, SWEEPS)
+    where = Where(rows, data, device=device)
+    domains, found = _run(domain, names, seeds, where, processes, sweep=True)
+    _say_what_is_missing(found, where, domain=domains, sweep=tuple(names))
+
+
+@app.command()
+def figures(
+    rows: RowsOption = ROWS_FILE,
+    sweeps: SweepsOption = SWEEPS_FILE,
+    output: Annotated[Path, typer.Option(help="Folder for SVG and PNG files.")] = Path(
+        "results/figures"
+    ),
+) -> None:
+    """Draw every figure there are rows for.
+
+    Example: scodbench figures
+    """  # noqa: DOC501 (shown as help)
+    found = _rows_in(rows)
+    if not sweeps.exists():
+        shown.note(f"no rows of sweeps in {sweeps}; for their figures type: scodbench sweep")
+    written = drawing.draw(found, result_rows.read(sweeps), output)
+    if not written:
+        raise OptionError(
+            f"expected rows of {', '.join(ALL_DOMAINS)} in {rows}, found none to draw; type: "
+            "scodbench run"
+        )
+    for path in written:
+        typer.echo(str(path))
+
+
+def _run(
+    domain: list[str] | None,
+    names: Sequence[str],
+    seeds: int,
+    where: Where,
+    processes: int | None,
+    *,
+    sweep: bool,
+) -> tuple[tuple[str, ...], list[Row]]:
+    """Return the domains that were run, and all rows.
+
+    Raises:
+        Exit: If Ctrl-C was pressed.
+    """
+    _check_device(where.device)
+    domains = _domains(domain, where.device)
+    if processes is None:
+        processes = _cores() if where.device == "cpu" else 1
+    try:
+        found = runner.run(domains, names, seeds, where, sweep=sweep, processes=processes)
+    except KeyboardInterrupt:
+        kept = len(result_rows.read(where.rows))
+        shown.note(
+            f"stopped; {kept} rows are in {where.rows}, and the same command goes on from there"
+        )
+        raise typer.Exit(shown.STOPPED) from None
+    return domains, found
+
+
+def _domains(given: list[str] | None, device: str) -> tuple[str, ...]:
+    if not given:
+        wanted = [name for name in DOMAINS if device != "cpu" or name not in _SLOW]
+        for name in DOMAINS.keys() - wanted:
+            shown.note(f"{name} is left out: {_HOURS}, or ask for it with --domain {name}")
+        return tuple(wanted)
+    wanted = _chosen("domain", given, ALL_DOMAINS)
+    for name in wanted:
+        if device == "cpu" and name in _SLOW:
+            shown.note(f"{name}: {_HOURS}")
+    return tuple(wanted)
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _rows_in(path: Path) -> list[Row]:
+    """Return the rows of a file.
+
+    Raises:
+        OptionError: If there are none.
+    """
+    found = result_rows.read(path)
+    if not found:
+        raise OptionError(
+            f"expected rows in {path}, found none; type: scodbench run --rows {path}"
+        )
+    return found
+
+
+def _print_tables(tables: Mapping[str, Table], output: Path | None = None) -> None:
+    for name, own in tables.items():
+        typer.echo(markdown(own))
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            shown.write_text(output / f"{name}.md", markdown(own))
+            shown.write_text(output / f"{name}.csv", comma_separated(own))
+
+
+def _say_what_is_missing(rows: Iterable[Row], where: Where, **wanted: tuple[str, ...]) -> None:
+    """Print what has no figures, and why.
+
+    Raises:
+        Exit: If something failed.
+    """
+    device = device_name(torch.device(where.device))
+    own = list(result_rows.select(rows, device=device, **wanted))
+    for line in runner.left_out(own):
+        typer.echo(line)
+    others = sorted({str(row.get("scodkit")) for row in own} - {__version__})
+    if others:
+        shown.note(
+            f"rows of scodkit {', '.join(others)} were kept, this is {__version__}; to make "
+            "them anew type --rows and another file"
+        )
+    if any(row.get("failed") for row in result_rows.latest(own)):
+        raise typer.Exit(_FAILED)
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu" or (device.split(":")[0] == "cuda" and torch.cuda.is_available()):
+        return
+    there = "cpu or cuda" if torch.cuda.is_available() else "cpu (torch finds no GPU here)"
+    raise OptionError(f"expected the device {there}, got {device}; type --device cpu")
+
+
+def _chosen(what: str, given: list[str] | None, known: Iterable[str]) -> list[str]:
+    names = list(known)
+    unknown = [name for name in given or [] if name not in names]
+    if unknown:
+        raise OptionError(
+            f"expected a {what} among {', '.join(names)}, got {unknown[0]}; type "
+            f"--{what} {names[0]}"
+        )
+    return given or names
+
+
+def main() -> None:
+    """Run the command; errors are one paragraph, and an exit code."""
+    run_app("scodbench", app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Where data is looked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from scodbench.data.errors import MissingDataError
+
+VARIABLE = "SCODKIT_DATA"
+
+
+def data_folder(folder: str | Path | None = None) -> Path:
+    """Return the folder data is read from and fetched to; it need not exist yet.
+
+    Args:
+        folder: An explicit choice; without one the variable ``SCODKIT_DATA`` decides, and
+            without that it is a folder in the user's cache.
+
+    Examples:
+        >>> data_folder("elsewhere").name
+        'elsewhere'
+    """
+    if folder is not None:
+        return Path(folder).expanduser()
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    return user_cache() / "scodkit"
+
+
+def user_cache(platform: str = sys.platform) -> Path:
+    """Return where programs may keep files that can be fetched again.
+
+    Args:
+        platform: As in `sys.platform`.
+    """
+    if platform == "win32":
+        local = os.environ.get("LOCALAPPDATA")
+        return Path(local) if local else Path.home() / "AppData" / "Local"
+    if platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    # the standard says to ignore a relative path
+    return Path(xdg) if xdg and os.path.isabs(xdg) else Path.home() / ".cache"
+
+
+def locate(
+    name: str,
+    layouts: Sequence[Sequence[str]],
+    remedy: str,
+    folder: str | Path | None = None,
+) -> list[Path]:
+    """Return the files of the first layout that is there.
+
+    Args:
+        name: Of the data set.
+        layouts: Ways the data can be stored, best first: the files each one needs, relative
+            to the folder.
+        remedy: What to do where there is none.
+        folder: As for `data_folder`.
+
+    Returns:
+        Their paths, in the layout's order.
+
+    Raises:
+        MissingDataError: If no layout is complete.
+    """
+    root = data_folder(folder)
+    for layout in layouts:
+        paths = [root / file for file in layout]
+        if all(path.is_file() for path in paths):
+            return paths
+    looked_for = ", or ".join(" with ".join(layout) for layout in layouts)
+    missing = [f for layout in layouts for f in layout if not (root / f).is_file()]
+    raise MissingDataError(
+        f"expected the data set {name} in {root} ({_chosen_by(folder)}): {looked_for}; "
+        f"not there: {', '.join(missing)}; {remedy}"
+    )
+
+
+def _chosen_by(folder: str | Path | None) -> str:
+    if folder is not None:
+        return "the folder that was given"
+    if os.environ.get(VARIABLE):
+        return f"named by the variable {VARIABLE}"
+    return f"the user's cache, as the variable {VARIABLE} is not set"

@@ -1,0 +1,21 @@
+"""The domains, one file each: the paper's six, then what is ours."""
+
+from scodbench.domain import Domain
+from scodbench.domains.binary_mnist import BINARY_MNIST
+from scodbench.domains.cifar10 import CIFAR10
+from scodbench.domains.mnist import MNIST
+from scodbench.domains.rotated_mnist import ROTATED_MNIST
+from scodbench.domains.taxinet import TAXINET
+from scodbench.domains.taxinet_frames import TAXINET_TINY
+from scodbench.domains.taxinet_xplane import TAXINET_XPLANE
+from scodbench.domains.wine import WINE
+
+DOMAINS: dict[str, Domain] = {
+    domain.name: domain
+    for domain in (WINE, ROTATED_MNIST, TAXINET, BINARY_MNIST, MNIST, CIFAR10, TAXINET_TINY)
+}
+
+# on data that only some users have
+OPTIONAL_DOMAINS: dict[str, Domain] = {TAXINET_XPLANE.name: TAXINET_XPLANE}
+
+__all__ = ["DOMAINS", "OPTIONAL_DOMAINS"]

@@ -1,0 +1,64 @@
+"""All figures by name, drawn from rows to files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scodbench.figures import errors, examples, histograms, layers, runtime, size
+from scodbench.figures.curves import Curves
+from scodbench.figures.style import save, style
+from scodbench.rows import Row
+from scodbench.tables.summaries import comparable
+
+Figure = Callable[[Any, Sequence[Row], Sequence[Row]], Any]
+
+_RANK = Curves(
+    "rank", "rank", "size", "rank k", log=2, mark=lambda size: size / 2, mark_label="k = T / 2"
+)
+_PRIOR = Curves("prior", "prior_variance", "ood", "prior variance $\\epsilon^2$", log=10)
+_MEMORY = Curves("sketch", "size", "sketch", "memory T", log=2)
+_CAPTURED = Curves(
+    "sketch",
+    "size",
+    "sketch",
+    "memory T",
+    figure="captured",
+    shown="captured curvature",
+    log=2,
+)
+
+FIGURES: dict[str, Figure] = {
+    "auroc_against_runtime": runtime.draw,
+    "auroc_against_rank": _RANK.draw,
+    "auroc_against_prior": _PRIOR.draw,
+    "auroc_against_layers": layers.draw,
+    "auroc_against_memory": _MEMORY.draw,
+    "captured_against_memory": _CAPTURED.draw,
+    "score_histograms": histograms.draw,
+    "error_roc": errors.draw,
+    "runtime_against_size": size.draw,
+    "example_inputs": examples.draw,
+}
+
+
+def draw(rows: Sequence[Row], sweeps: Sequence[Row], folder: Path) -> list[Path]:
+    """Draw every figure there are rows for, as SVG and PNG.
+
+    Args:
+        rows: Of methods.
+        sweeps: Of sweeps.
+        folder: Where to.
+
+    Returns:
+        The files.
+    """
+    rows, sweeps = comparable(rows), comparable(sweeps)
+    written = []
+    for name, figure in FIGURES.items():
+        with style() as plt:
+            drawn = figure(plt, rows, sweeps)
+            if drawn is not None:
+                written += save(drawn, folder, name)
+    return written

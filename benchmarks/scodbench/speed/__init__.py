@@ -1,0 +1,1 @@
+"""What scores and fits cost: small networks, large ones, many outputs, many processes."""

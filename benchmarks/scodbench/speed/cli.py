@@ -1,0 +1,80 @@
+"""``scodbench speed``, ``sketch`` and ``alarms``: measurements beside the paper's domains."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RESULTS = Path("benchmarks/results")
+
+TablesOption = Annotated[
+    bool, typer.Option("--tables", help="Only table and figure, from the rows that are there.")
+]
+
+
+class Suite(str, Enum):
+    """What is measured."""
+
+    NETS = "nets"
+    LARGE_MODELS = "large-models"
+    LARGE_OUTPUTS = "large-outputs"
+    DIRECTIONS = "directions"
+    SCALING = "scaling"
+
+
+class Device(str, Enum):
+    """Where it is measured."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def speed(
+    suite: Annotated[
+        Suite,
+        typer.Argument(
+            help="The paper's networks; networks of millions of weights (on a GPU); thousands "
+            "of outputs; fewer directions; many processes."
+        ),
+    ] = Suite.NETS,
+    device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.CPU,
+    output: Annotated[Path, typer.Option(help="Folder for rows and tables.")] = RESULTS,
+) -> None:
+    """Time scored predictions and fits against the forward pass, floors, loops and peers.
+
+    Example: scodbench speed large-models --device cuda
+    """
+    from scodbench.speed import directions, large_models, large_outputs, scaling
+    from scodbench.speed import speed as nets
+
+    measures = {
+        Suite.NETS: nets.measure,
+        Suite.LARGE_MODELS: large_models.measure,
+        Suite.LARGE_OUTPUTS: large_outputs.measure,
+        Suite.DIRECTIONS: directions.measure,
+        Suite.SCALING: scaling.measure,
+    }
+    measures[suite](device.value, output)
+
+
+def sketch(tables: TablesOption = False) -> None:
+    """Measure how close each sketch comes to the exact Fisher information of real networks.
+
+    Example: scodbench sketch
+    """
+    from scodbench import sketch_accuracy
+
+    sketch_accuracy.main(tables=tables)
+
+
+def alarms(tables: TablesOption = False) -> None:
+    """Count false alarms over many splits of real digits, and delays of the drift alarm.
+
+    Example: scodbench alarms
+    """
+    from scodbench import alarms as measured
+
+    measured.main(tables=tables)

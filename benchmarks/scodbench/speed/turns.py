@@ -1,0 +1,99 @@
+"""Timing that survives a noisy machine: contenders take turns, and medians are compared."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from scodbench.identity import processor
+
+Run = Callable[[], object]
+
+# runs between two events of a GPU: of a single one, a third would be the host starting it
+_BURST = 10
+
+
+def interleaved(
+    contenders: Mapping[str, Run], device: str, seconds: float = 2.0, rounds: int = 9
+) -> dict[str, float]:
+    """Return the median milliseconds of each contender.
+
+    Each is warmed up, then they take turns for several rounds, so that a slow minute of the
+    machine falls on all of them. A round's time is the median of as many runs as fit its share
+    of the seconds.
+    """
+    counts, enough = {}, {}
+    for name, run in contenders.items():
+        run()
+        once = max(1e-5, _milliseconds(run, device) / 1e3)
+        counts[name] = max(1, min(200, int(seconds / rounds / once)))
+        enough[name] = rounds if once < seconds / 3 else 2  # the very slow ones
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(rounds):
+        for name, run in contenders.items():
+            if turn >= enough[name]:
+                continue
+            run()  # the others have filled the caches
+            times = [_milliseconds(run, device) for _ in range(counts[name])]
+            found[name].append(statistics.median(times))
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _milliseconds(run: Run, device: str) -> float:
+    if device == "cuda":
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(_BURST):
+            run()
+        stop.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(stop)) / _BURST
+    began = time.perf_counter()
+    run()
+    return (time.perf_counter() - began) * 1e3
+
+
+def settle(device: str) -> None:
+    """Pin the process to one core and torch to one thread, for times of the CPU."""
+    if device == "cpu":
+        torch.set_num_threads(1)
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    else:
+        torch.backends.cudnn.benchmark = True
+
+
+def machine(device: str) -> dict[str, object]:
+    """Return what a time depends on: processor, threads, versions."""
+    name = torch.cuda.get_device_name() if device == "cuda" else processor()
+    pinned = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return {
+        "machine": name,
+        "threads": torch.get_num_threads(),
+        "cores": len(pinned) if pinned else os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+class Timed:
+    """Batches that note how long each keeps its reader."""
+
+    def __init__(self, batches: list[Tensor]) -> None:
+        self._batches = batches
+        self.seconds: list[float] = []
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yield the batches."""
+        for batch in self._batches:
+            began = time.perf_counter()
+            yield batch
+            if batch.is_cuda:
+                torch.cuda.synchronize()
+            self.seconds.append(time.perf_counter() - began)

@@ -1,0 +1,61 @@
+"""How results change with one choice, and what no single method shows. Rows like any others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from scodbench.domain import Domain
+from scodbench.identity import untrained
+from scodbench.measure import Setup
+from scodbench.rows import Row
+from scodbench.sweeps.choices import (
+    fidelity,
+    layer_sweep,
+    prior_sweep,
+    rank_sweep,
+    sketch_sweep,
+)
+from scodbench.sweeps.errors import error_sweep
+from scodbench.sweeps.examples import example_sweep
+from scodbench.sweeps.size import size_sweep
+
+# more weights than this, and the exact Fisher or a dozen fits take too long
+_SMALL = 100_000
+
+Sweep = Callable[[Setup], Iterator[Row]]
+
+SWEEPS: dict[str, Sweep] = {
+    "rank": rank_sweep,
+    "prior": prior_sweep,
+    "layers": layer_sweep,
+    "sketch": sketch_sweep,
+    "fidelity": fidelity,
+    "errors": error_sweep,
+    "size": size_sweep,
+    "examples": example_sweep,
+}
+
+# those that ask for an ensemble's networks
+ENSEMBLE_SWEEPS = ("errors",)
+
+
+def applies(sweep: str, domain: Domain) -> bool:
+    """Return whether a sweep is for a domain.
+
+    Args:
+        sweep: One of `SWEEPS`.
+        domain: The domain.
+    """
+    if sweep == "size":  # it brings networks of its own, made for this domain's inputs
+        return domain.name == "mnist"
+    if sweep == "errors":  # the one with a mixed set
+        return domain.name == "taxinet"
+    network, *_ = untrained(domain)
+    if sweep == "examples":
+        # pictures are convolved or flattened
+        return any(isinstance(m, (nn.Conv2d, nn.Flatten)) for m in network.modules())
+    return (
+        sweep in ("prior", "layers") or sum(p.numel() for p in network.parameters()) <= _SMALL
+    )

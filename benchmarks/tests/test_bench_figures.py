@@ -1,0 +1,194 @@
+"""Figures: drawn from rows alone, each where there are rows for it."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scodbench import figures
+from scodbench.figures.draw import FIGURES
+from scodbench.figures.examples import decoded
+from scodbench.figures.histograms import density
+from scodbench.figures.runtime import front, points
+from scodbench.figures.style import style
+from scodbench.rows import Row, select
+
+
+def row(method: str, seed: int, auroc: float, ms: float = 1.0, **more: object) -> Row:
+    figures_ = {"auroc": auroc, "aupr": 0.5, "fpr95": 0.25, "ms_b1": ms, "forward_ms_b1": 0.5}
+    about = {"domain": "wine", "method": method, "seed": seed, "ood": "pooled", "device": "cpu"}
+    return {**about, **figures_, **more}
+
+
+def histogram(first: float, step: float) -> dict[str, list[float]]:
+    edges = [first + step * i for i in range(5)]
+    return {"edges": edges, "known": [0.4, 0.6, 0, 0], "unknown": [0, 0, 0.5, 0.5]}
+
+
+ROWS = [
+    row("scod", 0, 0.90, 2.0, histogram=histogram(0, 1)),
+    row("scod", 1, 0.94, 2.0),
+    row("naive", 0, 0.5, 0.5),
+    row("deep_ensemble", 0, 0.88, 4.0),
+    row("knn", 0, 0.97, 0.6),
+    row("scod", 0, 0.7, ood="noise", histogram=histogram(0, 0.5)),
+]
+
+
+def swept(sweep: str, ood: str = "pooled", seed: int = 0, **more: object) -> Row:
+    name = "/".join(map(str, (sweep, ood, *more.values(), seed)))
+    about = {"sweep": sweep, "domain": "rotated_mnist", "ood": ood, "seed": seed, "id": name}
+    return {**about, "device": "cpu", **more}
+
+
+def picture(grey: int) -> str:
+    file = io.BytesIO()
+    Image.fromarray(np.full((28, 28), grey, np.uint8)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+SETS = ("digit_5", "upside_down", "pooled")
+CURVE = [[0, 0.2, 1], [0, 0.8, 1]]
+SWEEPS = [
+    *(swept("rank", o, s, size=t, rank=k, auroc=0.8 + 0.01 * k + 0.02 * s)
+      for o in SETS for s in (0, 1) for t in (10, 20) for k in (1, 2, 4)),
+    *(swept("prior", o, prior_variance=v, auroc=0.9) for o in SETS for v in (0.1, 1.0)),
+    *(swept("layers", o, share=s, auroc=0.9 - 0.1 * s, chosen=s == 0.5)
+      for o in SETS for s in (0.0, 0.5, 1.0)),
+    *(swept("sketch", size=t, sketch=k, auroc=0.9, captured=0.7)
+      for t in (10, 20) for k in ("Nystrom", "TwoSided")),
+    *(swept("errors", "mixed", domain="taxinet", method=m, auroc=0.8, roc=CURVE,
+            threshold_share=0.2) for m in ("scod", "naive")),
+    *(swept("size", "none", weights=n, fit_s=n / 1000, fit_on=9, ms_b1=1.0, ms_b64=0.5,
+            forward_ms_b1=0.2, forward_ms_b64=0.1) for n in (1000, 4000)),
+    *(swept("examples", o, pictures=[picture(0), picture(200)]) for o in ("known", *SETS[:2])),
+    # what failed has no figures
+    *(swept(s, seed=5, auroc=None, why="") for s in ("rank", "layers", "size", "examples")),
+]  # fmt: skip
+
+
+@pytest.fixture
+def plt() -> Iterator[Any]:
+    with style() as found:
+        yield found
+
+
+def test_every_figure_is_drawn_from_rows_and_the_same_twice(tmp_path: Path) -> None:
+    paths = figures.draw(ROWS, SWEEPS, tmp_path / "a")
+    names = {f"{name}.{ending}" for name in FIGURES for ending in ("svg", "png")}
+    assert {path.name for path in paths} == names
+    assert {path.name for path in (tmp_path / "a").iterdir()} == names  # and nothing besides
+    again = figures.draw(ROWS, SWEEPS, tmp_path / "b")
+    for first, second in zip(paths, again, strict=True):
+        assert first.read_bytes() == second.read_bytes()
+
+
+def test_without_rows_there_is_no_figure(tmp_path: Path) -> None:
+    assert figures.draw([], [], tmp_path) == []
+    few = figures.draw([], list(select(SWEEPS, sweep="prior")), tmp_path)
+    assert {path.stem for path in few} == {"auroc_against_prior"}
+
+
+def lines_of(axis: Any) -> dict[str, Any]:
+    return {line.get_label(): line for line in axis.get_lines()}
+
+
+def test_curves_are_means_over_seeds_of_all_sets(plt: Any) -> None:
+    (axis,) = FIGURES["auroc_against_rank"](plt, [], SWEEPS).axes
+    lines = lines_of(axis)
+    line = lines["T = 10"]
+    assert list(line.get_xdata()) == [1, 2, 4]
+    assert list(line.get_ydata()) == pytest.approx([0.82, 0.83, 0.85])
+    # the band goes from the least to the greatest
+    low, high = (axis.collections[0].get_paths()[0].vertices[:, 1] for _ in (0, 1))
+    assert (low.min(), high.max()) == (pytest.approx(0.81), pytest.approx(0.86))
+    marks = [
+        ln.get_xdata()[0]
+        for ln in axis.get_lines()
+        if ln.get_linestyle() == "--" and len(ln.get_xdata())
+    ]
+    assert marks == [5, 10]  # half of T
+
+
+def test_lines_of_sets_have_no_pooled_one(plt: Any) -> None:
+    (axis,) = FIGURES["auroc_against_prior"](plt, [], SWEEPS).axes
+    assert set(lines_of(axis)) == {"digit 5", "upside down"}
+
+
+def test_the_last_linear_layer_stands_alone(plt: Any) -> None:
+    (axis,) = FIGURES["auroc_against_layers"](plt, [], SWEEPS).axes
+    lines = lines_of(axis)
+    assert list(lines["digit 5"].get_xdata()) == [0.5, 1.0]
+    assert list(lines["as in the tables"].get_xdata()) == [0.5, 0.5]
+    alone = [bar.lines[0].get_xydata().tolist() for bar in axis.containers]
+    assert alone == [[[0, pytest.approx(0.9)]]] * 2
+
+
+def test_histograms_of_other_bins_are_made_alike(plt: Any) -> None:
+    (axis,) = FIGURES["score_histograms"](plt, ROWS, []).axes
+    known, noise = axis.patches
+    assert (known.get_label(), noise.get_label()) == ("known", "noise")
+    for patch in (known, noise):
+        values, edges, _ = patch.get_data()
+        assert float((values * np.diff(edges)).sum()) == pytest.approx(1.0)
+    assert density(histogram(0, 0.5), "unknown")[0].tolist() == [0, 0, 1, 1]
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    found = points(ROWS, "wine", "pooled")
+    assert set(found) == {"scod", "naive", "deep_ensemble"}
+    assert front(found) == ["naive", "scod"]
+    for method in front(found):
+        ms, auroc = found[method]
+        others = [p for name, p in found.items() if name != method]
+        assert not any(o[0] <= ms and o[1].value >= auroc.value for o in others)
+
+
+def test_a_method_far_below_does_not_press_the_others_together(plt: Any) -> None:
+    (axis,) = FIGURES["auroc_against_runtime"](plt, ROWS, []).axes
+    low, high = axis.get_ylim()
+    assert 0.5 < low < 0.88 < 0.92 < high
+    assert [text.get_text() for text in axis.texts] == ["0.50, off the axis"]
+    near = [row("scod", 0, 0.90), row("naive", 0, 0.85), row("deep_ensemble", 0, 0.88)]
+    (axis,) = FIGURES["auroc_against_runtime"](plt, near, []).axes
+    assert axis.get_ylim()[0] < 0.85
+    assert not axis.texts
+
+
+def test_error_curves_are_the_rows(plt: Any) -> None:
+    other = swept("errors", "mixed", 1, domain="taxinet", method="scod", auroc=0.6,
+                  roc=[[0, 0.4, 1], [0, 0.6, 1]], threshold_share=0.4)  # fmt: skip
+    (axis,) = FIGURES["error_roc"](plt, [], [*SWEEPS, other]).axes
+    lines = {name.split(":")[0]: line for name, line in lines_of(axis).items()}
+    assert lines["SCOD"].get_xydata().tolist() == pytest.approx(
+        np.array([[0, 0], [0.3, 0.7], [1, 1]])
+    )
+    assert "AUROC 0.700" in lines["SCOD"].get_label()
+    assert "2 networks" in lines["SCOD"].get_label()
+    assert "30%" in axis.get_title()  # two networks, of a fifth and of two, whatever the rows
+
+
+def test_costs_are_over_the_number_of_weights(plt: Any) -> None:
+    scoring, fitting = FIGURES["runtime_against_size"](plt, [], SWEEPS).axes
+    assert set(lines_of(scoring)) >= {"scored prediction, batch 1", "bare prediction, batch 64"}
+    assert lines_of(fitting)["9 samples"].get_xydata().tolist() == [[1000, 1], [4000, 4]]
+    assert (scoring.get_xscale(), scoring.get_yscale()) == ("log", "log")
+
+
+def test_pictures_are_put_in_strips(plt: Any) -> None:
+    (axis,) = FIGURES["example_inputs"](plt, [], SWEEPS).axes
+    sheet = axis.images[0].get_array()
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names == ["known", "digit 5", "upside down"]
+    assert sheet.shape == (3 * 28 + 2 * 2, 2 * 28 + 2, 3)
+    assert (sheet[:28, :28] == 0).all()
+    assert (sheet[30:58, 30:58] == 200).all()
+    assert (sheet[28:30] == 255).all()
+    assert decoded(picture(7)).shape == (28, 28, 3)

@@ -1,0 +1,59 @@
+"""Numbers in the README and on the page of results are those of the committed rows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from scodbench import rows as result_rows
+from scodbench.speed.speed_table import cost_table
+from scodbench.tables.headline import headline
+from scodbench.tables.paper import markdown, methods_table, paper_table
+from scodbench.tables.summaries import comparable, over_seeds
+
+ROOT = Path(__file__).parents[2]
+ROWS = result_rows.read(ROOT / "results" / "rows.jsonl")
+# a number, and the start of its rows' ids
+CITED = re.compile(r"(\d\.\d{3}) \(`(\w+)/(\w+)/(\w+)`\)")
+CITED_SWEEP = re.compile(r"(\d\.\d{3}) \(`(\w+/\w+/\w+/[\w.]+)`\)")
+
+
+def test_the_readme_has_the_headline() -> None:
+    assert markdown(headline(ROWS)) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["headline", "paper_table", "methods_table"])
+def test_committed_tables_are_those_of_the_rows(name: str) -> None:
+    table = {"headline": headline, "paper_table": paper_table, "methods_table": methods_table}
+    text = (ROOT / "results" / f"{name}.md").read_text(encoding="utf-8")
+    assert text == markdown(table[name](ROWS))
+
+
+def test_the_readme_has_the_costs_of_the_speed_rows() -> None:
+    costs = cost_table(ROOT / "benchmarks" / "results")
+    assert costs in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_cited_numbers_are_means_of_their_rows() -> None:
+    rows = comparable(ROWS)
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8").replace("\n", " ")
+    cited = CITED.findall(text)
+    assert cited
+    for number, domain, ood, method in cited:
+        found = over_seeds(rows, "auroc", domain=domain, ood=ood, method=method)
+        assert found is not None, f"no rows {domain}/{ood}/{method}"
+        assert f"{found.value:.3f}" == number, f"{domain}/{ood}/{method}"
+
+
+def test_cited_sweeps_are_means_of_their_rows() -> None:
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8").replace("\n", " ")
+    rows = comparable(result_rows.read(ROOT / "results" / "sweeps.jsonl"))
+    cited = CITED_SWEEP.findall(text)
+    assert cited
+    for number, start in cited:
+        found = [row["auroc"] for row in rows if row["id"].startswith(f"{start}/")]
+        assert found, f"no rows {start}"
+        assert f"{mean(found):.3f}" == number, start

@@ -1,5 +1,0 @@
-"""The paper's figures, and some it lacks; all of them read rows, and nothing else."""
-
-from scodkit.bench.figures.draw import FIGURES, draw
-
-__all__ = ["FIGURES", "draw"]
