@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from scodkit import Bernoulli, Categorical, Gaussian, Monitor
-from scodkit.baselines import Baseline, Detector, weight_sets
+from scodkit.baselines import Baseline, Detector
 from scodkit.errors import (
     BatchError,
     CorruptArtifactError,
@@ -78,8 +78,6 @@ class Case:
     rises: str = "far"
     # whether the method draws by the bytes of a sample, which differ between dtypes
     draws: bool = False
-    # whether the modules of the network are not called even then
-    around: bool = False
 
     def __str__(self) -> str:
         return self.kind
@@ -101,10 +99,9 @@ def cases(
     model: Callable[[str], Any] = network,
     rises: str = "far",
     draws: bool = False,
-    around: bool = False,
 ) -> list[Case]:
     """Return one case per kind of likelihood."""
-    return [Case(kind, make, model, rises, draws, around) for kind in kinds]
+    return [Case(kind, make, model, rises, draws) for kind in kinds]
 
 
 def parametrised(*made: list[Case]) -> pytest.MarkDecorator:
@@ -251,7 +248,7 @@ class BaselineContract:
         if not method.learns:
             method.score(some())
             return
-        for ask in (method.score, method, method.cost):
+        for ask in (method.score, method):
             with pytest.raises(NotFittedError, match="fit"):
                 ask(some())
         with pytest.raises(NotFittedError, match="fit"):
@@ -305,23 +302,6 @@ class BaselineContract:
             if not isinstance(likelihood, kind.handles):
                 with pytest.raises(UnsupportedLikelihoodError, match=kind.because[:20]):
                     case.make(case.model("gaussian"), likelihood)
-
-    def test_cost_counts_the_forward_passes(self, case: Case, monkeypatch) -> None:
-        monkeypatch.setattr(weight_sets, "_TOGETHER", 0)  # else modules are gone around
-        model = case.model(case.kind)
-        method = case.fitted(model)
-        cost = method.cost(some())
-        method.score(some())  # engines are chosen on a first batch
-        ran = []
-        first = (model[0] if isinstance(model, list) else model)[0]
-        handle = first.register_forward_hook(lambda _m, _i, out: ran.append(len(out)))
-        method.score(some())
-        handle.remove()
-        each = cost.forwards / (len(model) if isinstance(model, list) else 1)
-        assert sum(ran) == (0 if case.around else 6 * each)
-        assert cost.kept == sum(t.numel() for t in method._ready().values())
-        assert cost.networks == (len(model) if isinstance(model, list) else 1)
-        assert str(cost).startswith("scoring")
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     def test_moves_to_a_gpu_and_back(self, case: Case, tmp_path: Path) -> None:

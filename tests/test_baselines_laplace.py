@@ -43,7 +43,7 @@ def method_of(**options: object):
     cases(method_of(), "gaussian", "scaled"),
     cases(method_of(samples=None), "categorical", "bernoulli", rises="unsure"),
     cases(method_of(samples=None), "gaussian", "scaled"),
-    cases(method_of(last_layer=True), "categorical", rises="unsure", around=True),
+    cases(method_of(last_layer=True), "categorical", rises="unsure"),
     cases(method_of(last_layer=True, samples=None, prior_precision=2.0), "gaussian"),
 )
 class TestContract(BaselineContract):
@@ -324,5 +324,3 @@ def test_layers_before_the_last_are_run_once() -> None:
     ran.clear()
     method.score(some(100))
     assert ran == [100]
-    assert method.cost(some()).forwards == 1
-    assert method.cost(some()).products == 30 * (5 * 3 + 3)

@@ -1,7 +1,6 @@
 """Methods to compare with, all under the protocol of the `Monitor`: one file for each."""
 
 from scodkit.baselines.baseline import Baseline, Picks
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.deep_ensemble import DeepEnsemble
 from scodkit.baselines.energy import Energy
 from scodkit.baselines.grad_norm import GradNorm
@@ -21,7 +20,6 @@ from scodkit.baselines.vim import ViM
 __all__ = [
     "KNN",
     "Baseline",
-    "Cost",
     "DeepEnsemble",
     "Detector",
     "Energy",

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
 from scodkit import artifact
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData, finite_samples
 from scodkit.baselines.entropy import wide
 from scodkit.errors import (
@@ -145,17 +144,6 @@ class Baseline(ABC):
         """
         return self(batch).score
 
-    def cost(self, batch: object) -> Cost:
-        """Return what the method costs, for samples like these.
-
-        Args:
-            batch: As the loader yields it.
-        """
-        state = self._ready()
-        with self._evaluating(), torch.no_grad():
-            call = self._network.inputs_of(batch).samples(slice(0, 2))
-            return self._cost(call, state)
-
     def to(self, device: torch.device | str) -> Self:
         """Return the method itself, with model and state moved to a device.
 
@@ -263,10 +251,6 @@ class Baseline(ABC):
     @abstractmethod
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         """Return output ``(B, *shape)`` and scores ``(B,)`` of at least one sample."""
-
-    @abstractmethod
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        """Return the cost for samples like these."""
 
 
 def class_logits(likelihood: Likelihood, output: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Baseline, Picks, State
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.predictive import mixture
 from scodkit.baselines.weight_sets import Sets, WeightSets, copies, named_tensors
 from scodkit.errors import BatchError, OptionError
@@ -115,10 +114,6 @@ class DeepEnsemble(Baseline):
                 "expected all networks of an ensemble on one device, got them on "
                 f"{', '.join(devices)}; type .to({devices[-1]!r})"
             )
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        count = len(self._members)
-        return Cost(forwards=count, networks=count)
 
 
 def _shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[object, ...]]:

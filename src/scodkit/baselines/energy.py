@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Baseline, Picks, State, class_logits
-from scodkit.baselines.cost import Cost
 from scodkit.errors import OptionError
 from scodkit.likelihoods import Categorical, Likelihood
 from scodkit.network import Inputs
@@ -53,9 +52,6 @@ class Energy(Baseline):
             output = self._network(call)
             logits = class_logits(self.likelihood, output)
             return output, energy(logits, self.temperature)
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        return Cost(forwards=1)
 
     def _options(self) -> Mapping[str, Any]:
         return {"temperature": self.temperature}

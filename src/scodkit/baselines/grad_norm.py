@@ -7,7 +7,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from scodkit.baselines.baseline import State, class_logits
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.features import FeatureBaseline
 from scodkit.likelihoods import Categorical
 from scodkit.network import Inputs
@@ -45,7 +44,3 @@ class GradNorm(FeatureBaseline):
         logits = class_logits(self.likelihood, seen.output).double()
         slope = logits.softmax(1) - 1 / logits.shape[1]
         return seen.output, -slope.abs().sum(1) * seen.features.abs().sum(1)
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        weight, _ = self._pass(call).head()
-        return Cost(forwards=1, products=weight.numel())

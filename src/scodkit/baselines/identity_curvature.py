@@ -7,7 +7,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from scodkit.baselines.baseline import State
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.weight_space import WeightSpaceBaseline, squared_lengths
 from scodkit.network import Inputs
 
@@ -37,10 +36,3 @@ class IdentityCurvature(WeightSpaceBaseline):
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         return squared_lengths(self._source(call), call)
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        source = self._source(call)
-        weights = self._parameters(call).num_parameters
-        return Cost(
-            forwards=1, backwards=source.directions, products=source.directions * weights
-        )

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
 from scodkit.baselines.baseline import Baseline, Picks, State
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData
 from scodkit.baselines.kronecker import Block, KroneckerFactors, pack, unpack
 from scodkit.baselines.kronecker_layers import supported_parameters
@@ -288,23 +287,6 @@ class KFACLaplace(Baseline):
             source = FactorSource(engine, Gaussian(), shape, self.memory_budget)
             self._last_source = source
         return source
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        parameters = self._parameters(state)
-        outputs = self._network(copies(call))[0].numel()
-        blocks = unpack(state, parameters.names).values()
-        kept = sum(tensor.numel() for tensor in state.values())
-        # logits of two classes, where the network gives one
-        backwards = 2 if isinstance(self.likelihood, Bernoulli) else outputs
-        fit = {"kept": kept, "passes": 1, "fit_forwards": 2, "fit_backwards": backwards}
-        if self.samples is None:
-            products = outputs * sum(block.products() for block in blocks)
-            return Cost(forwards=1, backwards=outputs, products=products, **fit)
-        if self.last_layer and self._runs.works is not False:
-            # what comes before the last layer is run once
-            products = self.samples * parameters.num_parameters
-            return Cost(forwards=1, products=products, **fit)
-        return Cost(forwards=self.samples, **fit)
 
     def _options(self) -> Mapping[str, Any]:
         return {

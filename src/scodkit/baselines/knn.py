@@ -11,7 +11,6 @@ from torch.nn.functional import normalize
 from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Picks, State
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData
 from scodkit.baselines.features import FeatureBaseline
 from scodkit.baselines.options import whole_number
@@ -106,16 +105,6 @@ class KNN(FeatureBaseline):
 
     def _scaled(self, features: Tensor) -> Tensor:
         return normalize(features) if self.normalise else features
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        samples, width = state["bank"].shape
-        return Cost(
-            forwards=1,
-            products=(samples + min(samples, self.k + _SPARE)) * width,
-            kept=sum(tensor.numel() for tensor in state.values()),
-            passes=1,
-            fit_forwards=1,
-        )
 
     def _options(self) -> Mapping[str, Any]:
         options = {"k": self.k, "normalise": self.normalise}

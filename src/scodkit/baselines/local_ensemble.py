@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Picks, State
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData
 from scodkit.baselines.hessian import LossHessian, negative_log_likelihood, top_eigenspace
 from scodkit.baselines.options import whole_number
@@ -115,19 +114,6 @@ class LocalEnsemble(WeightSpaceBaseline):
     def _label_source(self, call: Inputs) -> FactorSource:
         source = self._source(call)
         return replace(source, likelihood=self._gradients)
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        labels = self._gradients.num_directions(self._network(call).shape[1:])
-        passes = int(state["passes"])
-        return Cost(
-            forwards=1,
-            backwards=labels,
-            products=2 * labels * state["vectors"].numel(),
-            kept=sum(tensor.numel() for tensor in state.values()),
-            passes=passes,
-            fit_forwards=passes,
-            fit_backwards=2 * (passes - 1),  # the first one only looks at the data
-        )
 
     def _options(self) -> Mapping[str, Any]:
         own = {name: getattr(self, name) for name in ("rank", "labels", "tolerance", "seed")}

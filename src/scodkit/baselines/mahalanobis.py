@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from scodkit.baselines.baseline import State, class_logits
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData
 from scodkit.baselines.features import FeatureBaseline, Moments, principal_components
 from scodkit.errors import BatchError
@@ -75,15 +74,6 @@ class Mahalanobis(FeatureBaseline):
         exact = "donot_use_mm_for_euclid_dist"
         distances = torch.cdist(white, state["means"], compute_mode=exact)
         return seen.output, distances.amin(1).square()
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        return Cost(
-            forwards=1,
-            products=state["whitener"].numel() + state["means"].numel(),
-            kept=sum(tensor.numel() for tensor in state.values()),
-            passes=1,
-            fit_forwards=1,
-        )
 
 
 def _whitening(moments: Moments) -> State:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from scodkit.baselines.baseline import Baseline, State, class_logits
-from scodkit.baselines.cost import Cost
 from scodkit.likelihoods import Categorical
 from scodkit.network import Inputs
 
@@ -35,6 +34,3 @@ class MaxLogit(Baseline):
         with torch.no_grad():
             output = self._network(call)
             return output, -class_logits(self.likelihood, output).amax(1)
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        return Cost(forwards=1)

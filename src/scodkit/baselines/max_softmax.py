@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from scodkit.baselines.baseline import Baseline, State, class_logits
-from scodkit.baselines.cost import Cost
 from scodkit.likelihoods import Bernoulli, Categorical
 from scodkit.network import Inputs
 
@@ -39,6 +38,3 @@ class MaxSoftmax(Baseline):
             largest = logits.argmax(1, keepdim=True)
             others = logits.log_softmax(1).scatter(1, largest, -torch.inf)
             return output, others.exp().sum(1)
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        return Cost(forwards=1)

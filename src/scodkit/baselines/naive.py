@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from scodkit.baselines.baseline import Baseline, State
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.entropy import entropy
 from scodkit.likelihoods import (
     Bernoulli,
@@ -45,6 +44,3 @@ class Naive(Baseline):
         with torch.no_grad():
             output = self._network(call)
             return output, entropy(self.likelihood, output)
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        return Cost(forwards=1)

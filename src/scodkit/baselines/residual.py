@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Picks, State
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData
 from scodkit.baselines.features import FeatureBaseline, Moments, principal_components
 from scodkit.baselines.options import whole_number
@@ -71,15 +70,6 @@ class Residual(FeatureBaseline):
         seen = self._pass(call, len(state["mean"]))
         outside = (seen.features - state["mean"]) @ state["outside"]
         return seen.output, torch.linalg.vector_norm(outside, dim=1)
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        return Cost(
-            forwards=1,
-            products=state["outside"].numel(),
-            kept=sum(tensor.numel() for tensor in state.values()),
-            passes=1,
-            fit_forwards=1,
-        )
 
     def _options(self) -> Mapping[str, Any]:
         return {"dim": self.dim, **super()._options()}

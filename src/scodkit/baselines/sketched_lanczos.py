@@ -13,7 +13,6 @@ from typing_extensions import Unpack
 
 from scodkit import artifact
 from scodkit.baselines.baseline import Picks, State
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData, finite_samples
 from scodkit.baselines.lanczos import lanczos_vectors
 from scodkit.baselines.weight_space import WeightSpaceBaseline
@@ -159,24 +158,6 @@ class SketchedLanczos(WeightSpaceBaseline):
 
     def _sketch(self, num_parameters: int) -> _Sketch:
         return _Sketch(self.map, (num_parameters, self.size), self.seed)
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        directions = self._source(call).directions
-        num_parameters = self._parameters(call).num_parameters
-        basis, passes = state["basis"], int(state["passes"])
-        exact = self.size >= num_parameters
-        # a vector's way forward costs as much as one back
-        by_products = passes > 1 and not self.likelihood.draws
-        return Cost(
-            forwards=1,
-            backwards=directions,
-            products=directions
-            * (basis.numel() + (0 if exact else num_parameters * self.size)),
-            kept=sum(tensor.numel() for tensor in state.values()),
-            passes=passes,
-            fit_forwards=passes,
-            fit_backwards=passes * (2 if by_products else directions),
-        )
 
     def _options(self) -> Mapping[str, Any]:
         names = ("rank", "size", "sketched_length", "seed")

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Picks, State, class_logits
-from scodkit.baselines.cost import Cost
 from scodkit.baselines.data import TrainingData, check_finite
 from scodkit.baselines.energy import energy
 from scodkit.baselines.features import FeatureBaseline, Moments, principal_components
@@ -113,15 +112,6 @@ class ViM(FeatureBaseline):
         logits = class_logits(self.likelihood, seen.output).double()
         virtual = state["alpha"] * _length_outside(seen.features, state)
         return seen.output, virtual + energy(logits)
-
-    def _cost(self, call: Inputs, state: State) -> Cost:
-        return Cost(
-            forwards=1,
-            products=state["outside"].numel(),
-            kept=sum(tensor.numel() for tensor in state.values()),
-            passes=2,
-            fit_forwards=2,
-        )
 
     def _options(self) -> Mapping[str, Any]:
         return {"dim": self.dim, **super()._options()}
