@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import bisect
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from scodkit.errors import CalibrationError
+from scodkit.optional import optional
 
 # of `looks_like_training`: by how much held-out data must score higher, and how surely
 _HIGHER = 1.1
@@ -144,7 +143,8 @@ class Calibration:
         _check_rate("confidence", confidence, 0.99)
         num_data = self._known(group).numel()
         above = _allowed(false_alarm, None, num_data, group)
-        return float(scipy_part("special").betaincinv(above + 1, num_data - above, confidence))
+        special = optional("scipy.special", "alarms")
+        return float(special.betaincinv(above + 1, num_data - above, confidence))
 
     def flag(
         self,
@@ -276,23 +276,6 @@ class Calibration:
         return held
 
 
-def scipy_part(name: str) -> Any:
-    """Return a module of scipy, which only some answers need.
-
-    Args:
-        name: Such as ``"special"``.
-
-    Raises:
-        ImportError: If scipy is not installed.
-    """
-    try:
-        return importlib.import_module(f"scipy.{name}")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            'expected scipy for this, found none; type: pip install "scodkit[alarms]"'
-        ) from error
-
-
 def _search_within(held: Tensor, first: Tensor, last: Tensor, scores: Tensor) -> Tensor:
     """Return where each score belongs in its own ascending part of the held-out scores.
 
@@ -370,7 +353,7 @@ def _on_average(rate: float, num_data: int) -> int:
 
 def _surely(rate: float, confidence: float, num_data: int) -> int:
     """Return the most held-out scores above whose Beta puts the confidence below the rate."""
-    below = scipy_part("special").betainc
+    below = optional("scipy.special", "alarms").betainc
 
     def too_many(above: int) -> bool:
         return bool(below(above + 1, num_data - above, rate) < confidence)

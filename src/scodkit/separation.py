@@ -1,4 +1,9 @@
-"""How well scores tell unknown inputs from known ones, with honest intervals."""
+"""How well scores tell unknown inputs from known ones, with honest intervals.
+
+Unknown inputs are the positives, and both sets weigh the same, so that every figure follows
+from the ROC curve. Tests compare them with scikit-learn's, which takes 4 to 13 times longer for
+each curve of a bootstrap.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,6 @@ from torch import Tensor
 from scodkit.errors import OptionError
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-Places = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 _MISSES = 0.05  # share of intervals that may miss
 
@@ -51,6 +55,42 @@ class Separation:
     fpr95_high: float
 
 
+@dataclass(frozen=True)
+class Roc:
+    """The ROC curve of two sets of scores, at every distinct score.
+
+    Args:
+        false: Shares of known inputs above falling thresholds, ``(points,)`` from 0 to 1.
+        true: Shares of unknown inputs, likewise.
+    """
+
+    false: Array
+    true: Array
+
+    @property
+    def auroc(self) -> float:
+        """Area under the curve."""
+        return float(np.sum(np.diff(self.false) * (self.true[1:] + self.true[:-1])) / 2)
+
+    @property
+    def precision_recall(self) -> tuple[Array, Array]:
+        """Shares of unknown inputs among alarms, and caught: where one more is caught."""
+        caught = np.diff(self.true, prepend=0.0) > 0
+        recall = self.true[caught]
+        return recall / (recall + self.false[caught]), recall
+
+    @property
+    def aupr(self) -> float:
+        """Average precision."""
+        precision, recall = self.precision_recall
+        return float(np.diff(recall, prepend=0.0) @ precision)
+
+    @property
+    def fpr95(self) -> float:
+        """Share of known inputs above the threshold that catches 95 % of the unknown."""
+        return float(self.false[np.argmax(self.true >= 0.95 - 1e-12)])
+
+
 def separation(
     known: Tensor, unknown: Tensor, *, resamples: int = 1000, seed: int = 0
 ) -> Separation:
@@ -63,24 +103,21 @@ def separation(
             says nothing of other trained networks: that is what seeds are for.
         seed: Of the bootstrap.
 
-    Raises:
-        OptionError: If a set is empty, or a score is not a number.
-
     Examples:
         >>> found = separation(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))
         >>> found.auroc, found.fpr95
         (0.875, 0.5)
     """
-    places = places_of(known, unknown)
-    figures = _figures(*counts_of(places))
-    low, high = _interval(places, resamples, seed)
+    whole, *drawn = bootstrapped(known, unknown, resamples, seed)
+    figures = [(one.auroc, one.aupr, one.fpr95) for one in (whole, *drawn)]
+    low, high = ends_of(figures[1:])
     # the ends are no better than such a share allows; for the AUROC this is a bound, whatever
     # the scores: min(n, m) pairs are independent, and each is in order with a probability of
     # the AUROC
-    p = unseen_share(places)
+    p = unseen_share(known, unknown)
     low[:2] = np.minimum(low[:2], areas_with(p))
     high[2] = max(high[2], p)
-    return Separation(*figures, *np.stack([low, high], axis=1).flatten().tolist())
+    return Separation(*figures[0], *np.stack([low, high], axis=1).flatten().tolist())
 
 
 def roc(known: Tensor, unknown: Tensor, points: int = 101) -> tuple[list[float], list[float]]:
@@ -98,21 +135,31 @@ def roc(known: Tensor, unknown: Tensor, points: int = 101) -> tuple[list[float],
         >>> roc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]), points=3)
         ([0.0, 0.25, 1.0], [0.0, 0.75, 1.0])
     """
-    rates = [
-        np.cumsum(np.append(0.0, counts[::-1])) / counts.sum()
-        for counts in counts_of(places_of(known, unknown))
-    ]
+    (whole,) = bootstrapped(known, unknown, 0, 0)
     # their sum only grows along the curve
     where = np.linspace(0, 2, points)
-    false, true = (np.interp(where, rates[0] + rates[1], rate).round(5) for rate in rates)
+    along = whole.false + whole.true
+    false, true = (np.interp(where, along, rate).round(5) for rate in (whole.false, whole.true))
     return false.tolist(), true.tolist()
 
 
-def places_of(known: Tensor, unknown: Tensor) -> tuple[Places, Places]:
-    """Return each score's place among all distinct ones, lowest first."""
-    a, b = (_checked(scores) for scores in (known, unknown))
-    _, places = np.unique(np.concatenate([a, b]), return_inverse=True)
-    return places[: len(a)], places[len(a) :]
+def bootstrapped(known: Tensor, unknown: Tensor, resamples: int, seed: int) -> Iterator[Roc]:
+    """Yield the ROC curve, then those of both sets drawn anew with replacement.
+
+    Args:
+        known: Scores ``(n,)``, larger = more atypical.
+        unknown: Scores ``(m,)``.
+        resamples: How often they are drawn.
+        seed: Of the draws.
+    """
+    both = np.concatenate([_checked(known), _checked(unknown)])
+    values, ranks = np.unique(-both, return_inverse=True)  # highest scores first
+    sets = chosen = np.split(ranks, [known.numel()])
+    generator = np.random.default_rng(seed)
+    for _ in range(resamples + 1):
+        counts = (np.bincount(own, minlength=len(values)) for own in chosen)
+        yield Roc(*(np.append(0, np.cumsum(own)) / own.sum() for own in counts))
+        chosen = [own[generator.integers(len(own), size=len(own))] for own in sets]
 
 
 def _checked(scores: Tensor) -> Array:
@@ -125,61 +172,6 @@ def _checked(scores: Tensor) -> Array:
     return array
 
 
-def num_values(places: tuple[Places, Places]) -> int:
-    """Return how many distinct scores there are."""
-    return max(int(own.max()) for own in places) + 1
-
-
-def counts_of(places: tuple[Places, Places], values: int | None = None) -> tuple[Array, Array]:
-    """Return how many scores of each set are at each place.
-
-    Args:
-        places: Of the scores.
-        values: How many places there are; as many as these take by default.
-
-    Returns:
-        Counts ``(values,)`` of known and of unknown inputs.
-    """
-    values = num_values(places) if values is None else values
-    known, unknown = (np.bincount(p, minlength=values).astype(np.float64) for p in places)
-    return known, unknown
-
-
-def _figures(known: Array, unknown: Array) -> tuple[float, float, float]:
-    """Return AUROC, AUPR and FPR95 from the counts of scores at each place."""
-    n, m = known.sum(), unknown.sum()
-    auroc = unknown @ (np.cumsum(known) - 0.5 * known) / (n * m)
-    # inputs that score at a place or above it
-    caught, alarms = np.cumsum(unknown[::-1]), np.cumsum(known[::-1])
-    at = unknown[::-1] > 0
-    precision = caught[at] / (caught[at] + alarms[at] * (m / n))
-    aupr = unknown[::-1][at] @ precision / m
-    place = np.searchsorted(caught, 0.95 * m - 1e-9)
-    return float(auroc), float(aupr), float(alarms[place] / n)
-
-
-def _interval(places: tuple[Places, Places], resamples: int, seed: int) -> tuple[Array, Array]:
-    """Return the lower and the upper end of the three figures."""
-    return ends_of([_figures(*counts) for counts in redrawn(places, resamples, seed)])
-
-
-def redrawn(
-    places: tuple[Places, Places], resamples: int, seed: int
-) -> Iterator[tuple[Array, Array]]:
-    """Yield counts as of `counts_of`, of both sets drawn anew with replacement.
-
-    Args:
-        places: Of the scores.
-        resamples: How often.
-        seed: Of the draws.
-    """
-    values = num_values(places)
-    generator = np.random.default_rng(seed)
-    for _ in range(resamples):  # one at a time: there may be tens of thousands of values
-        a, b = (own[generator.integers(len(own), size=len(own))] for own in places)
-        yield counts_of((a, b), values)
-
-
 def ends_of(drawn: ArrayLike) -> tuple[Array, Array]:
     """Return the ends of intervals of 95 %, from what resamples gave along the first axis."""
     low, high = np.quantile(
@@ -188,7 +180,7 @@ def ends_of(drawn: ArrayLike) -> tuple[Array, Array]:
     return low, high
 
 
-def unseen_share(places: tuple[Places, Places]) -> float:
+def unseen_share(known: Tensor, unknown: Tensor) -> float:
     """Return how many inputs may be on the wrong side without one of these showing it.
 
     Sets that do not overlap do so in no resample either, and would get an interval of no
@@ -196,7 +188,7 @@ def unseen_share(places: tuple[Places, Places]) -> float:
     show it with probability (1 - p)^n: so p is taken for possible up to where that is 5 %,
     and likewise among m unknown ones.
     """
-    share: float = 1 - _MISSES ** (1 / min(len(own) for own in places))
+    share: float = 1 - _MISSES ** (1 / min(known.numel(), unknown.numel()))
     return share
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from scodkit.alarms.checks import check_share, one_number
 from scodkit.alarms.kept import Kept
-from scodkit.calibration import scipy_part
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
+from scodkit.optional import optional
 
 
 def discoveries(p_values: Tensor, fdr: float = 0.1) -> Tensor:
@@ -57,7 +57,8 @@ def discoveries(p_values: Tensor, fdr: float = 0.1) -> Tensor:
         )
     if held.numel() == 0:
         return torch.zeros_like(p_values, dtype=torch.bool)
-    adjusted = scipy_part("stats").false_discovery_control(held.numpy(), method="bh")
+    stats = optional("scipy.stats", "alarms")
+    adjusted = stats.false_discovery_control(held.numpy(), method="bh")
     # conformal p-values are fractions that often meet the level exactly: 1e-12 for rounding
     return (torch.from_numpy(adjusted) <= fdr * (1 + 1e-12)).to(p_values.device)
 

@@ -13,7 +13,6 @@ from torch.nn.functional import logsigmoid
 
 from scodkit.baselines.data import TrainingData, check_finite
 from scodkit.baselines.targets import check_targets
-from scodkit.calibration import scipy_part
 from scodkit.errors import NondeterministicError, OptionError
 from scodkit.likelihoods import (
     Bernoulli,
@@ -23,6 +22,7 @@ from scodkit.likelihoods import (
     Likelihood,
 )
 from scodkit.network import Inputs, Network
+from scodkit.optional import optional
 from scodkit.parameters import ParameterSet
 
 # relative difference between the mean losses of two passes that rounding may explain
@@ -193,7 +193,7 @@ def top_eigenspace(
     def on_host(vector: np.ndarray) -> np.ndarray:
         return times(torch.from_numpy(vector.reshape(-1)).to(like)).cpu().numpy()
 
-    linalg = scipy_part("sparse.linalg")
+    linalg = optional("scipy.sparse.linalg", "peers")
     start = like.cpu().numpy()
     matrix = linalg.LinearOperator((size, size), matvec=on_host, dtype=start.dtype)
     # newer ones draw what they need after an exhausted start from a fresh generator

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from scodkit.errors import BatchError, OptionError, ScodError
+from scodkit.errors import BatchError, OptionError
+from scodkit.optional import optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,17 +31,11 @@ def new_figure(width: float, height: float) -> Figure:
         width: In inches.
         height: In inches.
 
-    Raises:
-        ScodError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ScodError(
-            "expected matplotlib for a plot, which is not installed; type "
-            'pip install "scodkit[plots]"'
-        ) from error
-    return Figure(figsize=(width, height), dpi=130, layout="constrained")
+    figure: Figure = optional("matplotlib.figure", "plots").Figure(
+        figsize=(width, height), dpi=130, layout="constrained"
+    )
+    return figure
 
 
 def row(tensor: Tensor, sample: int) -> Tensor:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from scodkit.separation import (
-    Array,
-    areas_with,
-    counts_of,
-    ends_of,
-    places_of,
-    redrawn,
-    unseen_share,
-)
+from scodkit.separation import Array, Roc, areas_with, bootstrapped, ends_of, unseen_share
 
 # where curves are looked at: closer where few false alarms are
 _GRID: Array = np.unique(
@@ -85,33 +78,32 @@ def curves(known: Tensor, unknown: Tensor, *, resamples: int = 300, seed: int = 
         >>> found.roc.at(0.5)[0]
         1.0
     """
-    places = places_of(known, unknown)
-    whole = _looked_at(*counts_of(places))
-    drawn = [_looked_at(*counts) for counts in redrawn(places, resamples, seed)]
-    at_most = areas_with(unseen_share(places))
-    found = []
-    for i, bound in enumerate(at_most):
-        area, y = whole[i]
-        ends = ends_of([one[i][0] for one in drawn])
-        low, high = ends_of([one[i][1] for one in drawn])
-        area_low, area_high = min(float(ends[0]), bound), float(ends[1])
-        found.append(Curve(_GRID, y, low, high, area, area_low, area_high))
-    return Curves(*found)
+    whole, *drawn = bootstrapped(known, unknown, resamples, seed)
+    roc_bound, aupr_bound = areas_with(unseen_share(known, unknown))
+
+    def banded(area: Callable[[Roc], float], y: Callable[[Roc], Array], bound: float) -> Curve:
+        low, high = ends_of([y(one) for one in drawn])
+        area_low, area_high = ends_of([area(one) for one in drawn])
+        ends = (min(float(area_low), bound), float(area_high))
+        return Curve(_GRID, y(whole), low, high, area(whole), *ends)
+
+    return Curves(
+        banded(lambda one: one.auroc, _caught, roc_bound),
+        banded(lambda one: one.aupr, _precision, aupr_bound),
+    )
 
 
-def _looked_at(known: Array, unknown: Array) -> tuple[tuple[float, Array], tuple[float, Array]]:
-    """Return area and height on the grid of both curves, from counts at each place."""
-    n, m = known.sum(), unknown.sum()
-    alarms = np.append(0.0, np.cumsum(known[::-1])) / n
-    caught = np.append(0.0, np.cumsum(unknown[::-1])) / m
-    auroc = float(np.sum(np.diff(alarms) * (caught[1:] + caught[:-1])) / 2)
+def _caught(roc: Roc) -> Array:
+    """Return the share of unknown inputs caught at each share of false alarms of the grid."""
     # as many false alarms as are allowed: the last of the points above one another
-    last = np.append(np.diff(alarms) > 0, True)
-    roc = np.interp(_GRID, alarms[last], caught[last])
-    at = unknown[::-1] > 0
-    recall = caught[1:][at]
-    precision = recall / (recall + alarms[1:][at])
-    aupr = float(np.diff(recall, prepend=0.0) @ precision)
-    # precision holds from the recall before up to its own
+    last = np.append(np.diff(roc.false) > 0, True)
+    caught: Array = np.interp(_GRID, roc.false[last], roc.true[last])
+    return caught
+
+
+def _precision(roc: Roc) -> Array:
+    """Return the precision at each recall of the grid: it holds from the recall before."""
+    precision, recall = roc.precision_recall
     step = np.searchsorted(recall, _GRID - 1e-12).clip(max=len(recall) - 1)
-    return (auroc, roc), (aupr, precision[step])
+    held: Array = precision[step]
+    return held

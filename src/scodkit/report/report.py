@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 from scodkit.artifact import check_place
-from scodkit.errors import MissingPeerError, OptionError
+from scodkit.errors import OptionError
 from scodkit.monitor import Monitor
+from scodkit.optional import optional
 from scodkit.replacing import replacing
 from scodkit.report.method_line import MethodLine
 from scodkit.report.scored_set import ScoredSet
 from scodkit.report.watched_stream import WatchedStream
 
-_NEEDED = {"bokeh": "bokeh", "jinja2": "jinja2", "PIL": "pillow"}
-
 
 def check_installed() -> None:
-    """Make sure a report can be drawn, before work is done for it.
-
-    Raises:
-        MissingPeerError: If bokeh, jinja2 or pillow is not installed.
-    """
-    missing = [own for name, own in _NEEDED.items() if not importlib.util.find_spec(name)]
-    if missing:
-        raise MissingPeerError(
-            f"expected {' and '.join(missing)}, which a report is drawn with, found none; "
-            'type: pip install "scodkit[report]"'
-        )
+    """Make sure a report can be drawn, before work is done for it."""
+    for module in ("bokeh", "jinja2", "PIL"):
+        optional(module, "report")
 
 
 class Report:
