@@ -273,24 +273,25 @@ def test_any_safetensors_reader_can_open_it(path: Path) -> None:
     assert header["basis"]["num_data"] == 30
 
 
-def test_a_file_that_is_replaced_meanwhile_is_read_whole(tmp_path: Path, monkeypatch) -> None:
-    path, later = tmp_path / "file", iter([1, 2])
-    versions = [{"x": torch.full((500,), float(i))} for i in range(3)]
-    artifact.write(path, "toy", {"version": 0}, versions[0])
+def test_a_file_that_is_replaced_meanwhile_is_never_mixed(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "file"
+    old, new = ({"x": torch.full((500,), float(i))} for i in range(2))
+    artifact.write(path, "toy", {"version": 0}, old)
 
     @contextlib.contextmanager
     def opened_twice(name: str, framework: str) -> Iterator[Any]:
         """Safetensors maps a file for its header, then once more for its tensors."""
         with safe_open(name, framework) as first:
             about = first.metadata()
-        version = next(later, None)
-        if version is not None:
-            artifact.write(path, "toy", {"version": version}, versions[version])
+        artifact.write(path, "toy", {"version": 1}, new)
         with safe_open(name, framework) as second:
             keys, tensor = second.keys, second.get_tensor
             yield SimpleNamespace(metadata=lambda: about, keys=keys, get_tensor=tensor)
 
-    monkeypatch.setattr(artifact, "safe_open", opened_twice)
+    with monkeypatch.context() as patch:
+        patch.setattr(artifact, "safe_open", opened_twice)
+        with pytest.raises(CorruptArtifactError, match="do not match their digest"):
+            artifact.read(path, "toy")
     header, tensors = artifact.read(path, "toy")
-    assert torch.equal(tensors["x"], versions[header["version"]]["x"])
-    assert header["version"] == 2
+    assert header["version"] == 1
+    assert torch.equal(tensors["x"], new["x"])

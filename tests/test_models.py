@@ -175,7 +175,6 @@ def test_confident_predictions_keep_their_largest_direction() -> None:
         ({"rank": 2.5}, "integer rank"),
         ({"model": print}, "nn.Module"),
         ({"model": torch.jit.ScriptModule()}, "not scripted"),
-        ({"prior_scale": 1e-200}, "prior_scale"),
     ],
     ids=lambda value: str(value)[:20],
 )

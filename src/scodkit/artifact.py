@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,6 @@ from scodkit.sketch import Sketch, SketchState
 
 FORMAT_VERSION = 1
 
-# how often a file is read that others replace meanwhile: safetensors opens it several times,
-# and may see the header of one and the tensors of another
-_READS = 10
 _HEADER = "scodkit"
 
 # what a header may name: objects made of plain options only
@@ -119,26 +115,6 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
         CorruptArtifactError: If it is cut off, altered, or not one of ours.
         FormatVersionError: If it was written in another format.
     """
-    for _ in range(_READS - 1):
-        before = _which(path)
-        try:
-            return _read_once(path, kind)
-        except CorruptArtifactError:
-            if _which(path) == before:
-                raise
-    return _read_once(path, kind)
-
-
-def _which(path: str | Path) -> tuple[int, ...] | None:
-    """Return what tells a file from the one that takes its place; None if there is none."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _read_once(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not Path(path).exists():
         raise MissingFileError(f"expected a saved {kind} at {path}, found no file there")
     try:
