@@ -83,14 +83,14 @@ class Summary:
         figure = plots.new_figure(panels * width, 3.2)
         axes = figure.subplots(1, panels)
         number = range(1, len(self.values) + 1)
-        axes[0].semilogy(number, self.values.clamp_min(1e-300), ".-", color="#0072B2")
+        axes[0].semilogy(number, self.values.clamp_min(1e-300), ".-", color=plots.LOWERS)
         axes[0].set(title=f"spectrum: {self.captured:.1%} captured", xlabel="direction")
         axes[0].set_ylabel("eigenvalue, nats per squared weight")
-        axes[1].plot(number, self.determined, ".-", color="#009E73")
+        axes[1].plot(number, self.determined, ".-", color=plots.GREEN)
         axes[1].set(title="decided by data, not the prior", xlabel="direction", ylim=(0, 1.05))
         if self.scores is not None:
             positive = self.scores[self.scores.isfinite() & (self.scores > 0)]
-            axes[2].hist(positive.log10().numpy(), bins=40, color="#E69F00")
+            axes[2].hist(positive.log10().numpy(), bins=40, color=plots.YELLOW)
             axes[2].set(title="samples not fitted", ylabel="samples")
             axes[2].set_xlabel("score, nats, as powers of ten")
         for panel in axes:

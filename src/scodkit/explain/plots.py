@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 # draws one thing where it is told to
 Panel: TypeAlias = "Callable[[Axes], None]"
 
-# told apart by colour-blind readers; blue and orange stay so on the map of slopes
-_MORE, _LESS, _OTHERS = "#D55E00", "#0072B2", "#9A9A9A"
+# the palette of every figure and of the report, told apart by colour-blind readers: what raises
+# a score, what lowers it, what does neither, and two more
+RAISES, LOWERS, OTHERS, GREEN, YELLOW = "#D55E00", "#0072B2", "#9A9A9A", "#009E73", "#E69F00"
 _SLOPES = "PuOr_r"
 _SMALL = 8
 
@@ -101,11 +102,11 @@ def shares(names: Sequence[str], values: Tensor, sample: int, top: int) -> Panel
     order = own.abs().argsort(descending=True, stable=True).tolist()
     labels = [names[i] for i in order[:top]]
     lengths = [float(own[i]) for i in order[:top]]
-    colours = [_MORE if length >= 0 else _LESS for length in lengths]
+    colours = [RAISES if length >= 0 else LOWERS for length in lengths]
     if len(order) > top:
         labels.append(f"others ({len(order) - top})")
         lengths.append(float(own[order[top:]].sum()))
-        colours.append(_OTHERS)
+        colours.append(OTHERS)
 
     def draw(axes: Axes) -> None:
         bars = axes.barh(range(len(labels)), lengths, color=colours)
@@ -131,10 +132,7 @@ def image(pixels: Tensor, title: str) -> Panel:
         pixels: ``(H, W)`` or ``(C, H, W)``; of channels that are not three, the mean.
         title: Above it.
     """
-    planes = _planes(pixels)
-    low, high = planes.min(), planes.max()
-    scaled = (planes - low) / (high - low).clamp_min(torch.finfo(planes.dtype).tiny)
-    shown = scaled.permute(1, 2, 0) if len(scaled) == 3 else scaled.mean(0)
+    shown = scaled_image(pixels)
 
     def draw(axes: Axes) -> None:
         axes.imshow(shown.tolist(), cmap="gray", vmin=0.0, vmax=1.0)
@@ -144,13 +142,25 @@ def image(pixels: Tensor, title: str) -> Panel:
     return draw
 
 
+def scaled_image(pixels: Tensor) -> Tensor:
+    """Return an image ``(H, W)`` or ``(H, W, 3)`` whose own range of values is 0 to 1.
+
+    Args:
+        pixels: ``(H, W)`` or ``(C, H, W)``; of channels that are not three, the mean.
+    """
+    planes = image_planes(pixels)
+    low, high = planes.min(), planes.max()
+    scaled = (planes - low) / (high - low).clamp_min(torch.finfo(planes.dtype).tiny)
+    return scaled.permute(1, 2, 0) if len(scaled) == 3 else scaled.mean(0)
+
+
 def slope_map(gradient: Tensor) -> Panel:
     """Return slopes of an image, summed over channels, with zero in the middle of the colours.
 
     Args:
         gradient: ``(H, W)`` or ``(C, H, W)``, nats per unit of the input.
     """
-    slopes = _planes(gradient).sum(0)
+    slopes = image_planes(gradient).sum(0)
     limit = float(slopes.abs().max()) or 1.0
 
     def draw(axes: Axes) -> None:
@@ -170,7 +180,7 @@ def slopes(gradient: Tensor) -> Panel:
         gradient: ``(n,)``, nats per unit of the input.
     """
     lengths = gradient.tolist()
-    colours = [_MORE if length >= 0 else _LESS for length in lengths]
+    colours = [RAISES if length >= 0 else LOWERS for length in lengths]
 
     def draw(axes: Axes) -> None:
         axes.bar(range(len(lengths)), lengths, color=colours)
@@ -192,7 +202,7 @@ def distances(index: Tensor, distance: Tensor) -> Panel:
     labels, lengths = [f"reference {i}" for i in index.tolist()], distance.tolist()
 
     def draw(axes: Axes) -> None:
-        axes.barh(range(len(labels)), lengths, color=_OTHERS)
+        axes.barh(range(len(labels)), lengths, color=OTHERS)
         axes.set_yticks(range(len(labels)), labels)
         axes.invert_yaxis()
         axes.set_xlabel("distance (sqrt(nats) / eps)", fontsize=_SMALL)
@@ -202,7 +212,7 @@ def distances(index: Tensor, distance: Tensor) -> Panel:
     return draw
 
 
-def _planes(image: Tensor) -> Tensor:
+def image_planes(image: Tensor) -> Tensor:
     """Return an image as ``(C, H, W)`` in float32 or float64.
 
     Raises:

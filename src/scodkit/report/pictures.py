@@ -6,13 +6,13 @@ import base64
 import io
 
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 from torch import Tensor
+
+from scodkit.explain import plots
 
 _LARGEST = 160  # pixels along a side
 _MOST_BARS = 96
-# told apart by colour-blind readers, on light and on dark
-_RAISES, _LOWERS = (213, 94, 0), (0, 114, 178)
 
 
 def is_image(shape: torch.Size) -> bool:
@@ -31,13 +31,8 @@ def image(sample: Tensor) -> str:
     Args:
         sample: ``(H, W)`` or ``(C, H, W)``; what is not finite is black.
     """
-    planes = _planes(sample)
-    low, high = planes.min(), planes.max()
-    scaled = (planes - low) / (high - low).clamp_min(1e-12) * 255
-    pixels = scaled.round().to(torch.uint8)
-    if len(pixels) == 3:
-        return _data_uri(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()))
-    return _data_uri(Image.fromarray(pixels[0].numpy()))
+    pixels = (plots.scaled_image(_finite(sample)) * 255).round().to(torch.uint8)
+    return _data_uri(Image.fromarray(pixels.contiguous().numpy()))
 
 
 def slope_map(gradient: Tensor) -> str:
@@ -46,11 +41,11 @@ def slope_map(gradient: Tensor) -> str:
     Args:
         gradient: ``(H, W)`` or ``(C, H, W)``; summed over channels. Zero is transparent.
     """
-    slopes = _planes(gradient).sum(0)
+    slopes = plots.image_planes(_finite(gradient)).sum(0)
     strength = slopes.abs() / slopes.abs().max().clamp_min(1e-300)
     pixels = torch.empty(*slopes.shape, 4, dtype=torch.uint8)
-    pixels[..., :3] = torch.tensor(_LOWERS, dtype=torch.uint8)
-    pixels[slopes > 0] = torch.tensor((*_RAISES, 0), dtype=torch.uint8)
+    pixels[..., :3] = torch.tensor(ImageColor.getrgb(plots.LOWERS), dtype=torch.uint8)
+    pixels[slopes > 0, :3] = torch.tensor(ImageColor.getrgb(plots.RAISES), dtype=torch.uint8)
     pixels[..., 3] = (strength * 255).round().to(torch.uint8)
     return _data_uri(Image.fromarray(pixels.numpy()))
 
@@ -65,16 +60,15 @@ def bars(values: Tensor) -> list[float]:
         >>> bars(torch.tensor([1.0, -2.0, float("nan")]))
         [0.5, -1.0, 0.0]
     """
-    held = values.detach().double().cpu().nan_to_num(0.0, 0.0, 0.0)
+    held = _finite(values)
     if len(held) > _MOST_BARS:
         stretches = held.tensor_split(_MOST_BARS)
         held = torch.stack([part[part.abs().argmax()] for part in stretches])
     return [round(v, 4) for v in (held / held.abs().max().clamp_min(1e-300)).tolist()]
 
 
-def _planes(sample: Tensor) -> Tensor:
-    planes = sample.detach().double().cpu().nan_to_num(0.0, 0.0, 0.0)
-    return planes if planes.ndim == 3 else planes[None]
+def _finite(values: Tensor) -> Tensor:
+    return values.detach().double().cpu().nan_to_num(0.0, 0.0, 0.0)
 
 
 def _data_uri(picture: Image.Image) -> str:
