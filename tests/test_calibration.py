@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scodkit.calibration import Calibration
-from scodkit.errors import CalibrationError
+from scodkit.errors import CalibrationError, OptionError
 
 MODEST = settings(max_examples=100, deadline=None)
 # few distinct values, so that ties are common
@@ -134,7 +134,7 @@ class TestThreshold:
 
     @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 1.5, float("nan"), float("inf")])
     def test_not_a_rate(self, rate):
-        with pytest.raises(CalibrationError, match="expected 0 < false_alarm < 1, got"):
+        with pytest.raises(OptionError, match="expected 0 < false_alarm < 1, got"):
             Calibration(normal(10, 0)).threshold(rate)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scodkit.calibration import Calibration
-from scodkit.errors import CalibrationError
+from scodkit.errors import CalibrationError, OptionError
 
 MODEST = settings(max_examples=100, deadline=None)
 
@@ -111,7 +111,7 @@ class TestSurely:
     def test_not_a_confidence(self, sure):
         calibration = Calibration(normal(100, 0))
         for ask in (calibration.threshold, calibration.false_alarm_bound):
-            with pytest.raises(CalibrationError, match="expected 0 < confidence < 1, got"):
+            with pytest.raises(OptionError, match="expected 0 < confidence < 1, got"):
                 ask(0.1, confidence=sure)
 
     def test_without_scipy(self, monkeypatch):

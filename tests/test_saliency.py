@@ -22,7 +22,7 @@ from scodkit import (
 from scodkit.errors import EngineFallbackWarning, OptionError
 from scodkit.explain import differentiable_score
 from scodkit.explain import saliency as saliency_module
-from scodkit.network import Inputs, Network
+from scodkit.network import Inputs, Network, differentiable_attention
 from scodkit.score import Energies
 from slopes import (
     LIKELIHOODS,
@@ -157,14 +157,14 @@ def test_two_threads_turn_fused_attention_back_in_order() -> None:
     first_in, second_in, first_out = (threading.Event() for _ in range(3))
 
     def first() -> None:
-        with saliency_module._attention_by_products():
+        with differentiable_attention():
             first_in.set()
             second_in.wait(0.3)
         first_out.set()
 
     def second() -> None:
         first_in.wait()
-        with saliency_module._attention_by_products():
+        with differentiable_attention():
             second_in.set()
             first_out.wait(0.3)
 

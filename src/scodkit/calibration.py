@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scodkit.errors import CalibrationError
+from scodkit.errors import CalibrationError, OptionError
 from scodkit.optional import optional
 
 # of `looks_like_training`: by how much held-out data must score higher, and how surely
@@ -140,7 +140,7 @@ class Calibration:
             >>> round(few.false_alarm_bound(0.05), 3), round(many.false_alarm_bound(0.05), 3)
             (0.112, 0.055)
         """
-        _check_rate("confidence", confidence, 0.99)
+        check_share("confidence", confidence, 0.99)
         num_data = self._known(group).numel()
         above = _allowed(false_alarm, None, num_data, group)
         special = optional("scipy.special", "alarms")
@@ -170,7 +170,7 @@ class Calibration:
             CalibrationError: As `threshold`, naming the group that has too few samples, and
                 as `p_value`.
         """
-        _check_rate("false_alarm", false_alarm, 0.05)
+        check_share("false_alarm", false_alarm, 0.05)
         asked, asked_groups = self._asked(scores, groups)
         if asked_groups is None:
             limit = self.threshold(false_alarm, confidence=confidence)
@@ -306,9 +306,19 @@ def _integers(groups: Tensor, shape: torch.Size) -> Tensor:
     return groups.detach().to("cpu", torch.int64)
 
 
-def _check_rate(name: str, value: float, instead: float) -> None:
+def check_share(name: str, value: float, instead: float) -> None:
+    """Raise unless an option is a share.
+
+    Args:
+        name: Of the option.
+        value: Must be in (0, 1).
+        instead: A value to suggest.
+
+    Raises:
+        OptionError: If it is not.
+    """
     if not 0 < value < 1:
-        raise CalibrationError(f"expected 0 < {name} < 1, got {value}; type {name}={instead}")
+        raise OptionError(f"expected 0 < {name} < 1, got {value}; type {name}={instead}")
 
 
 def _allowed(rate: float, confidence: float | None, num_data: int, group: int | None) -> int:
@@ -317,7 +327,7 @@ def _allowed(rate: float, confidence: float | None, num_data: int, group: int | 
     Raises:
         CalibrationError: If even none is too many for the rate.
     """
-    _check_rate("false_alarm", rate, 0.05)
+    check_share("false_alarm", rate, 0.05)
     among = "" if group is None else f" of group {group}"
     if confidence is None:
         above = _on_average(rate, num_data)
@@ -329,7 +339,7 @@ def _allowed(rate: float, confidence: float | None, num_data: int, group: int | 
                 f"at least {needed} samples{among}"
             )
         return above
-    _check_rate("confidence", confidence, 0.99)
+    check_share("confidence", confidence, 0.99)
     above = _surely(rate, confidence, num_data)
     if above < 0:
         guess = math.ceil(math.log1p(-confidence) / math.log1p(-rate))

@@ -22,10 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scodkit.errors import BatchError, OptionError
 from scodkit.mixed import tf32_products
 from scodkit.recomputing import not_recomputing
+
+# torch chooses kernels for the whole process: whoever changes that must change it back first
+_SWITCH = threading.RLock()
 
 _LABEL_KEYS = frozenset({"label", "labels", "target", "targets"})
 
@@ -370,6 +374,18 @@ def _cudnn(enabled: bool, allow_tf32: bool) -> contextlib.AbstractContextManager
 # by model, not by monitor: two monitors of one model must not be in it at once
 _LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _LOCKS_LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def differentiable_attention() -> Iterator[None]:
+    """Keep torch from attention kernels that are for inference or for one derivative only."""
+    with _SWITCH, sdpa_kernel(SDPBackend.MATH):
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _lock_of(model: nn.Module) -> threading.RLock:

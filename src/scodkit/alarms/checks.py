@@ -1,26 +1,11 @@
-"""What every alarm accepts: shares between 0 and 1, and scores that are not NaN."""
+"""Scores that every alarm accepts: numbers or infinity, not NaN."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from scodkit.errors import CalibrationError, OptionError
-
-
-def check_share(name: str, value: float, instead: float) -> None:
-    """Make sure that an option is a share.
-
-    Args:
-        name: Of the option.
-        value: Must be in (0, 1).
-        instead: A value to suggest.
-
-    Raises:
-        OptionError: If it is not.
-    """
-    if not 0 < value < 1:
-        raise OptionError(f"expected 0 < {name} < 1, got {value}; type {name}={instead}")
+from scodkit.errors import CalibrationError
 
 
 def one_number(value: float | Tensor) -> float:

@@ -18,8 +18,9 @@ import warnings
 import torch
 from torch import Tensor
 
-from scodkit.alarms.checks import check_share, one_number
+from scodkit.alarms.checks import one_number
 from scodkit.alarms.kept import Kept
+from scodkit.calibration import check_share
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 from scodkit.optional import optional
 

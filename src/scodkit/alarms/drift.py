@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scodkit.alarms.checks import check_share, many_scores, one_score
+from scodkit.alarms.checks import many_scores, one_score
 from scodkit.alarms.kept import Kept
-from scodkit.calibration import Calibration
+from scodkit.calibration import Calibration, check_share
 from scodkit.errors import OptionError
 
 # exponents e of the bets e p^(e-1), from bold to timid: each pays for small p-values

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import logsigmoid
 
 from scodkit.baselines.data import TrainingData, check_finite
@@ -21,7 +20,7 @@ from scodkit.likelihoods import (
     HeteroscedasticGaussian,
     Likelihood,
 )
-from scodkit.network import Inputs, Network
+from scodkit.network import Inputs, Network, differentiable_attention
 from scodkit.optional import optional
 from scodkit.parameters import ParameterSet
 
@@ -118,8 +117,7 @@ class LossHessian:
         total = torch.zeros(self.size, dtype=torch.float64, device=vector.device)
         num_data, loss_sum = 0, total.new_zeros(())
         for call, targets in self._pairs():
-            # other kernels of attention cannot be differentiated twice
-            with sdpa_kernel(SDPBackend.MATH):
+            with differentiable_attention():
                 output = self._network.at(weights, call)
                 loss = negative_log_likelihood(self._likelihood, output, targets).sum()
                 slope = _directional(loss, leaves, along)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.func import vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scodkit import score as scoring
 from scodkit.eigenbasis import Eigenbasis
@@ -21,7 +18,7 @@ from scodkit.explain import plots
 from scodkit.factors import FactorSource, row_bytes
 from scodkit.factors.trial import first_line
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs, Network, ordinary
+from scodkit.network import Inputs, Network, differentiable_attention, ordinary
 from scodkit.parameters import ParameterSet
 from scodkit.score import Energies
 
@@ -35,9 +32,6 @@ Weights: TypeAlias = Mapping[str, Tensor]
 _TRIED = 2
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _TOLERANCE_HALF = 1e-1
-
-# torch's choice of kernels is one for the whole process: it must be turned back in order
-_SWITCH = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -223,7 +217,7 @@ class _Scores:
 
     def __call__(self, call: Inputs) -> Tensor:
         """Return the scores of a batch, ``(B,)`` in float64."""
-        with self._network.evaluating(), _attention_by_products():
+        with self._network.evaluating(), differentiable_attention():
             # without graphs of their own: gradients are to go to the inputs only
             named = self._network.model.named_parameters()
             weights = {name: ordinary(parameter.detach()) for name, parameter in named}
@@ -339,13 +333,6 @@ def _distance(found: list[Tensor], wanted: list[Tensor]) -> float:
     tiny = torch.finfo(torch.float64).tiny
     pairs = [(a.double(), b.double()) for a, b in zip(found, wanted, strict=True)]
     return float(torch.stack([(a - b).norm() / (b.norm() + tiny) for a, b in pairs]).max())
-
-
-@contextmanager
-def _attention_by_products() -> Iterator[None]:
-    """Have attention computed by products of matrices: fused kernels have no second slopes."""
-    with _SWITCH, sdpa_kernel(SDPBackend.MATH):
-        yield
 
 
 def _floating_point_input(call: Inputs) -> Tensor:

@@ -6,7 +6,6 @@ sample is ever formed.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
 from abc import ABC, abstractmethod
@@ -16,9 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 from torch.func import jvp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from scodkit.network import Inputs, Network, ordinary
+from scodkit.network import Inputs, Network, differentiable_attention, ordinary
 from scodkit.parameters import ParameterSet
 
 
@@ -85,7 +83,7 @@ class Jacobian(ABC):
 
     def _output_at(self, weights: dict[str, Tensor]) -> Tensor:
         # copies: a model may begin with an in-place function
-        with _differentiable_kernels():
+        with differentiable_attention():
             return self._network.at({**self._others, **weights}, self._call.map(torch.clone))
 
     def _named(self, tangents: Tensor) -> dict[str, Tensor]:
@@ -199,15 +197,3 @@ def _load_forward_mode() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         jvp(torch.exp, (torch.zeros(1),), (torch.ones(1),))
-
-
-@contextlib.contextmanager
-def _differentiable_kernels() -> Iterator[None]:
-    """Keep torch from kernels of attention that are for inference, or for one derivative."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
