@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from scipy import stats
+
 from scodbench.domain import Domain
 from scodbench.domains import DOMAINS, OPTIONAL_DOMAINS
 from scodbench.rows import Row, latest, select
-from scodkit.calibration import scipy_part
 
 _Group = tuple[object, object]
 
@@ -47,7 +48,7 @@ def mean(values: Sequence[float]) -> Mean | None:
         return None
     spread = None
     if len(values) > 1:
-        point = float(scipy_part("stats").t.ppf(0.975, len(values) - 1))
+        point = float(stats.t.ppf(0.975, len(values) - 1))
         spread = point * statistics.stdev(values) / math.sqrt(len(values))
     return Mean(statistics.fmean(values), spread, len(values))
 
