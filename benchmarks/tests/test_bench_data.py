@@ -21,7 +21,7 @@ from scodbench import data
 from scodbench.data import load
 from scodbench.data.datasets import dataset_named
 from scodbench.data.errors import FormatError, MissingDataError
-from scodbench.data.folder import data_folder, user_cache
+from scodbench.data.folder import data_folder
 from scodkit.errors import OptionError, ScodError
 
 LOADERS: dict[str, list[Callable[..., object]]] = {
@@ -46,29 +46,12 @@ def test_the_folder_is_given_or_named_or_the_cache(
     assert data_folder() == tmp_path / "named"
     monkeypatch.setenv("SCODKIT_DATA", "~/named")
     assert data_folder() == tmp_path / "named"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for unset in ("", None):
         monkeypatch.delenv("SCODKIT_DATA")
         if unset is not None:
             monkeypatch.setenv("SCODKIT_DATA", unset)
-        assert data_folder() == user_cache() / "scodkit"
-
-
-def test_the_cache_is_where_each_system_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("LOCALAPPDATA", raising=False)
-    assert user_cache("linux") == tmp_path / ".cache"
-    assert user_cache("darwin") == tmp_path / "Library" / "Caches"
-    assert user_cache("win32") == tmp_path / "AppData" / "Local"
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
-    monkeypatch.setenv("LOCALAPPDATA", "/local")
-    assert user_cache("linux") == Path("/var/cache")
-    assert user_cache("darwin") == tmp_path / "Library" / "Caches"
-    assert user_cache("win32") == Path("/local")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert user_cache("linux") == tmp_path / ".cache"
+        assert data_folder() == tmp_path / "cache" / "scodkit"
 
 
 @pytest.mark.parametrize("name", data.DATASETS)
@@ -134,7 +117,7 @@ def test_the_registry_is_whole() -> None:
                 assert (layout.name == "published") == bool(file.url)
                 assert file.size > 0
                 assert file.checksum_from
-                sums = [*file.checksums.files, file.checksums.content or "0" * 64]
+                sums = [*file.sha256, file.content or "0" * 64]
                 assert all(re.fullmatch("[0-9a-f]{64}", checksum) for checksum in sums)
     assert dataset_named("mnist") is data.DATASETS["mnist"]
 
@@ -142,13 +125,12 @@ def test_the_registry_is_whole() -> None:
 def test_check_tells_there_from_missing_from_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (data.Checksums((c * 64,)) for c in "01")
-    inside = data.Checksums(("2" * 64,), hashlib.sha256(b"abc").hexdigest())
+    sha256 = hashlib.sha256(b"abc").hexdigest()
     published = (
-        data.File("t/a", 1, first, "http://x"),
-        data.File("t/b.gz", 1, inside, "http://x"),
+        data.File("t/a", 1, ("0" * 64,), url="http://x"),
+        data.File("t/b.gz", 1, ("2" * 64,), sha256, "http://x"),
     )
-    prepared = data.File("t/c", 1, second)
+    prepared = data.File("t/c", 1, ("1" * 64,))
     layouts = (data.Layout("published", published), data.Layout("prepared", (prepared,)))
     monkeypatch.setitem(data.DATASETS, "toy", data.Dataset("toy", "", "", layouts))
     (tmp_path / "t").mkdir()
@@ -165,12 +147,9 @@ def test_check_tells_there_from_missing_from_wrong(
     assert "; expected content" in data.check_dataset("toy", tmp_path).files[1].wrong
     (tmp_path / "t" / "b.gz").write_bytes(gzip.compress(b"abc")[:-3])
     assert "got no gzip file" in data.check_dataset("toy", tmp_path).files[1].wrong
-    right = data.Checksums(("3" * 64, hashlib.sha256(b"abc").hexdigest()))
     (tmp_path / "t" / "c").write_bytes(b"abc")
-    layouts = (
-        layouts[0],
-        data.Layout("prepared", (dataclasses.replace(prepared, checksums=right),)),
-    )
+    right = dataclasses.replace(prepared, sha256=("3" * 64, sha256))
+    layouts = (layouts[0], data.Layout("prepared", (right,)))
     monkeypatch.setitem(data.DATASETS, "toy", data.Dataset("toy", "", "", layouts))
     assert data.check_dataset("toy", tmp_path).complete
 

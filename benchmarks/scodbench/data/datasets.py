@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scodbench.data.checksums import Checksums
 from scodkit.errors import OptionError
 
 
@@ -20,14 +19,17 @@ class File:
     Args:
         name: Relative to the data folder, with forward slashes.
         size: Bytes.
-        checksums: What it must be.
+        sha256: What the file's may be; the first one is that of the file at the URL.
+        content: What the sha256 of a gzip file's content may be: the same data compressed by
+            another program is another file. Empty if that does not count.
         url: Its public place; empty if it has none.
         checksum_from: Who published the checksum.
     """
 
     name: str
     size: int
-    checksums: Checksums
+    sha256: tuple[str, ...]
+    content: str = ""
     url: str = ""
     checksum_from: str = "the README of the project's data"
 
@@ -68,20 +70,21 @@ class Dataset:
         """The files with a public place; none if there is no such place."""
         return tuple(file for layout in self.layouts for file in layout.files if file.url)
 
-    @property
-    def remedy(self) -> str:
-        """What to do where the data set is missing."""
-        return self.instead or f"type: scodbench data get {self.name}"
+    def remedy(self, folder: str | Path | None = None) -> str:
+        """Return what to do where the data set is missing.
+
+        Args:
+            folder: Where it is to be, if that was said.
+        """
+        there = "" if folder is None else f" --data {folder}"
+        return self.instead or f"type: scodbench data get {self.name}{there}"
 
 
 def _dataset(name: str, told: dict[str, Any]) -> Dataset:
     """Return a data set as the registry tells of it."""
     layouts = []
     for layout in ("published", "prepared"):
-        files = []
-        for file in told.pop(layout, ()):
-            checksums = Checksums(tuple(file.pop("sha256")), file.pop("content", None))
-            files.append(File(checksums=checksums, **file))
+        files = [File(**{**f, "sha256": tuple(f["sha256"])}) for f in told.pop(layout, ())]
         if files:
             layouts.append(Layout(layout, tuple(files)))
     return Dataset(name, layouts=tuple(layouts), **told)
@@ -105,7 +108,7 @@ def dataset_named(name: str) -> Dataset:
         OptionError: If there is none of that name.
 
     Examples:
-        >>> dataset_named("mnist").remedy
+        >>> dataset_named("mnist").remedy()
         'type: scodbench data get mnist'
     """
     if name not in DATASETS:
