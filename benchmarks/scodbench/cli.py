@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
+from typer.core import TyperGroup
 
-from scodbench import figures as drawing
 from scodbench import rows as result_rows
 from scodbench import runner
 from scodbench.data.cli import app as data_verbs
@@ -21,26 +21,24 @@ from scodbench.methods import METHODS
 from scodbench.rows import ROWS_FILE, SWEEPS_FILE, Row
 from scodbench.speed.cli import alarms, sketch, speed
 from scodbench.sweeps import SWEEPS
-from scodbench.tables.checks import checks
-from scodbench.tables.headline import headline
-from scodbench.tables.paper import (
-    Table,
-    comma_separated,
-    markdown,
-    methods_table,
-    paper_table,
-)
-from scodbench.tables.sweeps import fidelity_table, sketch_table
 from scodkit.cli import output as shown
-from scodkit.cli.main import run_app
+from scodkit.cli.main import Run, run_app
 from scodkit.errors import OptionError
 from scodkit.version import __version__
 
+if TYPE_CHECKING:
+    from scodbench.tables.paper import Table
+
+
+class _InOrder(TyperGroup):
+    """Verbs in the order of the work, not groups after commands."""
+
+    def list_commands(self, ctx: object) -> list[str]:
+        return ["run", "sweep", "table", "figures", "data", "speed", "sketch", "alarms"]
+
+
 app = typer.Typer(
-    name="scodbench",
-    help="Run the paper's domains; make its tables and figures; measure speed and sketches.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    name="scodbench", cls=_InOrder, no_args_is_help=True, pretty_exceptions_enable=False
 )
 app.add_typer(data_verbs, name="data")
 app.command()(speed)
@@ -79,6 +77,15 @@ DataOption = Annotated[
 ]
 
 
+@app.callback()
+def _options(
+    ctx: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Run the paper's domains; make its tables and figures; measure speed and sketches."""
+    ctx.ensure_object(Run).debug = debug
+
+
 @app.command()
 def run(
     domain: DomainOption = None,
@@ -95,6 +102,8 @@ def run(
 
     Example: scodbench run --domain wine --seeds 5
     """
+    from scodbench.tables.paper import methods_table, paper_table
+
     methods = _chosen("method", method, METHODS)
     where = Where(rows, data, device=device)
     domains, found = _run(domain, methods, seeds, where, processes, sweep=False)
@@ -115,6 +124,11 @@ def table(
 
     Example: scodbench table --output results
     """
+    from scodbench.tables.checks import checks
+    from scodbench.tables.headline import headline
+    from scodbench.tables.paper import methods_table, paper_table
+    from scodbench.tables.sweeps import fidelity_table, sketch_table
+
     found, swept = _rows_in(rows), result_rows.read(sweeps)
     tables = {
         "headline": headline(found, rows),
@@ -161,10 +175,12 @@ def figures(
 
     Example: scodbench figures
     """  # noqa: DOC501 (shown as help)
+    from scodbench.figures import draw
+
     found = _rows_in(rows)
     if not sweeps.exists():
         shown.note(f"no rows of sweeps in {sweeps}; for their figures type: scodbench sweep")
-    written = drawing.draw(found, result_rows.read(sweeps), output)
+    written = draw(found, result_rows.read(sweeps), output)
     if not written:
         raise OptionError(
             f"expected rows of {', '.join(ALL_DOMAINS)} in {rows}, found none to draw; type: "
@@ -238,6 +254,8 @@ def _rows_in(path: Path) -> list[Row]:
 
 
 def _print_tables(tables: Mapping[str, Table], output: Path | None = None) -> None:
+    from scodbench.tables.paper import comma_separated, markdown
+
     for name, own in tables.items():
         typer.echo(markdown(own))
         if output is not None:

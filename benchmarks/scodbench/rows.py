@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from scodbench.locks import lock
+from filelock import FileLock, Timeout
+
 from scodkit.errors import OptionError, ScodError
 
 Row = dict[str, Any]
@@ -49,8 +50,7 @@ def append(path: Path, rows: Iterable[Row]) -> None:
     parts = [{**row, "part": part, "of": len(group)} for part, row in enumerate(group, start=1)]
     text = "".join(json.dumps(row) + "\n" for row in parts)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        lock(file.fileno())
+    with FileLock(_beside(path, "append")), path.open("a+b") as file:
         file.seek(0)
         file.truncate(_whole(path, file.read())[1])
         file.write(text.encode())
@@ -94,24 +94,30 @@ def claimed(path: Path) -> Iterator[None]:
     """Keep other runs away from a file of rows for as long as this lasts.
 
     Args:
-        path: The file; who claims it stands in a hidden file beside it.
+        path: The file; which process claims it stands in a hidden file beside it.
 
     Raises:
         RowsInUseError: If another process has claimed it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("a+") as file:
-        if not lock(file.fileno(), wait=False):
-            file.seek(0)
-            raise RowsInUseError(
-                f"expected to be the only one to add rows to {path}, but process "
-                f"{file.read().strip()} does so; wait until it ends, or type --rows and "
-                "another file"
-            )
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+    process = _beside(path, "process")
+    process.touch()
+    try:
+        claim = FileLock(_beside(path, "claim")).acquire(blocking=False)
+    except Timeout as error:
+        raise RowsInUseError(
+            f"expected to be the only one to add rows to {path}, but process "
+            f"{process.read_text()} does so; wait until it ends, or type --rows and another "
+            "file"
+        ) from error
+    with claim:
+        process.write_text(str(os.getpid()))
         yield
+
+
+def _beside(path: Path, purpose: str) -> Path:
+    """Return a hidden file that goes with a file of rows."""
+    return path.with_name(f".{path.name}.{purpose}.lock")
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

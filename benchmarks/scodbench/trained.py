@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from scodbench.data.folder import user_cache
+from scodbench.data.folder import cache_folder
 from scodbench.domain import Domain, Splits
 from scodbench.identity import in_words
 from scodbench.training import train
@@ -60,7 +60,7 @@ def trained(
         "selection": [splits.selection.digest(), splits.selection.probe],
     }
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    kept = user_cache() / "scodkit" / "nets" if cache is None else cache
+    kept = cache_folder() / "nets" if cache is None else cache
     path = kept / f"{domain.name}_{seed}_{key}.safetensors"
     with contextlib.suppress(FileNotFoundError, CorruptArtifactError):  # then it is trained
         model = domain.build()

@@ -8,10 +8,11 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import connection
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from tqdm.auto import tqdm
 from typing_extensions import Self
@@ -36,25 +37,29 @@ class Workers(Generic[Job, Result]):
     def __init__(self, do: Callable[[Job], Result], processes: int) -> None:
         self._do = do
         self._processes = processes
-        self._idle: list[_Worker] = []
-        self._busy: dict[Connection, tuple[_Worker, Job]] = {}
+        self._context = multiprocessing.get_context("spawn")  # torch does not survive a fork
+        self._theirs, self._ours = self._context.Pipe(duplex=False)
+        self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # after an error or Ctrl-C nothing waits for what is being done
-        for worker in [*self._idle, *(worker for worker, _ in self._busy.values())]:
-            worker.end()
+        self._ours.close()  # ends them: after an error or Ctrl-C nothing waits for their jobs
+        self._leave_pool()
+        self._theirs.close()
 
     def finished(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Result | None]]:
         """Do jobs, and yield each with its result as it is done.
+
+        When a process is killed all others end, too. The jobs they were at are done again, one
+        at a time, which shows the one that gets its process killed.
 
         Args:
             jobs: To be started in this order.
 
         Yields:
-            A job and its result; None where the process that did it was killed.
+            A job and its result; None where the process that did it was killed both times.
 
         Raises:
             Exception: Whatever a job raises.
@@ -64,53 +69,49 @@ class Workers(Generic[Job, Result]):
                 yield job, self._do(job)
             return
         waiting = deque(jobs)
-        while waiting or self._busy:
-            while waiting and len(self._busy) < self._processes:
-                self._start(waiting.popleft())
-            for pipe in connection.wait(list(self._busy)):
-                assert isinstance(pipe, Connection)
-                yield self._end(pipe)
+        while waiting:
+            for suspect in (yield from self._until_killed(waiting, self._processes)):
+                for job in (yield from self._until_killed(deque([suspect]), 1)):
+                    yield job, None
 
-    def _start(self, job: Job) -> None:
-        while self._idle and not self._idle[-1].process.is_alive():
-            self._idle.pop().end()
-        worker = self._idle.pop() if self._idle else _Worker(self._do)
-        self._busy[worker.pipe] = worker, job
-        worker.pipe.send(job)
+    def _until_killed(
+        self, waiting: deque[Job], at_once: int
+    ) -> Generator[tuple[Job, Result], None, list[Job]]:
+        """Yield jobs as they are done.
 
-    def _end(self, pipe: Connection) -> tuple[Job, Result | None]:
-        """Return a job that is done or lost, and its result.
+        Args:
+            waiting: The jobs; those that are started are taken from it.
+            at_once: How many are done at a time.
 
-        Raises:
-            Exception: What the job raised.
+        Returns:
+            The jobs in progress when a process was killed, none if that did not happen.
         """
-        worker, job = self._busy.pop(pipe)
+        running: dict[Future[Result], Job] = {}
         try:
-            result = pipe.recv()
-        except (EOFError, OSError):
-            worker.end()
-            return job, None
-        self._idle.append(worker)
-        if isinstance(result, Exception):
-            raise result
-        return job, result
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    future = self._started(waiting[0])
+                    running[future] = waiting.popleft()
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in sorted(done, key=lambda each: each.exception() is not None):
+                    result = future.result()
+                    yield running.pop(future), result
+        except BrokenProcessPool:
+            self._leave_pool()
+        return list(running.values())
 
-
-class _Worker:
-    """A process of its own, and the pipe to it."""
-
-    def __init__(self, do: Callable[[Any], object]) -> None:
-        context = multiprocessing.get_context("spawn")  # torch does not survive a fork
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, do), daemon=True)
+    def _started(self, job: Job) -> Future[Result]:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self._processes, self._context, initializer=_begin, initargs=(self._theirs,)
+            )
         with _deaf_to_interrupts():
-            self.process.start()
-        theirs.close()  # now it breaks when the process ends
+            return self._pool.submit(self._do, job)
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
+    def _leave_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
 
 @contextlib.contextmanager
@@ -126,23 +127,11 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _serve(pipe: Connection, do: Callable[[Any], object]) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _begin(alive: Connection) -> None:
+    threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
     tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives a kill
-    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
-        while True:
-            pipe.send(_outcome(do, pipe.recv()))
 
 
-def _outcome(do: Callable[[Any], object], job: object) -> object:
-    try:
-        return do(job)
-    except Exception as error:
-        return error
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
+def _end_with_parent(alive: Connection) -> None:
+    alive.poll(None)  # until the other end is closed, by the parent or by its end
     os._exit(1)  # whatever is being done

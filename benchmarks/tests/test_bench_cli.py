@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,24 @@ def home(tmp_path: Path, monkeypatch) -> Path:
 @pytest.mark.parametrize("words", [(), ("data",)])
 def test_without_a_verb_there_is_help(words: tuple[str, ...]) -> None:
     assert "Usage: " in scodbench(*words).output
+
+
+def test_help_has_the_verbs_in_the_order_of_the_work() -> None:
+    lines = scodbench("--help").output.splitlines()
+    verbs = ["run", "sweep", "table", "figures", "data", "speed", "sketch", "alarms"]
+    first = [words[1] for words in map(str.split, lines) if len(words) > 1]
+    assert [word for word in first if word in verbs] == verbs
+    assert set(verbs) == set(typer.main.get_command(cli.app).commands)
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_debug_shows_tracebacks(debug: list[str], monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["scodbench", *debug, "run", "--domain", "beer"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    said = capsys.readouterr().err
+    assert ("Traceback" in said) is bool(debug)
+    assert "scodbench: expected a domain among wine" in said
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.io import savemat
 
 import bench_archives as archives
 from bench_archives import HEADER, noise
 from scodbench.data.errors import FormatError
 from scodbench.data.formats.cifar_archive import read_cifar_archive
 from scodbench.data.formats.idx import read_idx
-from scodbench.data.formats.inert_pickle import Call, Name, read_inert
 from scodbench.data.formats.npz import read_npz
 from scodbench.data.formats.svhn_mat import read_svhn
 from scodbench.data.formats.tinyimagenet_zip import read_tinyimagenet
 from scodbench.data.formats.wine_csv import read_wine
-from scodkit.errors import MissingPeerError
 
 
 @pytest.mark.parametrize("shape", [(7, 28, 28), (5,), (0, 28, 28)])
@@ -85,25 +84,6 @@ def test_wine(tmp_path: Path) -> None:
             read_wine(path)
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_a_pickle_of_python_2_is_read_as_pickle_would(order: str) -> None:
-    pixels = np.asarray(noise(4, 3072), order=order)
-    labels = [9, 0, 3, 5]
-    batch = archives.cifar_batch(pixels, labels)
-    # the bytes are real: Python itself reads them so
-    loaded = pickle.loads(batch, encoding="bytes")
-    assert np.array_equal(loaded[b"data"], pixels)
-    held = read_inert(batch)
-    assert held.keys() == loaded.keys()
-    for key in (b"batch_label", b"labels", b"filenames"):
-        assert held[key] == loaded[key]
-    array = held[b"data"]
-    assert isinstance(array, Call)
-    assert array.function == Name("numpy.core.multiarray", "_reconstruct")
-    assert array.state[1] == (4, 3072)
-    assert array.state[4] == pixels.tobytes(order=order)
-
-
 class Malicious:
     def __reduce__(self) -> tuple[object, ...]:
         return os.mkdir, ("executed",)
@@ -117,34 +97,26 @@ def test_nothing_in_a_pickle_is_executed(
     assert Path("executed").is_dir()  # so it would
     Path("executed").rmdir()
     python2 = b"\x80\x02cposix\nmkdir\nU\x08executed\x85R."
-    assert read_inert(python2) == Call(Name("posix", "mkdir"), (b"executed",))
     unheard_of = b"\x80\x02cno_such_module\nf\n)R}b."
-    assert read_inert(unheard_of).state == {}
+    numpys = b"\x80\x02cnumpy\nload\nU\x01a\x85R."
+    batches = [python2, unheard_of, numpys]
+    batches += [pickle.dumps(Malicious(), protocol) for protocol in range(6)]
+    for batch in batches:
+        archives.write_tar(tmp_path / "a.tar.gz", {"x/test_batch": batch})
+        with pytest.raises(FormatError, match=r"forbidden name .*scodbench data check"):
+            read_cifar_archive(tmp_path / "a.tar.gz", "test")
     assert "no_such_module" not in sys.modules
-    for protocol in range(6):
-        with pytest.raises(FormatError, match="instruction"):
-            read_inert(pickle.dumps(Malicious(), protocol))
-    archives.write_tar(tmp_path / "a.tar.gz", {"x/test_batch": python2})
-    with pytest.raises(FormatError, match="no data and labels"):
-        read_cifar_archive(tmp_path / "a.tar.gz", "test")
     assert not Path("executed").exists()
 
 
-def test_a_damaged_pickle_is_refused() -> None:
+def test_a_damaged_pickle_is_refused(tmp_path: Path) -> None:
     batch = archives.cifar_batch(noise(2, 3072), [1, 2])
-    for length in (0, 1, 5, 30, 200, len(batch) - 1):
-        with pytest.raises(FormatError):
-            read_inert(batch[:length])
-    for strange in (
-        b"\x80\x02.",
-        b"\x80\x02NN.",
-        b"\x80\x02e.",
-        b"\x80\x02h\x07.",
-        b"(u.",
-        b"Nb.",
-    ):
-        with pytest.raises(FormatError):
-            read_inert(strange)
+    cut = [batch[:length] for length in (0, 1, 5, 30, 200, len(batch) - 1)]
+    strange = [b"\x80\x02.", b"\x80\x02e.", b"\x80\x02h\x07.", b"(u.", b"Nb."]
+    for damaged in (*cut, *strange):
+        archives.write_tar(tmp_path / "a.tar.gz", {"x/test_batch": damaged})
+        with pytest.raises(FormatError, match="test_batch: expected a whole pickle"):
+            read_cifar_archive(tmp_path / "a.tar.gz", "test")
 
 
 def cifar(tmp_path: Path, each: int = 6) -> tuple[Path, np.ndarray, np.ndarray]:
@@ -187,9 +159,8 @@ def test_a_damaged_cifar_archive_is_refused(tmp_path: Path) -> None:
         (archives.cifar_batch(noise(2, 3072), [1, 10]), "label in 0-9"),
         (archives.cifar_batch(noise(2, 3071), [1, 2]), r"array of \(n, 3072\)"),
         (good.replace(b"U\x02u1", b"U\x02i1"), r"array of \(n, 3072\)"),
-        (good.replace(b"_reconstruct", b"_remembering"), r"array of \(n, 3072\)"),
+        (good.replace(b"_reconstruct", b"_remembering"), "forbidden name numpy.core"),
         (b"\x80\x02}.", "no data and labels"),
-        (good[:-1], "test_batch: expected a whole pickle"),
     ):
         archives.write_tar(path, {"c/test_batch": batch})
         with pytest.raises(FormatError, match=complaint):
@@ -205,12 +176,11 @@ def test_a_damaged_cifar_archive_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compressed", [True, False])
 def test_svhn(tmp_path: Path, compressed: bool) -> None:
-    matlab = pytest.importorskip("scipy.io")
     images = noise(12, 32, 32, 3)
     labels = np.array([5, 2, 1, 10, 6, 1, 9, 1, 1, 8, 3, 10], np.uint8)
     path = tmp_path / "test_32x32.mat"
     held = {"X": images.transpose(1, 2, 3, 0), "y": labels[:, None]}
-    matlab.savemat(path, held, do_compression=compressed)
+    savemat(path, held, do_compression=compressed)
     read, digits = read_svhn(path, 11)
     assert np.array_equal(read.numpy(), images[:11])
     assert digits.tolist() == [5, 2, 1, 0, 6, 1, 9, 1, 1, 8, 3]
@@ -221,7 +191,7 @@ def test_svhn(tmp_path: Path, compressed: bool) -> None:
         path.write_bytes(whole[:length])
         with pytest.raises(FormatError, match="scodbench data check"):
             read_svhn(path, 5)
-    matlab.savemat(path, {"X": held["X"][:28], "y": held["y"]})
+    savemat(path, {"X": held["X"][:28], "y": held["y"]})
     with pytest.raises(FormatError, match=r"images \(28, 32, 3, 5\)"):
         read_svhn(path, 5)
 
@@ -302,18 +272,3 @@ def test_an_npz_file_with_a_pickle_is_refused(
     with pytest.raises(FormatError):
         read_npz(Path("a.npz"), "images")
     assert not Path("executed").exists()
-
-
-@pytest.mark.parametrize(
-    ("module", "read"),
-    [
-        ("scipy.io", lambda: read_svhn(Path("a.mat"), 1)),
-        ("PIL.Image", lambda: read_tinyimagenet(Path("a.zip"), 1)),
-    ],
-)
-def test_what_is_not_installed_is_named(
-    monkeypatch: pytest.MonkeyPatch, module: str, read: Callable[[], object]
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingPeerError, match=rf"{module}.*pip install ./benchmarks"):
-        read()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,21 +109,17 @@ def test_a_killed_writer_loses_nothing_it_had_written(tmp_path: Path) -> None:
     assert [row["i"] for row in rows.read(path)][-1] == "next"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no such lock")
 def test_a_writer_waits_for_another_one(tmp_path: Path) -> None:
-    import fcntl
-
     path = tmp_path / "rows.jsonl"
     rows.append(path, [{"i": "first"}])
-    with path.open("a+b") as other, writer(path, 1) as process:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.3)
-        assert len(rows.read(path)) == 1
-        other.write(b'{"i": "half of it is writ')
-        other.flush()
-        fcntl.flock(other, fcntl.LOCK_UN)
+    with writer(path, 1) as process:
+        with FileLock(tmp_path / ".rows.jsonl.append.lock"):
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.3)
+            assert len(rows.read(path)) == 1
+            with path.open("ab") as other:
+                other.write(b'{"i": "half of it is writ')
         assert process.wait(timeout=100) == 0
     assert [row["i"] for row in rows.read(path)] == ["first", 0, 0]
 

@@ -27,6 +27,8 @@ def do(job: tuple[str, object]) -> object:
     what, value = job
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "slow":
+        time.sleep(1)
     if what == "fail":
         raise MissingPeerError("expected a library")
     if what == "touch and sleep":
@@ -47,7 +49,7 @@ def test_one_process_is_this_one() -> None:
 
 
 def test_a_killed_process_loses_its_job_and_no_other() -> None:
-    jobs = [("die", 0), *(("say", i) for i in range(4))]
+    jobs = [("die", 0), ("slow", 9), *(("say", i) for i in range(4))]
     with Workers(do, 2) as workers:
         found = list(workers.finished(jobs))
         assert sorted(found) == sorted((j, None if j[0] == "die" else j[1]) for j in jobs)
@@ -71,9 +73,6 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {tests!r})
 from test_bench_workers import do
-from scodbench import jobs, runner
-from scodbench import rows as result_rows
-from scodbench.jobs import Where
 from scodbench.workers import Workers
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
 """Data sets of the six domains: found, fetched, checked and read."""
 
-from scodbench.data.acquire import get
-from scodbench.data.checksums import Checksums
 from scodbench.data.datasets import DATASETS, Dataset, File, Layout
-from scodbench.data.download import fetch
+from scodbench.data.files import (
+    Condition,
+    DatasetState,
+    FileState,
+    check,
+    check_dataset,
+    get,
+)
 from scodbench.data.folder import data_folder
 from scodbench.data.load import (
     cifar10,
@@ -18,17 +23,9 @@ from scodbench.data.load import (
     tinyimagenet,
     wine,
 )
-from scodbench.data.verify import (
-    Condition,
-    DatasetState,
-    FileState,
-    check,
-    check_dataset,
-)
 
 __all__ = [
     "DATASETS",
-    "Checksums",
     "Condition",
     "Dataset",
     "DatasetState",
@@ -42,7 +39,6 @@ __all__ = [
     "data_folder",
     "densenet_weights",
     "fashion_mnist",
-    "fetch",
     "get",
     "mnist",
     "svhn",

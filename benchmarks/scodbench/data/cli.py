@@ -34,7 +34,7 @@ def list_() -> None:
 def get(names: NamesArgument = None, data: FolderOption = None) -> None:
     """Fetch data sets from where they are published, and check them.
 
-    What has come before a connection broke is kept and continued with.
+    A file has its name only when all of it has come and its sha256 is right.
 
     Example: scodbench data get mnist wine
     """

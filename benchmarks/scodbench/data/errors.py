@@ -18,7 +18,7 @@ class NotFetchableError(DataError, RuntimeError):
 
 
 class DownloadError(DataError, OSError):
-    """A file could not be fetched or written; what has come is kept and continued with."""
+    """A file could not be fetched or written."""
 
 
 class ChecksumError(DataError, ValueError):

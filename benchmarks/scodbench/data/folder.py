@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import pooch  # type: ignore[import-untyped]
 
 from scodbench.data.errors import MissingDataError
 
@@ -28,23 +29,12 @@ def data_folder(folder: str | Path | None = None) -> Path:
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named).expanduser()
-    return user_cache() / "scodkit"
+    return cache_folder()
 
 
-def user_cache(platform: str = sys.platform) -> Path:
-    """Return where programs may keep files that can be fetched again.
-
-    Args:
-        platform: As in `sys.platform`.
-    """
-    if platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return Path(local) if local else Path.home() / "AppData" / "Local"
-    if platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    xdg = os.environ.get("XDG_CACHE_HOME")
-    # the standard says to ignore a relative path
-    return Path(xdg) if xdg and os.path.isabs(xdg) else Path.home() / ".cache"
+def cache_folder() -> Path:
+    """Return where programs may keep files that can be made or fetched again."""
+    return Path(pooch.os_cache("scodkit"))
 
 
 def locate(

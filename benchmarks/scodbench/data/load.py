@@ -248,9 +248,7 @@ def first_of_each(labels: Tensor, counts: tuple[int, ...]) -> Tensor:
 
 
 def _find(name: str, folder: Folder, *layouts: tuple[str, ...]) -> list[Path]:
-    dataset = dataset_named(name)
-    there = f" --data {folder}" if folder is not None and dataset.fetched else ""
-    return locate(name, layouts, dataset.remedy + there, folder)
+    return locate(name, layouts, dataset_named(name).remedy(folder), folder)
 
 
 def _check_split(split: str) -> None:

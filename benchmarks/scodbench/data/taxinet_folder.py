@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from scodbench.data.errors import FormatError, MissingDataError
 from scodbench.data.folder import data_folder
-from scodbench.data.formats.extras import extra
 
 KNOWN = ("morning_train", "morning_validation", "morning_test")
 NOVEL = ("afternoon_test", "night_test", "overcast_test")
@@ -42,11 +42,10 @@ class LabelledFrames:
         Raises:
             FormatError: If the file is cut off or not an image.
         """
-        pillow = extra("PIL.Image", "TaxiNet's PNG files")
         path = self.files[number]
         try:
-            with pillow.open(path) as image:
-                scaled = image.convert("RGB").resize((columns, rows), pillow.Resampling.BICUBIC)
+            with Image.open(path) as image:
+                scaled = image.convert("RGB").resize((columns, rows), Image.Resampling.BICUBIC)
         except (OSError, ValueError, SyntaxError) as error:  # the last of a broken PNG
             raise FormatError(
                 f"expected a whole image at {path}, got: {error}; unpack its archive again"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from scodbench.figures.style import panels, words
 from scodbench.rows import Row, select
@@ -42,8 +43,6 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
 
 def decoded(text: str) -> Any:
     """Return a picture of a row as ``(height, width, 3)`` bytes."""
-    from PIL import Image
-
     return np.array(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB"))
 
 

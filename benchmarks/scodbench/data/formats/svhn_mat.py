@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.io import loadmat
 from torch import Tensor
 
 from scodbench.data.errors import FormatError
-from scodbench.data.formats.extras import extra
 
 
 def read_svhn(path: Path, count: int) -> tuple[Tensor, Tensor]:
@@ -26,10 +26,9 @@ def read_svhn(path: Path, count: int) -> tuple[Tensor, Tensor]:
     Raises:
         FormatError: If it is cut off or something else.
     """
-    matlab = extra("scipy.io", "SVHN's .mat files")
     try:
         with path.open("rb") as file:
-            held = matlab.loadmat(file, variable_names=("X", "y"))
+            held = loadmat(file, variable_names=("X", "y"))
         images, labels = held["X"][..., :count], held["y"][:count, 0]
     # a damaged file makes scipy raise nearly anything
     except Exception as error:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from scodbench.data.errors import FormatError
-from scodbench.data.formats.extras import extra
 
 _ROOT = "tiny-imagenet-200"
 
@@ -35,15 +35,14 @@ def read_tinyimagenet(path: Path, per_class: int) -> tuple[Tensor, Tensor]:
     Raises:
         FormatError: If it is cut off or something else.
     """
-    pillow = extra("PIL.Image", "Tiny ImageNet's JPEG files")
     try:
         with zipfile.ZipFile(path) as archive:
             chosen = _choose(archive, per_class)
             images = np.empty((len(chosen), 32, 32, 3), np.uint8)
             for place, (number, _) in enumerate(chosen):
                 jpeg = archive.read(f"{_ROOT}/val/images/val_{number}.JPEG")
-                with pillow.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
-                    small = image.convert("RGB").resize((32, 32), pillow.Resampling.BICUBIC)
+                with Image.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
+                    small = image.convert("RGB").resize((32, 32), Image.Resampling.BICUBIC)
                 images[place] = np.asarray(small)
     except (zipfile.BadZipFile, LookupError, ValueError, OSError) as error:
         raise FormatError(
