@@ -15,6 +15,8 @@ from cases import conv_batchnorm, mlp
 from scodkit import Categorical, Gaussian, Monitor, MonteCarlo, capture
 from scodkit.errors import BatchError, CaptureError, CaptureWarning, NotFittedError
 
+pytestmark = pytest.mark.slow
+
 NEEDS_A_COMPILER = pytest.mark.skipif(
     not (shutil.which("c++") or shutil.which("g++")),
     reason="needs a C++ compiler for torch.compile",

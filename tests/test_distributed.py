@@ -15,6 +15,8 @@ from scodkit.parts import Shard
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
 from together import digits, network, run
 
+pytestmark = pytest.mark.slow
+
 SKETCHES = {
     "nystrom": Nystrom(size=30),
     "two_sided": TwoSided(size=31),

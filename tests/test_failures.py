@@ -248,6 +248,7 @@ def run_fit(checkpoint: Path, stop_at: int) -> tuple[int, str]:
     return process.wait(timeout=60), seen
 
 
+@pytest.mark.slow
 def test_a_killed_fit_goes_on_where_it_was(tmp_path: Path) -> None:
     _, expected = run_fit(tmp_path / "whole.ckpt", stop_at=-1)
     code, _ = run_fit(tmp_path / "cut.ckpt", stop_at=8)

@@ -122,6 +122,7 @@ def test_others_are_left_to_rows(model: nn.Module, options: dict[str, object]) -
     assert not scorer._source_for(call, 2**30).ends_in_head
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_it_can_be_recorded_saved_and_moved_to_the_cpu(tmp_path) -> None:
     monitor = Monitor(network().float(), Categorical(), 6, parameters=LastLayers(count=1))
@@ -137,6 +138,7 @@ def test_it_can_be_recorded_saved_and_moved_to_the_cpu(tmp_path) -> None:
     torch.testing.assert_close(loaded.score(x), expected, rtol=1e-4, atol=0.0)
 
 
+@pytest.mark.slow
 def test_thousands_of_classes_take_as_much_memory_as_planned() -> None:
     model = nn.Sequential(nn.Linear(16, 128), nn.ReLU(), nn.Linear(128, 3100))
     monitor = Monitor(model, Categorical(), 20, parameters=LastLayers(count=1))

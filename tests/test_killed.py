@@ -20,6 +20,8 @@ from scodkit.parts import Shard
 from scodkit.sketch import Nystrom, Sketch, TwoSided
 from together import digits, network
 
+pytestmark = pytest.mark.slow
+
 KILLS = 20
 BATCH, COUNT = 4, 61
 PAUSE = 0.01  # seconds a batch takes to read

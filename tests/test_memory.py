@@ -8,6 +8,8 @@ import pytest
 
 from own_process import printed_by
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
     import sys, torch
     from torch import nn

@@ -68,6 +68,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 def test_a_basis_in_a_file_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     printed = printed_by(PROGRAM, tmp_path / "basis", MALLOC_TRIM_THRESHOLD_="0")

@@ -27,6 +27,8 @@ from scodkit.sketch import (
 )
 from scodkit.sketch.base import FlatFactors
 
+pytestmark = pytest.mark.slow
+
 
 def picture_net() -> nn.Module:
     torch.manual_seed(0)

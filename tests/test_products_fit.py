@@ -281,6 +281,7 @@ def fit_uneven(rank: int, count: int, folder: Path) -> None:
         found.save(folder / f"{name}.{rank}")
 
 
+@pytest.mark.slow
 def test_processes_add_up_their_products(tmp_path: Path) -> None:
     run(3, fit_uneven, tmp_path)
     for name, sketch in (("nystrom", Nystrom(size=20)), ("two_sided", TwoSided(size=31))):

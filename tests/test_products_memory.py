@@ -14,6 +14,8 @@ from scodkit import Categorical, LastLayers, Monitor
 from scodkit.network import Inputs
 from scodkit.sketch import Nystrom
 
+pytestmark = pytest.mark.slow
+
 # the rows of one batch alone would take 64 x 3099 x 399,900 numbers, 317 GB; those of one
 # sample 5 GB; the sketch and its basis take 0.4 GB
 PROGRAM = """

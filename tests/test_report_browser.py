@@ -13,6 +13,8 @@ import pytest
 
 from report_pages import NASTY, image_case
 
+pytestmark = pytest.mark.slow
+
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 PLACES = ("chromium", "chromium-browser", "google-chrome", "chrome")

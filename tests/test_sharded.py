@@ -23,6 +23,8 @@ from scodkit.sharded import ShardedMonitor
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
 from together import digits, run
 
+pytestmark = pytest.mark.slow
+
 SKETCHES = {"nystrom": Nystrom(size=24), "two_sided": TwoSided(size=31)}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-import pooch  # type: ignore[import-untyped]
+import pooch
 
 from scodbench.data.datasets import DATASETS, Dataset, File, dataset_named
 from scodbench.data.errors import ChecksumError, DownloadError, NotFetchableError

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import pooch  # type: ignore[import-untyped]
+import pooch
 
 from scodbench.data.errors import MissingDataError
 
