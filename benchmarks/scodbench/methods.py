@@ -81,9 +81,9 @@ METHODS: dict[str, Make] = {
     "local_ensemble": lambda case: baselines.LocalEnsemble(
         case.networks[0], case.domain.likelihood, rank=case.domain.local_rank
     ),
-    "kfac_laplace": _kfac_laplace,
-    "kfac_laplace_glm": lambda case: _kfac_laplace(case, samples=None),
-    "kfac_laplace_ll": _baseline(baselines.KFACLaplace, samples=None, last_layer=True),
+    "kfac_laplace": lambda case: _kfac_laplace(case, samples=30),
+    "kfac_laplace_glm": _kfac_laplace,
+    "kfac_laplace_ll": _baseline(baselines.KFACLaplace, last_layer=True),
     "sketched_lanczos": _sketched_lanczos,
     "identity_curvature": _baseline(baselines.IdentityCurvature),
     "max_softmax": _baseline(baselines.MaxSoftmax),

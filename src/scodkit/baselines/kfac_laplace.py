@@ -1,30 +1,40 @@
-"""Kronecker-factored Laplace approximation (Ritter et al., 2018)."""
+"""Kronecker-factored Laplace approximation (Ritter et al., 2018), by laplace-torch."""
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 from typing_extensions import Self, Unpack
 
-from scodkit.baselines.baseline import Baseline, Picks, State
-from scodkit.baselines.data import TrainingData
-from scodkit.baselines.kronecker import Block, KroneckerFactors, pack, unpack
-from scodkit.baselines.kronecker_layers import supported_parameters
-from scodkit.baselines.predictive import Predictive, linearised, mixture
-from scodkit.baselines.prior_precision import excess_surprise, most_evident
-from scodkit.baselines.weight_sets import Sets, WeightSets, copies
+from scodkit.baselines.baseline import Baseline, Picks, State, class_logits
+from scodkit.baselines.data import TrainingData, check_finite
+from scodkit.baselines.entropy import noise_variance
+from scodkit.baselines.hessian import negative_log_likelihood
+from scodkit.baselines.peers import peer
+from scodkit.baselines.predictive import Predictive, mixture
+from scodkit.baselines.targets import check_targets
+from scodkit.baselines.weight_sets import copies
 from scodkit.errors import NonFiniteError, OptionError
-from scodkit.factors import Factors, FactorSource, MemoryBudget, choose_engine
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from scodkit.network import Inputs
-from scodkit.parameters import LastLayers, ParameterSet, select, select_names
+from scodkit.network import Inputs, Network, ordinary
+from scodkit.parameters import LastLayers, select
 
 # what `tune` tries unless told otherwise: 1e-4, 10^-3.5, ..., 1e4
 GRID = tuple(10 ** (exponent / 2) for exponent in range(-8, 9))
+
+# of Adam: laplace-torch's 100 end a percent away; started anew, as its steps shrink where the
+# best prior precision is far off
+_STEPS, _ROUNDS = 300, 5
+# a slope of the log evidence that counts as none, over the prior's own part of it
+_FLAT = 1e-2
 
 
 class KFACLaplace(Baseline):
@@ -34,13 +44,13 @@ class KFACLaplace(Baseline):
     the training data, with Kronecker factors for each layer, plus that of the prior. The score
     is that of the prediction averaged over the posterior. For regression: its total variance
     (squared output units, summed over outputs, the noise included). For classification: the
-    entropy of the mean probabilities (nats).
+    entropy of the mean probabilities (nats). The output of a call is the mean prediction; its
+    logits are the logarithms of the mean probabilities, or their log-odds.
 
-    A fit reads the data once and needs no targets: one backward pass per output or class, by
-    laplace-torch, on a copy of the network that is dropped afterwards. To score takes
-    ``samples`` forward passes; or one and a backward pass per output, where the network is
-    linearised. Kept are the factors' eigenvectors (``2 o^2 + i^2`` numbers for a layer with
-    ``i`` inputs and ``o`` outputs) and the sampled weights.
+    A fit reads the data once and needs no targets: one backward pass per output or class. To
+    score takes a forward and a backward pass per output of each sample, where the network is
+    linearised; or ``samples`` forward passes. Kept are the factors' eigenvectors (``2 o^2 +
+    i^2`` numbers for a layer with ``i`` inputs and ``o`` outputs) and the sampled weights.
 
     Args:
         model: The trained network, of ``nn.Linear`` and ``nn.Conv2d`` layers.
@@ -57,12 +67,8 @@ class KFACLaplace(Baseline):
             (normalisations, embeddings, ...), rather than refuse them.
         picks: ``inputs=``, ``outputs=``, and ``targets=`` for `tune`; see `Picks`.
 
-    Attributes:
-        memory_budget: Bytes that per-sample gradients may take at a time, as of a `Monitor`.
-
     Examples:
-        >>> model = nn.Linear(1, 1)
-        >>> method = KFACLaplace(model, Gaussian(), samples=None, prior_precision=1.0)
+        >>> method = KFACLaplace(nn.Linear(1, 1), Gaussian(), prior_precision=1.0)
         >>> _ = method.fit([torch.ones(3, 1)], progress=False)
         >>> method.score(torch.tensor([[0.0], [2.0]]))  # noise, bias, weight: 1 + 1/4 + x^2/4
         tensor([1.2500, 2.2500])
@@ -70,7 +76,6 @@ class KFACLaplace(Baseline):
 
     handles: ClassVar = (Categorical, Bernoulli, Gaussian)
     because: ClassVar = "laplace-torch has no Kronecker factors for it"
-    memory_budget = MemoryBudget()
 
     def __init__(
         self,
@@ -78,7 +83,7 @@ class KFACLaplace(Baseline):
         likelihood: Likelihood,
         *,
         last_layer: bool = False,
-        samples: int | None = 30,
+        samples: int | None = None,
         prior_precision: float | None = None,
         seed: int = 0,
         skip_unsupported: bool = False,
@@ -86,34 +91,29 @@ class KFACLaplace(Baseline):
     ) -> None:
         super().__init__(model, likelihood, **picks)
         if samples is not None and samples < 2:
-            raise OptionError(f"expected two samples or more, or None, got {samples!r}")
+            raise OptionError(
+                f"expected two samples or more, or None, got {samples!r}; type samples=30"
+            )
         if prior_precision is not None:
             _check_precisions([prior_precision])
-        self.last_layer = last_layer
-        self.samples = samples
-        self.prior_precision = prior_precision
-        self.seed = seed
-        self.skip_unsupported = skip_unsupported
-        self._runs = WeightSets(self._network, shared=last_layer)
-        self._last_source: FactorSource | None = None
+        self.last_layer, self.samples, self.seed = last_layer, samples, seed
+        self.prior_precision, self.skip_unsupported = prior_precision, skip_unsupported
+        # a posterior, and the tensor of the prior precision it was made with
+        self._made: tuple[Tensor | None, Any] = (None, None)
 
     @property
     def chosen_precision(self) -> float:
         """The prior precision in use: given, or chosen by `fit` or `tune`."""
-        return float(super()._ready()["prior_precision"])
+        return float(self._ready()["prior_precision"])
 
     def tune(
-        self,
-        loader: Iterable[Any],
-        grid: Sequence[float] = GRID,
-        *,
-        progress: bool = True,
+        self, loader: Iterable[Any], grid: Sequence[float] = GRID, *, progress: bool = True
     ) -> Self:
         """Choose the prior precision by how well held-out targets are predicted.
 
         Args:
             loader: Validation data with targets, like the training data; read once for each
-                precision, as far as it takes to see that another one is better.
+                precision.
             grid: Prior precisions to try.
             progress: Show a progress bar.
 
@@ -123,193 +123,271 @@ class KFACLaplace(Baseline):
         Raises:
             NonFiniteError: If that is infinite or NaN at every precision.
         """
-        state = super()._ready()
+        state = self._ready()
         _check_precisions(grid)
         doing = "tuning KFACLaplace" if progress else None
         data = TrainingData(self._network, loader, self._targets, doing)
         data.check_repeatable("KFACLaplace.tune")
-        losses = [math.inf] * len(grid)
+        # not laplace-torch's own search: its running loss goes on from one precision to the
+        # next, it draws from the global generator, and judges regression by squared errors
         with self._network.evaluating():
-            noise = self._noise(state)
-            # the narrowest first: they are seldom far off, the widest soon seen to be
-            for i in sorted(range(len(grid)), key=lambda i: -grid[i]):
-                tried = self._at_precision(grid[i], state, noise)
-                losses[i] = self._loss(data, tried, min(losses))
+            losses = [self._loss(data, self._at(state, precision)) for precision in grid]
             if min(losses) == math.inf:
                 raise NonFiniteError(
                     "expected finite predictions of the validation data at some prior "
                     f"precision, got none at {list(grid)}; mend or remove samples with a NaN "
                     "or an infinity, or try larger precisions"
                 )
-            best = grid[losses.index(min(losses))]
-            self._state = self._at_precision(best, state, noise)
+            self._state = self._at(state, grid[losses.index(min(losses))])
         return self
 
     def _learn(self, data: TrainingData) -> State:
-        factors: KroneckerFactors | None = None
+        posterior: Any = None
         names: list[str] = []
+        count = 0
+        # as laplace-torch's own fit, which has to know the length of the data before, and which
+        # decomposes in float32, where small eigenvalues are lost beside large ones
         for call in data.calls():
-            if factors is None:
+            if posterior is None:
                 names = self._choose(call)
-                factors = KroneckerFactors(self._network, self.likelihood, names)
-            factors.add(call)
-        assert factors is not None
-        blocks = factors.decomposed()
+                posterior = self._untrained(names)
+            with torch.no_grad():
+                output = check_finite(posterior.model(_batch(call)), "outputs")
+            # the factors do not depend on targets: what is predicted will do
+            targets = output if isinstance(self.likelihood, Gaussian) else output.argmax(1)
+            posterior.H += posterior.backend.kron(_batch(call), targets, N=1)[1]
+            count += call.batch_size
+        state: State = {"prior_precision": posterior.prior_precision}
+        for name, factors in zip(names, posterior.H.kfacs, strict=True):
+            for side, factor in enumerate(factors):
+                check_finite(factor, "Kronecker factors")
+                values, vectors = torch.linalg.eigh(factor.double())
+                # that of the inputs is a mean over the data, here with N=1 still a sum
+                values = values.clamp_min(0) / (count if side else 1)
+                state[f"values:{name}:{side}"] = values.to(factor)
+                state[f"vectors:{name}:{side}"] = vectors.to(factor).contiguous()
         precision = self.prior_precision
         if precision is None:
-            weights = select_names(self.model, names).weights(self.model).values()
-            precision = most_evident(
-                torch.cat([block.values.flatten() for block in blocks.values()]),
-                sum(float(weight.double().square().sum()) for weight in weights),
-            )
-        like = next(iter(blocks.values())).output_values
-        return {**pack(blocks), "prior_precision": like.new_tensor(precision)}
-
-    def _ready(self) -> State:
-        """See `Baseline._ready`.
-
-        Returns:
-            The same, with weights drawn: not before they are asked for, as `tune` draws others.
-        """
-        state = super()._ready()
-        if self.samples is None or any(name.startswith("samples:") for name in state):
-            return state
-        with self._network.evaluating():
-            precision = float(state["prior_precision"])
-            self._state = self._at_precision(precision, state, self._noise(state))
-        return self._state
+            precision = _most_evident(self._posterior(state))
+        return self._at(state, precision)
 
     def _choose(self, call: Inputs) -> list[str]:
-        """Return the parameters to be uncertain about."""
+        """Return the parameters to be uncertain about, in the model's order.
+
+        Raises:
+            OptionError: If layers have no Kronecker factors and are not to be left out, or if
+                none has any.
+        """
         asked = LastLayers(count=1) if self.last_layer else "all"
         names = select(asked, self._network, call).names
-        return supported_parameters(self._network, names, call, skip=self.skip_unsupported)
+        few = copies(call.samples(slice(0, 2)))
+        reasons = _without_factors(_twin(self._network, names), names, few)
+        kept = [name for name in names if name.rpartition(".")[0] not in reasons]
+        if reasons and not (self.skip_unsupported and kept):
+            told = ", ".join(f"{name or 'the model'} ({why})" for name, why in reasons.items())
+            skip = "type skip_unsupported=True to keep their weights as they are"
+            raise OptionError(
+                "expected layers that laplace-torch has Kronecker factors for (nn.Linear, "
+                f"nn.Conv2d, each called once, in float32 or float64), got {told}; "
+                f"{skip if kept else 'compare with another baseline here'}"
+            )
+        return kept
 
-    def _noise(self, state: State) -> dict[str, Tensor]:
-        """Return what draws are made of, whatever the precision; nothing without samples."""
-        if self.samples is None:
-            return {}
-        parameters = self._parameters(state)
-        blocks = unpack(state, parameters.names)
-        # on the CPU and in float64: draws must not depend on the device or the dtype
-        generator = torch.Generator().manual_seed(self.seed)
-        turned = {}
-        for name, weight in parameters.weights(self.model).items():
-            shape = (self.samples, weight.numel())
-            noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-            turned[name] = blocks[name].turned(noise.to(weight.device, weight.dtype))
-        return turned
+    def _untrained(self, names: Sequence[str]) -> Any:
+        """Return laplace-torch's posterior of some parameters, on a twin of the network.
 
-    def _at_precision(
-        self, precision: float, state: State, noise: Mapping[str, Tensor]
-    ) -> State:
-        """Return the state with another prior precision, and weights drawn for it."""
-        parameters = self._parameters(state)
-        blocks = unpack(state, parameters.names)
-        prior = state["prior_precision"].new_tensor(precision)
-        weights = parameters.weights(self.model)
-        drawn = {
-            f"samples:{name}": weights[name]
-            + blocks[name].deviations(own, prior).reshape(-1, *weights[name].shape)
-            for name, own in noise.items()
-        }
-        return {**state, "prior_precision": prior, **drawn}
-
-    def _parameters(self, state: State) -> ParameterSet:
-        """Return the parameters that are uncertain, in the model's order."""
-        named = [name for name, _ in self.model.named_parameters()]
-        return select_names(
-            self.model, [name for name in named if f"output_values:{name}" in state]
+        Its ``last_layer`` takes the output to be that layer's own, without a word: not so for
+        logits of two classes, scaled outputs and picked ones. To switch gradients off elsewhere
+        says the same of any layer. The backend is its default, which has all directions of the
+        outputs' Fisher; BackPACK's takes neither switched-off gradients nor several inputs.
+        """
+        return peer("laplace").Laplace(
+            _Standardised(_twin(self._network, names), self.likelihood),
+            "regression" if isinstance(self.likelihood, Gaussian) else "classification",
+            subset_of_weights="all",
+            hessian_structure="kron",
+            backend=peer("laplace.curvature").CurvlinopsGGN,
+            dict_key_x="first",
         )
 
-    def _loss(self, data: TrainingData, state: State, best: float) -> float:
-        """Return how badly all targets are predicted, in nats; no NaN.
+    def _posterior(self, state: State) -> Any:
+        """Return laplace-torch's posterior, from what was learnt; kept for the next call."""
+        prior = state["prior_precision"]
+        if self._made[0] is not prior:
+            names = self._names(state)
+            posterior = self._untrained(names)
+            parts = (
+                [[state[k] for i in (0, 1) if (k := f"{part}:{n}:{i}") in state] for n in names]
+                for part in ("vectors", "values")
+            )
+            posterior.H = posterior.H_facs = peer("laplace.utils").KronDecomposed(*parts)
+            posterior.mean = parameters_to_vector(posterior.params).detach()
+            posterior.prior_precision = prior
+            self._made = prior, posterior
+        return self._made[1]
 
-        Args:
-            data: With targets.
-            state: Says at which precision.
-            best: What another one reached; infinity is returned where that is not.
-        """
+    def _at(self, state: State, precision: float) -> State:
+        """Return the state with another prior precision, and weights drawn for it."""
+        state = {**state, "prior_precision": state["prior_precision"].new_tensor([precision])}
+        if self.samples is not None:
+            names, posterior = self._names(state), self._posterior(state)
+            # on the CPU and in float64: draws must not depend on the device or the dtype
+            mean, generator = posterior.mean, torch.Generator().manual_seed(self.seed)
+            shape = self.samples, len(mean)
+            noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(mean)
+            drawn = mean + posterior.posterior_precision.bmm(noise, exponent=-0.5)
+            each = drawn.split([weight.numel() for weight in posterior.params], dim=1)
+            for name, weight, own in zip(names, posterior.params, each, strict=True):
+                state[f"samples:{name}"] = own.reshape(-1, *weight.shape)
+        return state
+
+    def _names(self, state: State) -> list[str]:
+        """Return the parameters that are uncertain, in the model's order."""
+        named = dict(self.model.named_parameters())
+        return [name for name in named if f"values:{name}:0" in state]
+
+    def _loss(self, data: TrainingData, state: State) -> float:
+        """Return the negative log-likelihood of all targets; infinity where it is NaN."""
         total = 0.0
         for call, targets in data.pairs():
-            total += float(excess_surprise(self._predict(call, state), targets).sum())
-            if total > best:
-                return math.inf
+            found = self._predict(call, state)
+            check_targets(self.likelihood, found.output, targets)
+            if found.variance is None:
+                each = negative_log_likelihood(self.likelihood, found.output, targets)
+            else:
+                off = found.output.flatten(1) - targets.reshape(len(targets), -1)
+                each = (off.square() / found.variance + found.variance.log()) / 2
+            total += float(each.sum())
         # weights drawn from a wide posterior may be beyond what a network can compute with
-        return math.inf if math.isnan(total) else total
+        return total if math.isfinite(total) else math.inf
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         predictive = self._predict(call, state)
         return predictive.output, predictive.score
 
+    @torch.no_grad()
     def _predict(self, call: Inputs, state: State) -> Predictive:
-        if self.samples is None:
-            return linearised(self.likelihood, *self._linear(call, state))
-        drawn = self._drawn(state)
-        sets = Sets(self.samples, lambda: drawn, lambda some: self._one_by_one(some, drawn))
-        return mixture(self.likelihood, self._runs.outputs(sets, call))
-
-    def _drawn(self, state: State) -> dict[str, Tensor]:
-        """Return the sampled weights by name of the parameter, ``(samples, ...)`` each."""
-        names = self._parameters(state).names
-        return {name: state[f"samples:{name}"] for name in names}
-
-    def _one_by_one(self, call: Inputs, drawn: Mapping[str, Tensor]) -> Tensor:
-        assert self.samples is not None
-        each = ({name: own[k] for name, own in drawn.items()} for k in range(self.samples))
-        return torch.stack([self._network.at(weights, copies(call)) for weights in each])
-
-    def _linear(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
-        """Return the output ``(B, *shape)`` and the variance of each of them, ``(B, d)``."""
-        parameters = self._parameters(state)
-        blocks, prior = unpack(state, parameters.names), state["prior_precision"]
-        outputs: dict[int, Tensor] = {}
-        variances: dict[int, list[Tensor]] = {}
-        for piece in self._source(call, parameters).pieces(call, hold=True):
-            outputs[piece.samples.start] = piece.output
-            some = variances.setdefault(piece.samples.start, [])
-            some.append(_variance(piece.factors, parameters, blocks, prior))
-        each = [torch.cat(some, dim=1) for some in variances.values()]
-        return torch.cat(list(outputs.values())), torch.cat(each)
-
-    def _source(self, call: Inputs, parameters: ParameterSet) -> FactorSource:
-        """Return what turns batches into Jacobians; the engine is chosen on a first batch."""
-        source, device = self._last_source, self._network.device
-        if (
-            source is None
-            or source.engine.device != device
-            or source.engine.parameters != parameters
-        ):
-            with torch.no_grad():
-                shape = tuple(self._network(copies(call.samples(slice(0, 1)))).shape[1:])
-            engine = choose_engine(self._network, parameters, call)
-            # the rows of noise of variance 1 are those of the identity
-            source = FactorSource(engine, Gaussian(), shape, self.memory_budget)
-            self._last_source = source
-        return source
+        if self.samples is not None:
+            drawn = {name: state[f"samples:{name}"] for name in self._names(state)}
+            each = [{n: own[k] for n, own in drawn.items()} for k in range(self.samples)]
+            outputs = [self._network.at(weights, copies(call)) for weights in each]
+            return mixture(self.likelihood, torch.stack(outputs))
+        posterior = self._posterior(state)
+        # one by one: laplace-torch's Jacobians of a batch mix its samples (0 times NaN), at a
+        # cost that grows with the square of their number
+        ones = [_batch(call.samples(slice(i, i + 1))) for i in range(call.batch_size)]
+        options = {"pred_type": "glm", "link_approx": "probit", "diagonal_output": True}
+        found = [posterior(one, **options) for one in ones]
+        if isinstance(self.likelihood, Gaussian):
+            output = self._network(copies(call))
+            noise = noise_variance(self.likelihood, output)
+            variance = noise * (1 + torch.cat([own for _, own in found]))
+            return Predictive(self.likelihood, output, variance)
+        probabilities = torch.cat(found)
+        logs = probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+        if isinstance(self.likelihood, Bernoulli):
+            logs = logs[:, 1:] - logs[:, :1]
+        return Predictive(self.likelihood, logs, None)
 
     def _options(self) -> Mapping[str, Any]:
-        return {
-            "last_layer": self.last_layer,
-            "samples": self.samples,
-            "prior_precision": self.prior_precision,
-            "seed": self.seed,
-            "skip_unsupported": self.skip_unsupported,
-        }
+        names = ("last_layer", "samples", "prior_precision", "seed", "skip_unsupported")
+        return {name: getattr(self, name) for name in names}
 
 
-def _variance(
-    factors: Factors, parameters: ParameterSet, blocks: Mapping[str, Block], prior: Tensor
-) -> Tensor:
-    """Return the variance along each row, ``(b, q)``."""
-    total = prior.new_zeros(())
-    for columns, rows in factors.blocks():
-        # small neighbours come together
-        for part in parameters.blocks:
-            start, stop = part.columns.start - columns.start, part.columns.stop - columns.start
-            if start >= 0 and part.columns.stop <= columns.stop:
-                total = total + blocks[part.name].quadratic(rows[:, :, start:stop], prior)
-    return total
+class _Standardised(nn.Module):
+    """The model with what laplace-torch asks for: logits ``(B, C)``, or noise of variance 1."""
+
+    def __init__(self, network: Network, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.model = network.model  # whose parameters are looked for
+        self.network, self.likelihood = network, likelihood
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        output = self.network(copies(batch["call"]))
+        if isinstance(self.likelihood, Gaussian):
+            return output.flatten(1) * noise_variance(self.likelihood, output).rsqrt()
+        return class_logits(self.likelihood, output)
+
+
+def _batch(call: Inputs) -> dict[str, Any]:
+    """Return a batch as laplace-torch takes those that are more than a tensor."""
+    return {"call": call, "first": call.tensors()[0]}
+
+
+def _twin(network: Network, names: Sequence[str]) -> Network:
+    """Return a network of modules of its own, at the same weights; some ask for gradients."""
+    memo: dict[int, Any] = {
+        id(weight): nn.Parameter(ordinary(weight.detach()), requires_grad=name in names)
+        for name, weight in network.model.named_parameters()
+    }
+    twin = copy.copy(network)
+    twin.model = copy.deepcopy(network.model, memo)
+    return twin
+
+
+def _without_factors(twin: Network, names: Sequence[str], few: Inputs) -> dict[str, str]:
+    """Return why layers have no Kronecker factors, or wrong ones, by name; hooks the twin."""
+    places = Counter(id(p) for _, p in twin.model.named_parameters(remove_duplicate=False))
+    owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
+    layers = {name: twin.model.get_submodule(name) for name in owners}
+    calls: dict[nn.Module, list[Any]] = {layer: [] for layer in layers.values()}
+    for layer in calls:
+        layer.register_forward_pre_hook(lambda own, inputs: calls[own].append(inputs))
+    output = twin(few)
+    if output.requires_grad:
+        torch.autograd.backward(output.sum())
+    reasons = {}
+    for name, layer in layers.items():
+        own, given = list(layer.parameters()), calls[layer]
+        if not _has_factors(layer):
+            reasons[name] = f"with {layer.extra_repr()} in {own[0].dtype}"
+        elif any(places[id(weight)] > 1 for weight in own):
+            reasons[name] = "with weights in common with another"
+        elif len(given) != 1:
+            reasons[name] = f"called {len(given)} times"
+        elif len(given[0]) != 1 or given[0][0].ndim < 2 or len(given[0][0]) != few.batch_size:
+            reasons[name] = "called with something else than a tensor with a row a sample"
+        elif any(weight.grad is None for weight in own):
+            reasons[name] = "without influence on the output"
+    return {name: f"{type(layers[name]).__name__} {why}" for name, why in reasons.items()}
+
+
+def _has_factors(layer: nn.Module) -> bool:
+    """Return whether a layer is of a kind with Kronecker factors: an allow-list."""
+    own = dict(layer.named_parameters())
+    return (
+        type(layer) in {nn.Linear, nn.Conv2d}
+        and list(own) in (["weight"], ["weight", "bias"])
+        and own["weight"].dtype in {torch.float32, torch.float64}
+        and sum(weight.numel() for weight in own.values()) > 1
+        and getattr(layer, "groups", 1) == 1
+        and getattr(layer, "padding_mode", "zeros") == "zeros"
+    )
+
+
+def _most_evident(posterior: Any) -> float:
+    """Return the prior precision with the largest marginal likelihood of the training data.
+
+    Raises:
+        NonFiniteError: If there is none, as weights or Fisher information are zero.
+    """
+    for _ in range(_ROUNDS):
+        with warnings.catch_warnings():
+            # of the link function, which the evidence does not depend on
+            warnings.filterwarnings("ignore", "By default `link_approx`")
+            began = posterior.prior_precision
+            posterior.optimize_prior_precision(n_steps=_STEPS, init_prior_prec=began)
+        logarithm = posterior.prior_precision.log().requires_grad_()
+        evidence = posterior.log_marginal_likelihood(logarithm.exp())
+        (slope,) = torch.autograd.grad(evidence, logarithm)
+        posterior.prior_precision = logarithm.detach().exp()
+        if bool(slope.abs() <= _FLAT * posterior.scatter):
+            return float(posterior.prior_precision)
+    raise NonFiniteError(
+        "expected a marginal likelihood of the training data with a maximum to choose a prior "
+        f"precision by, got none up to {float(began):.3g}, as where weights or Fisher "
+        "information are zero; type prior_precision=1.0"
+    )
 
 
 def _check_precisions(precisions: Sequence[float]) -> None:

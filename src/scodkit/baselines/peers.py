@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from types import ModuleType
 
 from scodkit.errors import MissingPeerError
@@ -24,7 +25,10 @@ def peer(name: str) -> ModuleType:
         MissingPeerError: If it is not installed, with what to type.
     """
     try:
-        return importlib.import_module(name)
+        with warnings.catch_warnings():
+            # one of laplace-torch's backends, of which nothing is used, asks for it
+            warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
+            return importlib.import_module(name)
     except ImportError as error:
         packages = _INSTALL[name.split(".")[0]]
         raise MissingPeerError(

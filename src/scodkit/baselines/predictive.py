@@ -75,20 +75,3 @@ def mixture(likelihood: Likelihood, outputs: Tensor) -> Predictive:
     return Predictive(
         likelihood, outputs.mean(0), variance + noise_variance(likelihood, outputs[0])
     )
-
-
-def linearised(likelihood: Likelihood, output: Tensor, variance: Tensor) -> Predictive:
-    """Return the prediction of a network whose output is Gaussian around what it says.
-
-    Logits are divided by ``sqrt(1 + pi/8 variance)``, the approximation to the mean of a
-    logistic function of a Gaussian variable of MacKay (1992).
-
-    Args:
-        likelihood: `Gaussian`; or `Categorical` or `Bernoulli`, with one variable.
-        output: ``(B, *shape)``.
-        variance: Of each output, due to the weights, ``(B, d)``.
-    """
-    if isinstance(likelihood, Gaussian):
-        return Predictive(likelihood, output, variance + noise_variance(likelihood, output))
-    scale = (1 + math.pi / 8 * variance).rsqrt()
-    return Predictive(likelihood, output * scale.reshape(output.shape), None)

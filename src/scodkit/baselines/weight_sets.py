@@ -49,16 +49,13 @@ class WeightSets:
 
     Args:
         network: Says what the architecture is, and gives the weights that no set has.
-        shared: Whether the sets differ in the last layers alone. What comes before them is
-            then run once for all sets in the vectorised pass, which pays for any batch.
 
     Attributes:
         works: Whether the vectorised pass does; None before it has been tried.
     """
 
-    def __init__(self, network: Network, *, shared: bool = False) -> None:
+    def __init__(self, network: Network) -> None:
         self._network = network
-        self._shared = shared
         self._twin: Network | None = None
         self.works: bool | None = None
 
@@ -70,7 +67,7 @@ class WeightSets:
             call: The batch; not empty. The network is held in eval mode.
         """
         with torch.no_grad():
-            if not self._shared and sets.count * call.batch_size > _TOGETHER:
+            if sets.count * call.batch_size > _TOGETHER:
                 return sets.one_by_one(call)
             if self.works is None:
                 with self._network.in_full_precision():  # two ways differ by 1e-3 in TF32
