@@ -166,6 +166,9 @@ def _serve() -> None:
     import typer.rich_utils  # noqa: F401
 
     import scodkit.cli.app  # noqa: F401
+    import scodkit.cli.choices  # noqa: F401
+    import scodkit.cli.processes  # noqa: F401
+    import scodkit.cli.sets  # noqa: F401
 
     gc.freeze()  # or every child would copy what is looked through for garbage
     for line in sys.stdin:

@@ -254,7 +254,7 @@ def test_debug_shows_where(folder: Path) -> None:
 
 def test_what_nobody_foresaw_has_a_code_of_its_own(folder: Path) -> None:
     (folder / "odd_model.py").write_text(
-        "from model import net, train\nimport scodkit.cli.fit as f\nf.Monitor = None\n"
+        "from model import net, train\nimport scodkit\nscodkit.Monitor.save = None\n"
     )
     found = scod("fit", "odd_model.py:net", *GOOD["fit"].split()[2:], cwd=folder)
     (folder / "odd_model.py").unlink()

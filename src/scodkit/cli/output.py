@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from scodkit.artifact import check_place
 from scodkit.replacing import replacing
 
 STOPPED = 130  # exit code, as of a program that Ctrl-C ended
@@ -99,6 +98,8 @@ def check_output(path: Path) -> None:
     Args:
         path: Where it is to be.
     """
+    from scodkit.artifact import check_place
+
     check_place(path)
     with tempfile.TemporaryFile(dir=path.parent):
         pass
