@@ -17,13 +17,12 @@ from scodkit.cli.app import app
 
 HEAVY = {"torch", "numpy", "safetensors", "matplotlib", "bokeh", "scipy", "sklearn"}
 VERBS = list(typer.main.get_command(app).commands)
-SCOD = "import sys; sys.argv[0] = 'scod'; from scodkit.cli.main import main; main()"
 
 
 def started(*words: str, **environment: str) -> tuple[str, set[str]]:
     """Run ``scod`` in a new process; return its stdout and the heavy packages it imported."""
     run = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", SCOD, *words],
+        [sys.executable, "-X", "importtime", "-m", "scodkit", *words],
         capture_output=True,
         text=True,
         check=False,

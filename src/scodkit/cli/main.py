@@ -59,13 +59,13 @@ def run_app(name: str, app: Callable[..., object]) -> None:
 
     Args:
         name: Of the command, before its messages.
-        app: What runs it, with a `Run` as ``obj``.
+        app: What runs it, with a `Run` as ``obj`` and its name as ``prog_name``.
     """
     run = Run()
     warnings.showwarning = partial(_warn, name)
     try:
         try:
-            app(obj=run)
+            app(obj=run, prog_name=name)
         finally:
             sys.stdout.flush()  # what cannot be written is said, too
     except KeyboardInterrupt:
