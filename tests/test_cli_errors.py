@@ -240,7 +240,7 @@ def test_full_disk(verb: str, folder: Path) -> None:
 def test_results_that_cannot_be_printed(words: str, folder: Path) -> None:
     with open("/dev/full", "w") as full:
         found = ended(start(*words.split(), cwd=folder, stdout=full))
-    assert found.code == 2
+    assert found.code != 0
     assert "scod: No space left on device; nothing was changed: free some space" in found.err
     assert "Traceback" not in found.err
 
