@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import torch
 
+from own_process import interruptible
 from scodkit.cli import loading
 from scodkit.cli.main import main
 
@@ -128,15 +129,16 @@ def scod(*words: object, cwd: Path, stdin: str = "", largest_file: int | None = 
 
 
 def start(*words: object, cwd: Path, **files: Any) -> subprocess.Popen[str]:
-    """Start ``scod`` in a process of its own."""
+    """Start ``scod`` in a process of its own, which Ctrl-C ends."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(
-        [sys.executable, "-m", "scodkit", *map(str, words)],
-        cwd=cwd,
-        env={**os.environ, **PLAIN},
-        text=True,
-        **{**pipes, **files},
-    )
+    with interruptible():
+        return subprocess.Popen(
+            [sys.executable, "-m", "scodkit", *map(str, words)],
+            cwd=cwd,
+            env={**os.environ, **PLAIN},
+            text=True,
+            **{**pipes, **files},
+        )
 
 
 def ended(run: subprocess.Popen[str]) -> Run:
