@@ -1,26 +1,34 @@
-"""Real processes of ``scod`` for the tests, without the seconds it takes to import torch.
+"""``scod`` for the tests: in this process, without the seconds it takes to import torch.
 
-One process imports the command and then forks itself for every run: each has its own folder,
-its own standard files and its own limits, and ends as the command ends.
+Each run has a folder, standard files and limits of its own, and leaves nothing behind. What is
+about a process itself, such as Ctrl-C or a reader that goes away, is tested on a real one.
 """
 
 from __future__ import annotations
 
-import atexit
-import functools
-import gc
+import contextlib
+import importlib
+import io
 import json
 import os
 import resource
 import subprocess
 import sys
-import tempfile
-import traceback
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
+
+from own_process import interruptible
+from scodkit.cli import loading
+from scodkit.cli.main import main
+
+PLAIN = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
 
 MODEL = '''
 """A model and data as a user might have them."""
@@ -93,33 +101,81 @@ class Run:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def scod(
-    *words: object,
-    cwd: Path,
-    stdin: str = "",
-    stdout: str | None = None,
-    largest_file: int | None = None,
-) -> Run:
-    """Run ``scod`` in a folder; optionally into a file, or where files cannot be large."""
-    with tempfile.TemporaryDirectory() as place:
-        names = {n: str(Path(place, n)) for n in ("stdin", "stdout", "stderr")}
-        Path(names["stdin"]).write_text(stdin)
-        if stdout is not None:
-            names["stdout"] = stdout
-        job = {
-            "words": [str(w) for w in words],
-            "cwd": str(cwd),
-            "limit": largest_file,
-            **names,
-        }
-        server = _server()
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps(job) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
-        out = "" if stdout is not None else Path(names["stdout"]).read_text()
-        return Run(code, out, Path(names["stderr"]).read_text())
+def scod(*words: object, cwd: Path, stdin: str = "", largest_file: int | None = None) -> Run:
+    """Run ``scod`` in a folder; optionally where files cannot be large."""
+    out, err = io.StringIO(), io.StringIO()
+    code: object = 0
+    with (
+        _forgotten_afterwards(cwd),
+        pytest.MonkeyPatch.context() as patch,
+        _no_file_above(largest_file),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["scod", *map(str, words)])
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        patch.setattr(sys, "path", list(sys.path))
+        # or modules that are imported while files cannot be large would be kept cut off
+        patch.setattr(sys, "dont_write_bytecode", True)
+        for name, value in PLAIN.items():
+            patch.setenv(name, value)
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    assert isinstance(code, int)
+    return Run(code, out.getvalue(), err.getvalue())
+
+
+def start(*words: object, cwd: Path, **files: Any) -> subprocess.Popen[str]:
+    """Start ``scod`` in a process of its own, which Ctrl-C ends."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with interruptible():
+        return subprocess.Popen(
+            [sys.executable, "-m", "scodkit", *map(str, words)],
+            cwd=cwd,
+            env={**os.environ, **PLAIN},
+            text=True,
+            **{**pipes, **files},
+        )
+
+
+def ended(run: subprocess.Popen[str]) -> Run:
+    """Wait for a process to end."""
+    out, err = run.communicate(timeout=60)
+    return Run(run.returncode, out or "", err or "")
+
+
+@contextlib.contextmanager
+def _forgotten_afterwards(folder: Path) -> Iterator[None]:
+    """Warn as Python itself does; afterwards forget a folder's modules and torch's settings."""
+    modules, threads = set(sys.modules), torch.get_num_threads()
+    importlib.invalidate_caches()
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.resetwarnings()  # pytest's turn them into errors
+            for silent in (DeprecationWarning, ResourceWarning):
+                warnings.simplefilter("ignore", silent)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        loading._from_file.cache_clear()
+        for name in set(sys.modules) - modules:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and Path(file).is_relative_to(folder.resolve()):
+                del sys.modules[name]
+
+
+@contextlib.contextmanager
+def _no_file_above(size: int | None) -> Iterator[None]:
+    """Let files grow to some bytes only, as where the disk is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def own_folder(folder: Path) -> Path:
@@ -140,71 +196,3 @@ def own_folder(folder: Path) -> Path:
             comments="",
         )
     return folder
-
-
-@functools.cache
-def _server() -> subprocess.Popen[str]:
-    plain = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
-    server = subprocess.Popen(
-        [sys.executable, __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **plain},
-    )
-
-    def end() -> None:
-        server.communicate()
-
-    atexit.register(end)
-    return server
-
-
-def _serve() -> None:
-    import matplotlib.figure  # noqa: F401 (these once, for all runs)
-    import torch._dynamo  # noqa: F401
-    import typer.rich_utils  # noqa: F401
-
-    import scodkit.cli.app  # noqa: F401
-
-    gc.freeze()  # or every child would copy what is looked through for garbage
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            _run(json.loads(line))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        sys.stdout.write(f"{status}\n")
-        sys.stdout.flush()
-
-
-def _run(job: dict[str, Any]) -> None:
-    from scodkit.cli.main import main
-
-    writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    for number, (name, flags) in enumerate(
-        [("stdin", os.O_RDONLY), ("stdout", writing), ("stderr", writing)]
-    ):
-        os.dup2(os.open(job[name], flags), number)
-    sys.stdin, sys.stdout = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    os.chdir(job["cwd"])
-    if job["limit"] is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], job["limit"]))
-    sys.argv = ["scod", *job["words"]]
-    code: object = 0
-    try:
-        main()
-    except SystemExit as end:
-        code = end.code or 0
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    try:
-        sys.stdout.flush()
-    except OSError:
-        code = 120  # as of Python itself
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)
-
-
-if __name__ == "__main__":
-    _serve()

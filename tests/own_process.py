@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 
 
 def printed_by(program: str, *arguments: object, **environment: str) -> str:
@@ -19,3 +22,13 @@ def printed_by(program: str, *arguments: object, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Start processes that Ctrl-C ends, even where this one ignores it, as shells' jobs do."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -5,33 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
-from command_line import own_folder, scod
+from command_line import Run, ended, own_folder, scod, start
 
 FIT = ("fit", "model.py:net", "model.py:slowly", "--likelihood", "categorical")
 
 
-def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "scodkit.cli.main", *words],
-        cwd=cwd,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def interrupt(run: subprocess.Popen[str]) -> tuple[str, str]:
+def interrupt(run: subprocess.Popen[str]) -> Run:
     run.send_signal(signal.SIGINT)
-    out, err = run.communicate(timeout=30)
-    return out, err
+    return ended(run)
 
 
 def wait_for(path: Path, run: subprocess.Popen[str]) -> None:
@@ -51,11 +38,11 @@ def test_a_stopped_fit_goes_on_where_it_was(tmp_path: Path) -> None:
     words = (*FIT, "-o", "m.scod", "--checkpoint", "fit.ckpt", "--every", "2")
     run = start(*words, cwd=tmp_path)
     wait_for(tmp_path / "fit.ckpt", run)
-    out, err = interrupt(run)
-    assert run.returncode == 130
-    assert out == ""
-    assert "the same command goes on from the last checkpoint in fit.ckpt" in err
-    assert "Traceback" not in err
+    found = interrupt(run)
+    assert found.code == 130
+    assert found.out == ""
+    assert "the same command goes on from the last checkpoint in fit.ckpt" in found.err
+    assert "Traceback" not in found.err
     assert names(tmp_path) - before == {"fit.ckpt"}
     done = load_file(tmp_path / "fit.ckpt")
     assert done
@@ -75,9 +62,9 @@ def test_a_stopped_fit_without_checkpoint_says_how_to_have_one(tmp_path: Path) -
     before = names(tmp_path)
     run = start(*FIT, "-o", "m.scod", cwd=tmp_path)
     wait_for(tmp_path / "begun", run)
-    _, err = interrupt(run)
-    assert run.returncode == 130
-    assert "with --checkpoint F a stopped fit goes on from F" in err
+    found = interrupt(run)
+    assert found.code == 130
+    assert "with --checkpoint F a stopped fit goes on from F" in found.err
     assert names(tmp_path) - before == {"begun"}
 
 
@@ -91,10 +78,10 @@ def test_a_stopped_stream_ends_quietly(tmp_path: Path) -> None:
     run.stdin.write("[1, 2, 3]\n")
     run.stdin.flush()
     assert '"score"' in run.stdout.readline()
-    _, err = interrupt(run)
-    assert run.returncode == 130
-    assert "scod: stopped" in err
-    assert "Traceback" not in err
+    found = interrupt(run)
+    assert found.code == 130
+    assert "scod: stopped" in found.err
+    assert "Traceback" not in found.err
 
 
 def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
@@ -103,13 +90,6 @@ def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
     assert scod(*words, cwd=tmp_path).code == 0
     reader, writer = os.pipe()
     os.close(reader)
-    run = subprocess.run(
-        [sys.executable, "-m", "scodkit.cli.main", "inspect", "m.scod"],
-        cwd=tmp_path,
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    run = ended(start("inspect", "m.scod", cwd=tmp_path, stdout=writer))
     os.close(writer)
-    assert run.returncode == 1
-    assert run.stderr == ""
+    assert run == Run(1, "", "")

@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from command_line import own_folder, scod
+from command_line import own_folder, scod, start
 from scodkit import Categorical, Gaussian, LastLayers, Monitor
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
 
@@ -81,15 +81,7 @@ def test_lines_on_stdin_are_answered_one_by_one(folder: Path, oracle: Monitor) -
     rows = array(folder, "new")
     scores = oracle.score(rows[:2]).tolist()
     words = ["score", "m.scod", "model.py:net", "-"]
-    place = subprocess.Popen(
-        [sys.executable, "-m", "scodkit.cli.main", *words],
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with place:
+    with start(*words, cwd=folder) as place:
         for line, expected in zip([rows[0], {"id": "b", "x": rows[1]}], scores, strict=True):
             # the answer must be there before the next line is sent
             text = repr(line.tolist()) if torch.is_tensor(line) else None

@@ -1,40 +1,58 @@
-"""The verbs of ``scod``, put together."""
+"""The verbs of ``scod``, put together.
+
+Nothing here, nor at the top of a verb's module, imports torch: help and completion are to be
+there at once. A verb imports what it works with when it is run.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from scodkit.cli import (
-    calibrate,
-    demo,
-    explain,
-    fit,
-    inspect,
-    merge,
-    report,
-    score,
-)
 from scodkit.cli.main import Run
 from scodkit.errors import OptionError
 from scodkit.version import __version__
 
+_VERBS = ("demo", "fit", "calibrate", "score", "explain", "merge", "inspect", "report")
+_NOT_IMPORTED = TyperCommand(name=None)
+
 _AnyWords = Annotated[list[str] | None, typer.Argument(hidden=True)]
+
+
+class _Verbs(TyperGroup):
+    """Verbs that are imported when they are asked for, each from the module of its name.
+
+    Args:
+        settings: As of any group.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {**dict.fromkeys(_VERBS, _NOT_IMPORTED), **self.commands}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a verb, or None if there is none of that name.
+
+        Args:
+            ctx: Of the command.
+            cmd_name: Of the verb.
+        """
+        if self.commands.get(cmd_name) is _NOT_IMPORTED:
+            alone = typer.Typer(add_completion=False)
+            alone.command()(getattr(import_module(f"scodkit.cli.{cmd_name}"), cmd_name))
+            self.commands[cmd_name] = typer.main.get_command(alone)
+        return super().get_command(ctx, cmd_name)
+
 
 app = typer.Typer(
     name="scod",
+    cls=_Verbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command()(demo.demo)
-app.command()(fit.fit)
-app.command()(calibrate.calibrate)
-app.command()(score.score)
-app.command()(explain.explain)
-app.command()(merge.merge)
-app.command()(inspect.inspect)
-app.command()(report.report)
 
 
 @app.command(hidden=True, context_settings={"ignore_unknown_options": True})

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scodkit import Calibration
 from scodkit.cli import output as shown
 from scodkit.cli.config import ConfigOption, resolved
-from scodkit.cli.inputs import batches_of
-from scodkit.cli.loading import running
 from scodkit.cli.options import (
     DATA_FORMS,
     BatchSizeOption,
@@ -21,7 +18,9 @@ from scodkit.cli.options import (
     MonitorArgument,
     WeightsOption,
 )
-from scodkit.cli.saved import open_monitor
+
+if TYPE_CHECKING:
+    from scodkit import Calibration
 
 _RATES = (0.01, 0.05, 0.1)
 
@@ -54,6 +53,10 @@ def calibrate(  # noqa: PLR0913 (each a choice of its own)
     scod calibrate monitor.scod model.py:net heldout.csv
     scod calibrate monitor.scod shop.nets:resnet shop.data:heldout -o calibrated.scod
     """  # noqa: D301 (\b keeps the lines of the examples)
+    from scodkit.cli.inputs import batches_of
+    from scodkit.cli.loading import running
+    from scodkit.cli.saved import open_monitor
+
     path = output or monitor
     with shown.stoppable(f"{path} is as it was; type the same command again"):
         shown.check_output(path)

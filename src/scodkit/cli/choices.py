@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Any, TypeVar
 
 import torch
 
+from scodkit.cli.options import LikelihoodName, PrecisionName, SketchName
 from scodkit.errors import OptionError
 from scodkit.likelihoods import (
     Bernoulli,
@@ -18,45 +18,6 @@ from scodkit.likelihoods import (
 )
 from scodkit.parameters import LastLayers, Selection
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
-
-
-class LikelihoodName(str, Enum):
-    """What the output parametrises."""
-
-    CATEGORICAL = "categorical"
-    GAUSSIAN = "gaussian"
-    BERNOULLI = "bernoulli"
-    HETEROSCEDASTIC = "heteroscedastic"
-
-
-class SketchName(str, Enum):
-    """How the curvature is summarised."""
-
-    NYSTROM = "nystrom"
-    TWO_SIDED = "two-sided"
-    FREQUENT_DIRECTIONS = "frequent-directions"
-    EXACT = "exact"
-
-
-class PrecisionName(str, Enum):
-    """What a fit runs the model in."""
-
-    BFLOAT16 = "bfloat16"
-
-
-class FitBad(str, Enum):
-    """What a sample with a NaN does to a fit."""
-
-    RAISE = "raise"
-    SKIP = "skip"
-
-
-class ScoreBad(str, Enum):
-    """What an input with a NaN does to scoring."""
-
-    RAISE = "raise"
-    ALARM = "alarm"
-
 
 # the object, and which options of the command line it takes
 _LIKELIHOODS: dict[LikelihoodName, tuple[type[Likelihood], tuple[str, ...]]] = {

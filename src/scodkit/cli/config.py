@@ -60,10 +60,14 @@ def _defaults(path: Path, ctx: typer.Context) -> dict[str, Any]:
         OptionError: If the file cannot be read, or has keys that no verb knows.
     """
     verb = str(ctx.info_name)
-    verbs: Mapping[str, Any] = getattr(ctx.parent and ctx.parent.command, "commands", {})
+    verbs: Any = ctx.parent and ctx.parent.command
     known = {
-        name: {str(option.name): option for option in command.params if option.name != "config"}
-        for name, command in verbs.items()
+        name: {
+            str(option.name): option
+            for option in verbs.get_command(ctx.parent, name).params
+            if option.name != "config"
+        }
+        for name in verbs.list_commands(ctx.parent)
     }
     own, shared = known[verb], set().union(*known.values())
     found: dict[str, Any] = {}

@@ -309,7 +309,7 @@ def _show(
         )
         for line in lines
     ]
-    shown.show_table(headings, rows, [False] * len(rows))
+    shown.show_table(headings, rows)
     typer.echo(
         f"\nAlarms: at thresholds for {_FALSE_ALARM:.0%} false alarms, from {_HELD_OUT} "
         "held-out digits. Cost: in forward passes, measured at batch 64.\n"

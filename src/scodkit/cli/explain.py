@@ -5,17 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from scodkit import Explanation, Monitor
 from scodkit.cli import output as shown
-from scodkit.cli.answers import Alarm, answers_to
 from scodkit.cli.config import ConfigOption
-from scodkit.cli.inputs import Batches, batches_of
-from scodkit.cli.loading import running
 from scodkit.cli.options import (
     DATA_FORMS,
     BatchSizeOption,
@@ -25,9 +20,12 @@ from scodkit.cli.options import (
     MonitorArgument,
     WeightsOption,
 )
-from scodkit.cli.saved import open_monitor
 from scodkit.errors import OptionError
-from scodkit.explain import Shares
+
+if TYPE_CHECKING:
+    from scodkit import Explanation, Monitor
+    from scodkit.cli.inputs import Batches
+    from scodkit.explain import Shares
 
 _PICTURES = (".png", ".svg", ".pdf")
 _LARGEST = 5  # shares on a line for people
@@ -73,6 +71,12 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
     scod explain monitor.scod model.py:net new.csv --top 1 --plot why.png
     scod explain monitor.scod model.py:net new.csv --sample 4 --references train.csv
     """  # noqa: D301, DOC501 (\b keeps the lines of the examples; shown as help)
+    import torch
+
+    from scodkit.cli.inputs import Batches, batches_of
+    from scodkit.cli.loading import running
+    from scodkit.cli.saved import open_monitor
+
     with shown.stoppable("no file was changed; type the same command again"):
         if plot is not None:
             _check_plot(plot)
@@ -116,6 +120,8 @@ def _rows(
     Raises:
         OptionError: If one that is named is not there.
     """
+    from scodkit.cli.answers import Alarm, answers_to
+
     for row in sample or ():
         if not 0 <= row < len(asked.dataset):
             raise OptionError(

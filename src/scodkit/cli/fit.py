@@ -5,35 +5,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scodkit import Monitor
 from scodkit.cli import output as shown
-from scodkit.cli.choices import (
-    PRECISIONS,
-    FitBad,
-    LikelihoodName,
-    PrecisionName,
-    SketchName,
-    likelihood_of,
-    selection_of,
-    sketch_of,
-)
 from scodkit.cli.config import ConfigOption, resolved
-from scodkit.cli.inputs import Batches, Form, batches_of, shard_of
-from scodkit.cli.loading import load_model, running
 from scodkit.cli.options import (
     DATA_FORMS,
     BatchSizeOption,
     DeviceOption,
+    FitBad,
     JsonOption,
+    LikelihoodName,
     ModelArgument,
+    PrecisionName,
+    SketchName,
     WeightsOption,
 )
-from scodkit.cli.processes import part_of, started
 from scodkit.errors import EmptyLoaderError, OptionError
+
+if TYPE_CHECKING:
+    from scodkit import Monitor
 
 _OUTPUT = "The likelihood"
 _SKETCH = "The sketch"
@@ -154,6 +147,12 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     scod fit --config scod.toml
     torchrun --nproc-per-node=2 -m scodkit fit model.py:net train.csv ...
     """  # noqa: D301 (\b keeps the lines of the examples)
+    from scodkit import Monitor
+    from scodkit.cli.choices import PRECISIONS, likelihood_of, selection_of, sketch_of
+    from scodkit.cli.inputs import Batches, Form, batches_of, shard_of
+    from scodkit.cli.loading import load_model, running
+    from scodkit.cli.processes import part_of, started
+
     if checkpoint is None:
         afterwards = "nothing was written; with --checkpoint F a stopped fit goes on from F"
     else:

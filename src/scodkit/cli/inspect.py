@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scodkit import Calibration, Eigenbasis, artifact
 from scodkit.cli import output as shown
 from scodkit.cli.calibrate import calibration_facts
 from scodkit.cli.options import JsonOption, MonitorArgument
-from scodkit.summary import summarise
 
 
 def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
@@ -22,6 +20,9 @@ def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
     scod inspect monitor.scod
     scod inspect monitor.scod --json | jq .captured_curvature
     """  # noqa: D301 (\b keeps the lines of the examples)
+    from scodkit import Calibration, Eigenbasis, artifact
+    from scodkit.summary import summarise
+
     with shown.stoppable("nothing was changed"):
         header, tensors = artifact.read(monitor, "monitor")
     # the residual is not shown, and may be infinite, which JSON cannot say

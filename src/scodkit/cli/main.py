@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import traceback
 import warnings
@@ -15,7 +14,7 @@ from typing import Any
 from scodkit import errors
 
 _NO_TYPER = "expected the command line's own libraries; type: pip install 'scodkit[cli]'"
-_UNFORESEEN, _BAD, _STOPPED = 1, 2, 130  # exit codes
+_UNFORESEEN, _BAD = 1, 2  # exit codes
 
 _FULL = "free some space, or choose another place, and type the same command again"
 _INSTEAD = {
@@ -59,31 +58,23 @@ def run_app(name: str, app: Callable[..., object]) -> None:
 
     Args:
         name: Of the command, before its messages.
-        app: What runs it, with a `Run` as ``obj``.
+        app: What runs it, with a `Run` as ``obj`` and its name as ``prog_name``.
     """
     run = Run()
     warnings.showwarning = partial(_warn, name)
     try:
-        try:
-            app(obj=run)
-        finally:
-            sys.stdout.flush()  # what cannot be written is said, too
-    except KeyboardInterrupt:
-        sys.exit(_STOPPED)
+        # typer itself ends well where a reader has had enough, and on Ctrl-C
+        app(obj=run, prog_name=name)
     except Exception as error:
-        _forget_stdout()
         if run.debug:
             traceback.print_exception(error)
         text, code = _said(error, name)
-        if text:
-            sys.stderr.write(f"{name}: {' '.join(text.split())}\n")
+        sys.stderr.write(f"{name}: {' '.join(text.split())}\n")
         sys.exit(code)
 
 
 def _said(error: Exception, name: str) -> tuple[str, int]:
     """Return what to say about an error, and the exit code."""
-    if isinstance(error, BrokenPipeError):  # the reader has had enough
-        return "", _UNFORESEEN
     if isinstance(error, errors.ScodError):
         return str(error), _BAD
     if isinstance(error, OSError):
@@ -109,14 +100,6 @@ def _warn(
         sys.stderr.write(f"{name}: warning: {message}\n")
     else:
         sys.stderr.write(warnings.formatwarning(message, category, *where[:2]))
-
-
-def _forget_stdout() -> None:
-    """Do without stdout from here on: at the exit Python would fail on it again."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tqdm.auto import tqdm
 
 from scodkit.cli import output as shown
 from scodkit.cli.config import ConfigOption, resolved
 from scodkit.cli.fit import show_fit
-from scodkit.cli.loading import load_model
 from scodkit.cli.options import DeviceOption, JsonOption, ModelArgument, WeightsOption
-from scodkit.cli.saved import load_monitor
 from scodkit.errors import OptionError
 
 
@@ -38,6 +35,11 @@ def merge(
     \b
     scod merge model.py:net part-*.scod -o whole.scod
     """  # noqa: D301, DOC501 (\b keeps the lines of the examples; shown as help)
+    from tqdm.auto import tqdm
+
+    from scodkit.cli.loading import load_model
+    from scodkit.cli.saved import load_monitor
+
     with shown.stoppable(f"{output} was not written; type the same command again"):
         shown.check_output(output)
         if len(set(map(Path.resolve, parts))) < max(2, len(parts)):

@@ -1,7 +1,8 @@
-"""Arguments and flags that several verbs share."""
+"""Arguments and flags that several verbs share, and the words that some take."""
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -35,3 +36,41 @@ DATA_FORMS = (
     "a file of arrays (.npy, .npz, .csv), a folder of images, or package.module:callable or "
     "file.py:callable, which returns a tensor, a Dataset or batches"
 )
+
+
+class LikelihoodName(str, Enum):
+    """What the output parametrises."""
+
+    CATEGORICAL = "categorical"
+    GAUSSIAN = "gaussian"
+    BERNOULLI = "bernoulli"
+    HETEROSCEDASTIC = "heteroscedastic"
+
+
+class SketchName(str, Enum):
+    """How the curvature is summarised."""
+
+    NYSTROM = "nystrom"
+    TWO_SIDED = "two-sided"
+    FREQUENT_DIRECTIONS = "frequent-directions"
+    EXACT = "exact"
+
+
+class PrecisionName(str, Enum):
+    """What a fit runs the model in."""
+
+    BFLOAT16 = "bfloat16"
+
+
+class FitBad(str, Enum):
+    """What a sample with a NaN does to a fit."""
+
+    RAISE = "raise"
+    SKIP = "skip"
+
+
+class ScoreBad(str, Enum):
+    """What an input with a NaN does to scoring."""
+
+    RAISE = "raise"
+    ALARM = "alarm"

@@ -7,25 +7,26 @@ import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scodkit import Monitor
 from scodkit.cli import output as shown
-from scodkit.cli.answers import Alarm, Answer, answers_to, answers_to_lines
-from scodkit.cli.choices import ScoreBad
 from scodkit.cli.config import ConfigOption
-from scodkit.cli.inputs import Form, batches_of
 from scodkit.cli.options import (
     BatchSizeOption,
     DeviceOption,
     JsonOption,
     ModelArgument,
     MonitorArgument,
+    ScoreBad,
     WeightsOption,
 )
-from scodkit.cli.saved import open_monitor
+
+if TYPE_CHECKING:
+    from scodkit import Monitor
+    from scodkit.cli.answers import Alarm, Answer
+    from scodkit.cli.inputs import Form
 
 _SHOWN = 40  # rows on a terminal
 _BAD_LINES = 2  # exit code
@@ -83,6 +84,10 @@ def score(  # noqa: PLR0913 (each a choice of its own)
     scod score monitor.scod model.py:net photos/ --false-alarm 0.01 -o scores.csv
     tail -f sensor.jsonl | scod score monitor.scod model.py:net -
     """  # noqa: D301, DOC501 (\b keeps the lines of the examples; shown as help)
+    from scodkit.cli.answers import Alarm, answers_to
+    from scodkit.cli.inputs import batches_of
+    from scodkit.cli.saved import open_monitor
+
     with shown.stoppable("no file was changed; type the same command again"):
         if output is not None:
             shown.check_output(output)
@@ -107,6 +112,8 @@ def _answer_stdin(monitor: Monitor, form: Form, alarm: Alarm, output: Path | Non
     Raises:
         BadParameter: If a file is asked for: a stream has no end to write it at.
     """
+    from scodkit.cli.answers import answers_to_lines
+
     if output is not None:
         raise typer.BadParameter("a stream is answered on stdout; type > scores.jsonl instead")
     code = 0
