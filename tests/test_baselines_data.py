@@ -14,8 +14,8 @@ from baseline_contracts import network, some
 from scodkit import Categorical
 from scodkit.baselines import Energy, MaxLogit, Naive
 from scodkit.baselines.data import TrainingData, check_finite
+from scodkit.baselines.kfac_laplace import peer
 from scodkit.baselines.options import whole_number
-from scodkit.baselines.peers import peer
 from scodkit.errors import (
     BatchError,
     MismatchError,
@@ -108,7 +108,7 @@ def test_a_missing_library_says_what_to_type(name: str, monkeypatch) -> None:
 
 
 def test_what_to_type_is_what_the_project_installs() -> None:
-    from scodkit.baselines.peers import _INSTALL
+    from scodkit.baselines.kfac_laplace import _INSTALL
 
     lines = (Path(__file__).parent.parent / "peers.txt").read_text().splitlines()
     pinned = {line for line in lines if "==" in line}

@@ -22,8 +22,12 @@ from baseline_contracts import (
 from oracles import dense_factors, dense_fisher
 from scodkit import Categorical, Gaussian, LastLayers
 from scodkit.baselines import sketched_lanczos
-from scodkit.baselines.lanczos import lanczos_vectors
-from scodkit.baselines.sketched_lanczos import SketchedLanczos, _orthonormal, _Sketch
+from scodkit.baselines.sketched_lanczos import (
+    SketchedLanczos,
+    _orthonormal,
+    _Sketch,
+    lanczos_vectors,
+)
 from scodkit.errors import NondeterministicError, NonFiniteError, OptionError
 from scodkit.likelihoods import MonteCarlo
 from scodkit.network import Inputs

@@ -74,7 +74,7 @@ class TestGroups:
     def test_bad_ones_are_refused_and_nothing_changes(self, by):
         monitor = fitted().calibrate([HELD], progress=False)
         before = monitor.calibration
-        with pytest.raises(CalibrationError, match="one integer per sample"):
+        with pytest.raises(CalibrationError, match="one integer group per sample"):
             monitor.calibrate([HELD], by=by, progress=False)
         assert monitor.calibration is before
         monitor(TEST)

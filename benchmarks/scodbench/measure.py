@@ -18,10 +18,10 @@ from scodbench.identity import machine, network_id
 from scodbench.methods import HESSIAN, METHODS, TUNED, Case
 from scodbench.rows import Row
 from scodbench.samples import Loader, Samples
+from scodbench.timing import prediction_times, wait_for
 from scodkit.baselines import Baseline, Detector, KFACLaplace
 from scodkit.monitor import Monitor
 from scodkit.separation import separation
-from scodkit.timing import prediction_times, wait_for
 
 POOLED = "pooled"
 # samples at a time; on a GPU more, where these are small

@@ -15,7 +15,7 @@ from scodbench.jobs import ALL_DOMAINS, Job, Where, do, failure, splits_of
 from scodbench.rows import Row
 from scodbench.sweeps import ENSEMBLE_SWEEPS, applies
 from scodbench.workers import Workers
-from scodkit.baselines.peers import peer
+from scodkit.baselines.kfac_laplace import peer
 from scodkit.errors import OptionError
 
 # the longest first, so that processes end together

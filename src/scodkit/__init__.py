@@ -10,49 +10,28 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from scodkit.version import __version__
+from scodkit.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from scodkit.calibration import Calibration
-    from scodkit.eigenbasis import Eigenbasis
-    from scodkit.explain import Explanation
-    from scodkit.groups import predicted_class
-    from scodkit.likelihoods import (
-        Bernoulli,
-        Categorical,
-        Gaussian,
-        HeteroscedasticGaussian,
-        Likelihood,
-        MonteCarlo,
-    )
-    from scodkit.monitor import Monitor
-    from scodkit.parameters import LastLayers
-    from scodkit.plan import Plan
-    from scodkit.score import Certificate, Scored
-    from scodkit.summary import Summary
-    from scodkit.task import Task
+    from scodkit.calibration import Calibration as Calibration
+    from scodkit.calibration import predicted_class as predicted_class
+    from scodkit.eigenbasis import Eigenbasis as Eigenbasis
+    from scodkit.explain import Explanation as Explanation
+    from scodkit.likelihoods import Bernoulli as Bernoulli
+    from scodkit.likelihoods import Categorical as Categorical
+    from scodkit.likelihoods import Gaussian as Gaussian
+    from scodkit.likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian
+    from scodkit.likelihoods import Likelihood as Likelihood
+    from scodkit.likelihoods import MonteCarlo as MonteCarlo
+    from scodkit.monitor import Monitor as Monitor
+    from scodkit.parameters import LastLayers as LastLayers
+    from scodkit.plan import Plan as Plan
+    from scodkit.score import Certificate as Certificate
+    from scodkit.score import Scored as Scored
+    from scodkit.summary import Summary as Summary
+    from scodkit.task import Task as Task
 
-__all__ = [
-    "Bernoulli",
-    "Calibration",
-    "Categorical",
-    "Certificate",
-    "Eigenbasis",
-    "Explanation",
-    "Gaussian",
-    "HeteroscedasticGaussian",
-    "LastLayers",
-    "Likelihood",
-    "Monitor",
-    "MonteCarlo",
-    "Plan",
-    "Scored",
-    "Summary",
-    "Task",
-    "__version__",
-    "predicted_class",
-]
-
+# where each public name is: imported when it is first asked for, as torch takes seconds
 _MODULES = {
     "Bernoulli": "likelihoods",
     "Calibration": "calibration",
@@ -70,12 +49,14 @@ _MODULES = {
     "Scored": "score",
     "Summary": "summary",
     "Task": "task",
-    "predicted_class": "groups",
+    "predicted_class": "calibration",
 }
+
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name, or a module of the package, when it is first asked for: torch is slow.
+    """Import a public name, or a module of the package, when it is first asked for.
 
     Args:
         name: Of the attribute.

@@ -297,13 +297,17 @@ def _search_within(held: Tensor, first: Tensor, last: Tensor, scores: Tensor) ->
     return first
 
 
-def _integers(groups: Tensor, shape: torch.Size) -> Tensor:
-    if groups.is_floating_point() or groups.is_complex() or groups.shape != shape:
-        raise CalibrationError(
-            f"expected one integer group per score, of shape {tuple(shape)}, got "
-            f"{groups.dtype} {tuple(groups.shape)}; type groups.long() for whole numbers"
-        )
-    return groups.detach().to("cpu", torch.int64)
+def _integers(groups: object, shape: torch.Size) -> Tensor:
+    if not isinstance(groups, Tensor):
+        got = repr(groups)
+    elif groups.is_floating_point() or groups.is_complex() or groups.shape != shape:
+        got = f"{groups.dtype} {tuple(groups.shape)}"
+    else:
+        return groups.detach().to("cpu", torch.int64)
+    raise CalibrationError(
+        f"expected one integer group per sample, of shape {tuple(shape)}, got {got}; type "
+        "groups.long() for whole numbers, or by=predicted_class"
+    )
 
 
 def check_share(name: str, value: float, instead: float) -> None:
@@ -375,3 +379,28 @@ def _fewest(guess: int, enough: Callable[[int], bool]) -> int:
     """Return the smallest number that is enough, near a guess that rounding may put off."""
     near = range(max(guess - 2, 1), guess + 3)
     return next((number for number in near if enough(number)), guess)
+
+
+def predicted_class(output: Tensor) -> Tensor:
+    """Return the class each sample is taken for, ``(B,)``: the largest of its logits.
+
+    Args:
+        output: Logits ``(B, classes)``; a single one counts as that of the second of two.
+
+    Examples:
+        >>> predicted_class(torch.tensor([[0.1, 2.0], [3.0, -1.0]]))
+        tensor([1, 0])
+    """
+    if output.shape[1] == 1:
+        return (output[:, 0] > 0).long()
+    return output.argmax(1)
+
+
+def groups_of(by: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
+    """Return the groups a function puts samples in, ``(B,)`` in int64 on the CPU.
+
+    Args:
+        by: Maps outputs to groups: one integer per sample.
+        output: ``(B, *shape)``.
+    """
+    return _integers(by(output), output.shape[:1])

@@ -14,10 +14,9 @@ from typing_extensions import Self
 
 from scodkit import artifact
 from scodkit import score as scoring
-from scodkit.calibration import Calibration
+from scodkit.calibration import Calibration, groups_of
 from scodkit.errors import CalibrationWarning, NotFittedError, OptionError
 from scodkit.explain import Explanation, References
-from scodkit.groups import groups_of
 from scodkit.learner import Learner
 from scodkit.scorer import Scores
 from scodkit.stream import batches_of, num_batches, open_stream

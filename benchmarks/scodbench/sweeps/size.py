@@ -13,9 +13,9 @@ from scodbench.nets import digits_net
 from scodbench.rows import Row
 from scodbench.samples import Loader
 from scodbench.sweeps.points import sweep_row
+from scodbench.timing import prediction_times, wait_for
 from scodkit.monitor import Monitor
 from scodkit.sketch import Nystrom
-from scodkit.timing import prediction_times, wait_for
 
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _SIZE, _RANK = 64, 32

@@ -18,8 +18,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from scodkit.alarms.checks import one_number
-from scodkit.alarms.kept import Kept
+from scodkit.alarms.alarm import Kept, one_number
 from scodkit.calibration import check_share
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 from scodkit.optional import optional

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scodkit.alarms.checks import many_scores, one_score
-from scodkit.alarms.kept import Kept
+from scodkit.alarms.alarm import Kept, many_scores, one_score
 from scodkit.calibration import Calibration, check_share
 from scodkit.errors import OptionError
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scodkit.alarms.checks import many_scores, one_score
-from scodkit.alarms.kept import Kept
+from scodkit.alarms.alarm import Kept, many_scores, one_score
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 

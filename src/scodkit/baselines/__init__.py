@@ -1,6 +1,6 @@
 """Methods to compare with, all under the protocol of the `Monitor`: one file for each."""
 
-from scodkit.baselines.baseline import Baseline, Picks
+from scodkit.baselines.baseline import Baseline, Detector, Picks
 from scodkit.baselines.deep_ensemble import DeepEnsemble
 from scodkit.baselines.energy import Energy
 from scodkit.baselines.grad_norm import GradNorm
@@ -12,7 +12,6 @@ from scodkit.baselines.mahalanobis import Mahalanobis
 from scodkit.baselines.max_logit import MaxLogit
 from scodkit.baselines.max_softmax import MaxSoftmax
 from scodkit.baselines.naive import Naive
-from scodkit.baselines.protocol import Detector
 from scodkit.baselines.residual import Residual
 from scodkit.baselines.sketched_lanczos import SketchedLanczos
 from scodkit.baselines.vim import ViM

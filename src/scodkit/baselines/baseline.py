@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, Protocol, TypedDict, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -271,3 +271,24 @@ def class_logits(likelihood: Likelihood, output: Tensor) -> Tensor:
         f"expected one variable with logits (B, classes) for this baseline, got {likelihood!r} "
         f"and an output of shape {tuple(output.shape)}; compare with Naive here"
     )
+
+
+@runtime_checkable
+class Detector(Protocol):
+    """Tells known inputs from others, by a score: larger = more atypical.
+
+    Examples:
+        >>> from scodkit import Categorical, Monitor
+        >>> from torch import nn
+        >>> isinstance(Monitor(nn.Linear(2, 3), Categorical()), Detector)
+        True
+    """
+
+    def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
+        """Learn from training data, and return the detector itself."""
+
+    def score(self, batch: object) -> Tensor:
+        """Return the scores ``(B,)`` of a batch."""
+
+    def __call__(self, batch: object) -> Scored:
+        """Return the prediction and the scores of a batch."""

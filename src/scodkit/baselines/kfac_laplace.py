@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -18,11 +20,10 @@ from scodkit.baselines.baseline import Baseline, Picks, State, class_logits
 from scodkit.baselines.data import TrainingData, check_finite
 from scodkit.baselines.entropy import noise_variance
 from scodkit.baselines.hessian import negative_log_likelihood
-from scodkit.baselines.peers import peer
 from scodkit.baselines.predictive import Predictive, mixture
 from scodkit.baselines.targets import check_targets
 from scodkit.baselines.weight_sets import copies
-from scodkit.errors import NonFiniteError, OptionError
+from scodkit.errors import MissingPeerError, NonFiniteError, OptionError
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from scodkit.network import Inputs, Network, ordinary
 from scodkit.parameters import LastLayers, select
@@ -396,3 +397,32 @@ def _check_precisions(precisions: Sequence[float]) -> None:
             f"expected positive, finite prior precisions, got {list(precisions)}; one over the "
             "variance of a weight before training, such as 1.0"
         )
+
+
+# without their dependencies: they list torchvision, of which nothing is used
+_INSTALL = {
+    "laplace": "laplace-torch==0.3 curvlinops-for-pytorch==3.0.1 asdfghjkl==0.1a4 "
+    "backpack-for-pytorch==1.7.1 unfoldNd==0.2.3 einconv==0.1.0",
+}
+
+
+def peer(name: str) -> ModuleType:
+    """Return another library's module.
+
+    Args:
+        name: Of the module: ``laplace`` or one of its submodules.
+
+    Raises:
+        MissingPeerError: If it is not installed, with what to type.
+    """
+    try:
+        with warnings.catch_warnings():
+            # one of laplace-torch's backends, of which nothing is used, asks for it
+            warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
+            return importlib.import_module(name)
+    except ImportError as error:
+        packages = _INSTALL[name.split(".")[0]]
+        raise MissingPeerError(
+            f"expected the module {name}, which this baseline stands on, got: {error}; type "
+            f"pip install 'scodkit[peers]' && pip install --no-deps {packages}"
+        ) from error

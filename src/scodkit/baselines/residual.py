@@ -21,7 +21,26 @@ from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs
 
 
-class Residual(FeatureBaseline):
+class PrincipalSpaceBaseline(FeatureBaseline):
+    """A method of what lies outside ``dim`` principal components; see `Residual`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        *,
+        dim: int | None = None,
+        layer: str | None = None,
+        **picks: Unpack[Picks],
+    ) -> None:
+        super().__init__(model, likelihood, layer=layer, **picks)
+        self.dim = None if dim is None else whole_number("dim", dim)
+
+    def _options(self) -> Mapping[str, Any]:
+        return {"dim": self.dim, **super()._options()}
+
+
+class Residual(PrincipalSpaceBaseline):
     """Length of the centred features' part outside ``dim`` principal components; >= 0.
 
     Units of the features. Directions in which the training features do not vary at all always
@@ -43,19 +62,6 @@ class Residual(FeatureBaseline):
         tensor([0.5000])
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        dim: int | None = None,
-        layer: str | None = None,
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, layer=layer, **picks)
-        check_dim(dim)
-        self.dim = dim
-
     def _learn(self, data: TrainingData) -> State:
         moments = Moments()
         for call in data.calls():
@@ -70,22 +76,6 @@ class Residual(FeatureBaseline):
         seen = self._pass(call, len(state["mean"]))
         outside = (seen.features - state["mean"]) @ state["outside"]
         return seen.output, torch.linalg.vector_norm(outside, dim=1)
-
-    def _options(self) -> Mapping[str, Any]:
-        return {"dim": self.dim, **super()._options()}
-
-
-def check_dim(dim: int | None) -> None:
-    """Make sure that a number of components is one.
-
-    Args:
-        dim: Number of components, or None for the rule.
-
-    Raises:
-        OptionError: If it is below 1.
-    """
-    if dim is not None:
-        whole_number("dim", dim)
 
 
 def settled_dim(dim: int | None, width: int) -> int:

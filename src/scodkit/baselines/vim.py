@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from typing_extensions import Unpack
+from torch import Tensor
 
-from scodkit.baselines.baseline import Picks, State, class_logits
+from scodkit.baselines.baseline import State, class_logits
 from scodkit.baselines.data import TrainingData, check_finite
 from scodkit.baselines.energy import energy
-from scodkit.baselines.features import FeatureBaseline, Moments, principal_components
-from scodkit.baselines.residual import check_dim, settled_dim
+from scodkit.baselines.features import Moments, principal_components
+from scodkit.baselines.residual import PrincipalSpaceBaseline, settled_dim
 from scodkit.errors import BatchError, OptionError
-from scodkit.likelihoods import Categorical, Likelihood
+from scodkit.likelihoods import Categorical
 from scodkit.network import Inputs
 
 
-class ViM(FeatureBaseline):
+class ViM(PrincipalSpaceBaseline):
     """A virtual logit, made of the features' residual, minus logsumexp of the real ones.
 
     The log odds of the virtual class, in units of logits, of any sign: ranks as the paper's
@@ -49,19 +47,6 @@ class ViM(FeatureBaseline):
 
     handles: ClassVar = (Categorical,)
     because: ClassVar = "it needs one logit per class, whose common offset means something"
-
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        dim: int | None = None,
-        layer: str | None = None,
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, layer=layer, **picks)
-        check_dim(dim)
-        self.dim = dim
 
     def _learn(self, data: TrainingData) -> State:
         data.check_repeatable("ViM")
@@ -112,9 +97,6 @@ class ViM(FeatureBaseline):
         logits = class_logits(self.likelihood, seen.output).double()
         virtual = state["alpha"] * _length_outside(seen.features, state)
         return seen.output, virtual + energy(logits)
-
-    def _options(self) -> Mapping[str, Any]:
-        return {"dim": self.dim, **super()._options()}
 
 
 def _length_outside(features: Tensor, state: State) -> Tensor:

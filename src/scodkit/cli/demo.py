@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,7 @@ import typer
 
 from scodkit.cli import output as shown
 from scodkit.cli.options import JsonOption
-from scodkit.errors import MissingPeerError
+from scodkit.optional import optional
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -102,21 +102,10 @@ def _one_thread() -> Iterator[None]:
 
 
 def load_digits() -> Digits:
-    """Return scikit-learn's digits, shuffled and divided.
-
-    Raises:
-        MissingPeerError: If scikit-learn is not installed.
-    """
+    """Return scikit-learn's digits, shuffled and divided."""
     import torch
 
-    try:
-        from sklearn.datasets import load_digits as load
-    except ImportError as error:
-        raise MissingPeerError(
-            "expected scikit-learn, which the digits come with, found none; type: "
-            'pip install "scodkit[demo]"'
-        ) from error
-    found = load()
+    found = optional("sklearn.datasets", "demo").load_digits()
     order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
     images = torch.tensor(found.images, dtype=torch.float32)[order, None] / 16
     labels = torch.tensor(found.target)[order]
@@ -213,21 +202,29 @@ def _judged(
     from scodkit import Calibration
     from scodkit.report import MethodLine
     from scodkit.separation import separation
-    from scodkit.timing import prediction_times
 
     known, unknown = method.score(digits.test_x), method.score(digits.novel_x)
     found = separation(known, unknown, resamples=10)  # only its figures are shown
     limit = Calibration(method.score(digits.heldout_x)).threshold(_FALSE_ALARM)
-    times = prediction_times(method, net, digits.novel_x[:64])
     return MethodLine(
         name,
         auroc=found.auroc,
         aupr=found.aupr,
         false_alarms=float((known > limit).double().mean()),
         caught=float((unknown > limit).double().mean()),
-        forward_passes=times["ms_b64"] / times["forward_ms_b64"],
+        forward_passes=_seconds(method, digits.novel_x) / _seconds(net, digits.novel_x),
         fit_seconds=fit_seconds,
     )
+
+
+def _seconds(predict: Callable[[Tensor], object], images: Tensor) -> float:
+    """Return the median seconds of a prediction of 64 images."""
+    import torch
+    from torch.utils.benchmark import Timer
+
+    with torch.no_grad():
+        timer = Timer("predict(x)", globals={"predict": predict, "x": images[:64]})
+        return float(timer.blocked_autorange(min_run_time=0.2).median)
 
 
 def watch(monitor: Monitor, digits: Digits) -> WatchedStream:

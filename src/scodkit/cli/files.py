@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from scodkit.errors import BatchError, MissingPeerError, OptionError
+from scodkit.errors import BatchError, OptionError
+from scodkit.optional import optional
 from scodkit.parts import Part, data_hash, shard_rows
 
 ARRAY_FILES = (".npy", ".npz", ".csv")
@@ -310,13 +311,7 @@ def _folder(path: Path) -> ImageSamples:
 
 
 def _image(path: Path) -> NDArray[Any]:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingPeerError(
-            "expected pillow, which reads images, but it is not installed; type: "
-            "pip install pillow"
-        ) from error
+    Image = optional("PIL.Image", "cli")  # noqa: N806 (a module with a class's name)
     try:
         with Image.open(path) as image:
             grey = image.mode in ("1", "L")

@@ -65,9 +65,9 @@ def report(  # noqa: PLR0913 (each a choice of its own)
     scod report monitor.scod model.py:net --known day=day/ --unknown night=night/ -o cars.html
     """  # noqa: D301 (\b keeps the lines of the examples)
     from scodkit.alarms import DriftAlarm
+    from scodkit.cli.answers import scored_set
     from scodkit.cli.inputs import batches_of
     from scodkit.cli.saved import open_monitor
-    from scodkit.cli.sets import scored_set
     from scodkit.report import Report, WatchedStream, check_installed
 
     with shown.stoppable(f"{output} is as it was; type the same command again"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scodkit.monitor import Monitor
-from scodkit.report.attribution import layer_table
+from scodkit.report.charts.canvas import colours_of
 from scodkit.report.charts.histogram import histogram
 from scodkit.report.charts.separation import precision_recall_chart, roc_chart
 from scodkit.report.charts.spectrum import captured, spectrum
@@ -20,10 +21,10 @@ from scodkit.report.method_line import MethodLine
 from scodkit.report.predictions import in_words
 from scodkit.report.scored_set import ScoredSet
 from scodkit.report.section import Fact, Page, Section
-from scodkit.report.settings import parameter_table, settings_table
-from scodkit.report.table import Cell, Table, number, percent
+from scodkit.report.table import Cell, Table, number, percent, plain
 from scodkit.report.watched_stream import WatchedStream
 from scodkit.summary import Summary
+from scodkit.version import __version__
 
 _SAMPLES = 12  # of each set, in the table of samples
 
@@ -255,3 +256,98 @@ class Contents:
 def _and(parts: Sequence[str]) -> str:
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
+
+
+_MOST_SAMPLES = 60
+_MOST_LAYERS = 20
+
+
+def layer_table(monitor: Monitor, sets: Sequence[ScoredSet]) -> Table | None:
+    """Return the shares of the layers in the scores of each set with inputs; None without any.
+
+    Args:
+        monitor: Fitted.
+        sets: Scored inputs; of large ones, samples evenly by rank are looked at.
+    """
+    found: list[tuple[ScoredSet, str, Tensor]] = []
+    names: tuple[str, ...] = ()
+    for one, colour in zip(sets, colours_of(sets), strict=True):
+        shares = None if one.inputs is None else _shares(monitor, one)
+        if shares is not None:
+            names, values = shares
+            found.append((one, colour, values))
+    if not found:
+        return None
+    order = torch.stack([values for *_, values in found]).abs().amax(0)
+    ranked = order.argsort(descending=True, stable=True).tolist()
+    shown = sorted(ranked[:_MOST_LAYERS])
+    rows = [[Cell(names[i]), *(_share(v[i], c) for _, c, v in found)] for i in shown]
+    rest = ranked[_MOST_LAYERS:]
+    if rest:
+        others = (_share(values[rest].sum(), colour) for _, colour, values in found)
+        rows.append([Cell(f"others ({len(rest)})"), *others])
+    titles = ("layer", *(one.name for one, *_ in found))
+    counts = ", ".join(f"{min(len(one), _MOST_SAMPLES)} of {one.name}" for one, *_ in found)
+    caption = f"Shares of the layers in the scores, in order of the model ({counts})"
+    return Table(caption, titles, tuple(map(tuple, rows)))
+
+
+def _shares(monitor: Monitor, one: ScoredSet) -> tuple[tuple[str, ...], Tensor] | None:
+    """Return names of layers and their shares ``(layers,)``, which sum to 1, if known."""
+    layers = monitor.explain(one.batch(one.spread(_MOST_SAMPLES))).layers
+    finite = layers.values[layers.values.isfinite().all(1)].cpu()
+    total = float(finite.sum())
+    return (layers.names, finite.sum(0) / total) if total > 0 else None
+
+
+def _share(value: Tensor, colour: str) -> Cell:
+    own = float(value)
+    return Cell(number(own, ".1%").text, own, max(-1.0, min(1.0, own)), colour)
+
+
+def settings_table(monitor: Monitor) -> Table:
+    """Return the configuration of a fitted monitor, with the fingerprints of its weights.
+
+    Args:
+        monitor: Fitted.
+    """
+    fitted, basis, calibration = monitor.fitted, monitor.basis, monitor.calibration
+    held_out = "none"
+    if calibration is not None:
+        held_out = f"{calibration.num_data} held-out samples"
+        if calibration.groups is not None:
+            held_out += f" in {len(set(calibration.groups.tolist()))} groups"
+    rows = {
+        "model": type(monitor.model).__name__,
+        "likelihood": repr(monitor.likelihood),
+        "sketch": repr(monitor.sketch),
+        "rank": f"{monitor.rank} asked for, {basis.rank} kept",
+        "prior scale": f"{monitor.prior_scale:g}",
+        "task": "all of the prediction" if monitor.task is None else "a function",
+        "output of a sample": str(tuple(fitted.shape)),
+        "samples fitted": f"{basis.num_data}, {monitor.skipped} skipped",
+        "captured curvature": f"{basis.captured:.4f} of {basis.trace:.4g}",
+        "scores err on the safe side": "yes" if basis.certified else "not known",
+        "calibration": held_out,
+        "fingerprint of the chosen weights": fitted.fingerprints.parameters,
+        "fingerprint of the model": fitted.fingerprints.model,
+        "scodkit": __version__,
+        "torch": torch.__version__,
+    }
+    rows |= {f"note: {name}": json.dumps(value) for name, value in monitor.notes.items()}
+    cells = tuple((Cell(name), Cell(value)) for name, value in rows.items())
+    return Table("Configuration and fingerprints", ("what", "value"), cells, sortable=False)
+
+
+def parameter_table(monitor: Monitor) -> Table:
+    """Return the chosen weights by name.
+
+    Args:
+        monitor: Fitted.
+    """
+    blocks = monitor.fitted.parameters.blocks
+    rows: list[list[str | float]] = []
+    for block in blocks:
+        shape = " x ".join(map(str, block.shape)) or "1"
+        rows.append([block.name, shape, float(block.columns.stop - block.columns.start)])
+    return plain("Weights the scores are about", ("parameter", "shape", "numbers"), rows)

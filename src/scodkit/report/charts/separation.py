@@ -29,19 +29,16 @@ def roc_chart(found: Mapping[str, Curves]) -> Chart:
     Args:
         found: Curves by name of the unknown set.
     """
-    x, y = "known inputs that raise an alarm", "unknown inputs caught"
-    plot = new_plot(f"{x}, share", f"{y}, share", *_SQUARE)
     own = {name: curves.roc for name, curves in found.items()}
-    keys = _draw(plot, own, "x", "false alarms")
-    mark(plot, (0, 1), (0, 1), "dotted")
-    keys.append(Key("a score that tells nothing", "ink", "dotted"))
+    axes = ("known inputs that raise an alarm", "unknown inputs caught")
+    plot, keys = _drawn(own, axes, "false alarms", (0, 1))
     says = "; ".join(
         f"{name}: area {_interval(curve)}, and {percent(curve.at(0.05)[0])} caught at 5 % "
         "false alarms"
         for name, curve in own.items()
     )
-    numbers = _numbers(x.capitalize(), "caught", own, _ROC_ROWS)
-    return Chart("roc", "ROC curve", says + ".", plot, tuple(keys), numbers)
+    numbers = _numbers(axes[0].capitalize(), "caught", own, _ROC_ROWS)
+    return Chart("roc", "ROC curve", says + ".", plot, keys, numbers)
 
 
 def precision_recall_chart(found: Mapping[str, Curves]) -> Chart:
@@ -50,34 +47,36 @@ def precision_recall_chart(found: Mapping[str, Curves]) -> Chart:
     Args:
         found: Curves by name of the unknown set.
     """
-    x, y = "unknown inputs caught", "alarms that are right"
-    plot = new_plot(f"{x}, share", f"{y}, share", *_SQUARE)
     own = {name: curves.precision_recall for name, curves in found.items()}
-    keys = _draw(plot, own, "x", "caught")
-    mark(plot, (0, 1), (0.5, 0.5), "dotted")
-    keys.append(Key("a score that tells nothing", "ink", "dotted"))
+    axes = ("unknown inputs caught", "alarms that are right")
+    plot, keys = _drawn(own, axes, "caught", (0.5, 0.5))
     says = "; ".join(f"{name}: area {_interval(curve)}" for name, curve in own.items())
     says += ". Known and unknown inputs count the same, however many there are of each."
-    numbers = _numbers(x.capitalize(), "right", own, _RECALL_ROWS)
-    return Chart("precision-recall", "Precision and recall", says, plot, tuple(keys), numbers)
+    numbers = _numbers(axes[0].capitalize(), "right", own, _RECALL_ROWS)
+    return Chart("precision-recall", "Precision and recall", says, plot, keys, numbers)
 
 
-def _draw(plot: Any, found: Mapping[str, Curve], x: str, across: str) -> list[Key]:
+def _drawn(
+    found: Mapping[str, Curve], axes: tuple[str, str], across: str, chance: tuple[float, float]
+) -> tuple[Any, tuple[Key, ...]]:
+    """Return a plot of curves, and its key; chance is where a score that tells nothing is."""
+    plot = new_plot(f"{axes[0]}, share", f"{axes[1]}, share", *_SQUARE)
     keys = []
     for i, (name, curve) in enumerate(found.items()):
         colour = UNKNOWN_COLOURS[i % len(UNKNOWN_COLOURS)]
         dash = DASHES[i // len(UNKNOWN_COLOURS) % len(DASHES)]
-        columns = {"low": curve.low, "y": curve.y, "high": curve.high, x: curve.x}
+        columns = {"low": curve.low, "y": curve.y, "high": curve.high, "x": curve.x}
         source = {key: values.round(5).tolist() for key, values in columns.items()}
         source["set"] = [name] * len(curve.x)
-        band = plot.varea(x=x, y1="low", y2="high", fill_alpha=0.25, source=source)
+        band = plot.varea(x="x", y1="low", y2="high", fill_alpha=0.25, source=source)
         paint(band, fill=colour)
-        line = plot.line(x=x, y="y", line_width=2.5, line_dash=dash, source=source)
+        line = plot.line(x="x", y="y", line_width=2.5, line_dash=dash, source=source)
         paint(line, line=colour)
-        tips = [("set", "@set"), (across, f"@{x}{{0.000}}"), ("curve", "@y{0.000}")]
+        tips = [("set", "@set"), (across, "@x{0.000}"), ("curve", "@y{0.000}")]
         add_hover(plot, [line], [*tips, ("band of 95 %", "@low{0.000} to @high{0.000}")])
         keys.append(Key(f"{name}, with a band of 95 %", colour, dash))
-    return keys
+    mark(plot, (0, 1), chance, "dotted")
+    return plot, (*keys, Key("a score that tells nothing", "ink", "dotted"))
 
 
 def _interval(curve: Curve) -> str:
