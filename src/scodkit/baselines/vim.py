@@ -37,6 +37,7 @@ class ViM(PrincipalSpaceBaseline):
         picks: ``inputs=``, ``outputs=``; see `Picks`.
 
     Examples:
+        >>> from torch import nn
         >>> model = nn.Linear(2, 2, bias=False)
         >>> model.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
         >>> x = torch.tensor([[6.0, 0.1], [-6.0, 0.1], [6.0, -0.1], [-6.0, -0.1]])
