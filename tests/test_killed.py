@@ -28,7 +28,7 @@ PAUSE = 0.01  # seconds a batch takes to read
 
 # a process that has imported everything, and forks
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["scodkit", "together"])
+processes.set_forkserver_preload(["scodkit.monitor", "together"])
 
 
 class SlowItems(Dataset[Tensor]):

@@ -8,6 +8,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -16,17 +17,18 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 from typing_extensions import Self, Unpack
 
-from scodkit.baselines.baseline import Baseline, Picks, State, class_logits
+from scodkit.baselines.baseline import Picks, State, class_logits
 from scodkit.baselines.data import TrainingData, check_finite
 from scodkit.baselines.entropy import noise_variance
 from scodkit.baselines.hessian import negative_log_likelihood
 from scodkit.baselines.predictive import Predictive, mixture
 from scodkit.baselines.targets import check_targets
 from scodkit.baselines.weight_sets import copies
+from scodkit.baselines.weight_space import WeightSpaceBaseline
 from scodkit.errors import MissingPeerError, NonFiniteError, OptionError
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from scodkit.network import Inputs, Network, ordinary
-from scodkit.parameters import LastLayers, select
+from scodkit.parameters import LastLayers, ParameterSet, select, select_names
 
 # what `tune` tries unless told otherwise: 1e-4, 10^-3.5, ..., 1e4
 GRID = tuple(10 ** (exponent / 2) for exponent in range(-8, 9))
@@ -38,19 +40,18 @@ _STEPS, _ROUNDS = 300, 5
 _FLAT = 1e-2
 
 
-class KFACLaplace(Baseline):
+class KFACLaplace(WeightSpaceBaseline):
     """Uncertainty of the prediction under a Gaussian posterior of the weights.
 
     The posterior is centred at the trained weights; its precision is the Fisher information of
     the training data, with Kronecker factors for each layer, plus that of the prior. The score
     is that of the prediction averaged over the posterior. For regression: its total variance
     (squared output units, summed over outputs, the noise included). For classification: the
-    entropy of the mean probabilities (nats). The output of a call is the mean prediction; its
-    logits are the logarithms of the mean probabilities, or their log-odds.
+    entropy of the mean probabilities (nats). The output of a call is the mean prediction.
 
     A fit reads the data once and needs no targets: one backward pass per output or class. To
-    score takes a forward and a backward pass per output of each sample, where the network is
-    linearised; or ``samples`` forward passes. Kept are the factors' eigenvectors (``2 o^2 +
+    score takes a forward pass and a backward pass per output, where the network is linearised;
+    or ``samples`` forward passes. Kept are the factors' eigenvectors (``2 o^2 +
     i^2`` numbers for a layer with ``i`` inputs and ``o`` outputs) and the sampled weights.
 
     Args:
@@ -67,6 +68,9 @@ class KFACLaplace(Baseline):
         skip_unsupported: Keep the weights of layers without Kronecker factors as they are
             (normalisations, embeddings, ...), rather than refuse them.
         picks: ``inputs=``, ``outputs=``, and ``targets=`` for `tune`; see `Picks`.
+
+    Attributes:
+        memory_budget: Bytes that per-sample gradients may take at a time, as of a `Monitor`.
 
     Examples:
         >>> method = KFACLaplace(nn.Linear(1, 1), Gaussian(), prior_precision=1.0)
@@ -143,6 +147,7 @@ class KFACLaplace(Baseline):
         return self
 
     def _learn(self, data: TrainingData) -> State:
+        self._last_source = None  # its weights may be others
         posterior: Any = None
         names: list[str] = []
         count = 0
@@ -266,29 +271,43 @@ class KFACLaplace(Baseline):
         predictive = self._predict(call, state)
         return predictive.output, predictive.score
 
-    @torch.no_grad()
     def _predict(self, call: Inputs, state: State) -> Predictive:
         if self.samples is not None:
             drawn = {name: state[f"samples:{name}"] for name in self._names(state)}
             each = [{n: own[k] for n, own in drawn.items()} for k in range(self.samples)]
-            outputs = [self._network.at(weights, copies(call)) for weights in each]
+            with torch.no_grad():
+                outputs = [self._network.at(weights, copies(call)) for weights in each]
             return mixture(self.likelihood, torch.stack(outputs))
-        posterior = self._posterior(state)
-        # one by one: laplace-torch's Jacobians of a batch mix its samples (0 times NaN), at a
-        # cost that grows with the square of their number
-        ones = [_batch(call.samples(slice(i, i + 1))) for i in range(call.batch_size)]
-        options = {"pred_type": "glm", "link_approx": "probit", "diagonal_output": True}
-        found = [posterior(one, **options) for one in ones]
+        output, variance = self._linearised(call, state)
         if isinstance(self.likelihood, Gaussian):
-            output = self._network(copies(call))
             noise = noise_variance(self.likelihood, output)
-            variance = noise * (1 + torch.cat([own for _, own in found]))
-            return Predictive(self.likelihood, output, variance)
-        probabilities = torch.cat(found)
-        logs = probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
-        if isinstance(self.likelihood, Bernoulli):
-            logs = logs[:, 1:] - logs[:, :1]
-        return Predictive(self.likelihood, logs, None)
+            return Predictive(self.likelihood, output, variance + noise)
+        # the mean of a logistic function of a Gaussian variable (MacKay, 1992)
+        scale = (1 + math.pi / 8 * variance).rsqrt()
+        return Predictive(self.likelihood, output * scale.reshape(output.shape), None)
+
+    def _linearised(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+        """Return outputs ``(B, *shape)`` and their variances due to the weights, ``(B, d)``.
+
+        Jacobians are our own: those that laplace-torch takes of a batch cost the square of its
+        size, and a NaN in one sample would reach the others.
+        """
+        precision = self._posterior(state).posterior_precision
+        outputs: dict[int, Tensor] = {}
+        variances: dict[int, list[Tensor]] = {}
+        # the rows of noise of variance 1 are those of the identity
+        source = replace(self._source(call), likelihood=Gaussian())
+        for piece in source.pieces(call, hold=True):
+            blocks = sorted(piece.factors.blocks(), key=lambda own: own[0].start)
+            rows = torch.cat([own for _, own in blocks], dim=2)
+            turned = precision.bmm(rows, exponent=-0.5).reshape(rows.shape)
+            outputs[piece.samples.start] = piece.output
+            variances.setdefault(piece.samples.start, []).append(turned.square().sum(2))
+        each = [torch.cat(some, dim=1) for some in variances.values()]
+        return torch.cat(list(outputs.values())), torch.cat(each)
+
+    def _parameters(self, call: Inputs) -> ParameterSet:
+        return select_names(self.model, self._names(self._ready()))
 
     def _options(self) -> Mapping[str, Any]:
         names = ("last_layer", "samples", "prior_precision", "seed", "skip_unsupported")

@@ -32,7 +32,7 @@ class WeightSpaceBaseline(Baseline):
         memory_budget: Bytes that per-sample gradients may take at a time, as of a `Monitor`.
     """
 
-    handles: ClassVar = (Likelihood,)
+    handles: ClassVar[tuple[type[Likelihood], ...]] = (Likelihood,)
     because: ClassVar = "it is no likelihood"
     memory_budget = MemoryBudget()
 
