@@ -13,7 +13,7 @@ from scipy.stats import norm
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from scodkit.errors import OptionError
-from scodkit.separation import roc, separation
+from scodkit.separation import bootstrapped, separation
 
 few_scores = st.lists(st.integers(0, 8).map(float), min_size=1, max_size=30)
 
@@ -147,11 +147,9 @@ def test_few_samples_apart_say_little() -> None:
 def test_the_curve_is_scikit_learns(known: list[float], unknown: list[float]) -> None:
     truth = [0] * len(known) + [1] * len(unknown)
     false, true, _ = roc_curve(truth, known + unknown, drop_intermediate=False)
-    xs, ys = roc(torch.tensor(known), torch.tensor(unknown), points=41)
-    assert (xs[0], ys[0], xs[-1], ys[-1], len(xs)) == (0, 0, 1, 1, 41)
-    steps = np.add(xs, ys)
-    np.testing.assert_allclose(steps, np.linspace(0, 2, 41), atol=2e-5)
-    np.testing.assert_allclose(ys, np.interp(steps, false + true, true), atol=4e-5)
+    (found,) = bootstrapped(torch.tensor(known), torch.tensor(unknown), 0, 0)
+    np.testing.assert_allclose(found.false, false, atol=1e-12)
+    np.testing.assert_allclose(found.true, true, atol=1e-12)
 
 
 def test_the_interval_narrows_with_the_root_of_the_number() -> None:

@@ -19,10 +19,11 @@ from scodbench.rows import select
 from scodbench.samples import Loader, TensorSamples
 from scodbench.sweeps import SWEEPS
 from scodbench.sweeps import size as size_sweep
-from scodbench.sweeps.errors import distances
+from scodbench.sweeps.errors import distances, roc
 from scodkit import Categorical, Gaussian, LastLayers, Monitor
 from scodkit.baselines import DeepEnsemble
 from scodkit.errors import OptionError
+from scodkit.separation import bootstrapped
 from scodkit.sketch import Nystrom
 
 CPU = torch.device("cpu")
@@ -203,3 +204,15 @@ def test_examples_are_there_once(setup: Setup) -> None:
     assert list(SWEEPS["examples"](replace(digits(setup), seed=1))) == []
     rows = list(select(SWEEPS["examples"](digits(setup)), ood="known"))
     assert [row["id"] for row in rows] == ["examples/mnist/known/0"]
+
+
+def test_the_thinned_curve_is_the_whole_one_along_its_way() -> None:
+    generator = torch.Generator().manual_seed(0)
+    known, unknown = (torch.randn(n, generator=generator).round(decimals=1) for n in (30, 25))
+    (whole,) = bootstrapped(known, unknown, 0, 0)
+    xs, ys = roc(known, unknown, points=41)
+    assert (xs[0], ys[0], xs[-1], ys[-1], len(xs)) == (0, 0, 1, 1, 41)
+    steps = np.add(xs, ys)
+    np.testing.assert_allclose(steps, np.linspace(0, 2, 41), atol=2e-5)
+    wanted = np.interp(steps, whole.false + whole.true, whole.true)
+    np.testing.assert_allclose(ys, wanted, atol=4e-5)

@@ -120,29 +120,6 @@ def separation(
     return Separation(*figures[0], *np.stack([low, high], axis=1).flatten().tolist())
 
 
-def roc(known: Tensor, unknown: Tensor, points: int = 101) -> tuple[list[float], list[float]]:
-    """Return the ROC curve, thinned out evenly along its way.
-
-    Args:
-        known: Scores ``(n,)``, larger = more atypical.
-        unknown: Scores ``(m,)``.
-        points: How many, both ends included.
-
-    Returns:
-        Shares of known and of unknown inputs above falling thresholds.
-
-    Examples:
-        >>> roc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]), points=3)
-        ([0.0, 0.25, 1.0], [0.0, 0.75, 1.0])
-    """
-    (whole,) = bootstrapped(known, unknown, 0, 0)
-    # their sum only grows along the curve
-    where = np.linspace(0, 2, points)
-    along = whole.false + whole.true
-    false, true = (np.interp(where, along, rate).round(5) for rate in (whole.false, whole.true))
-    return false.tolist(), true.tolist()
-
-
 def bootstrapped(known: Tensor, unknown: Tensor, resamples: int, seed: int) -> Iterator[Roc]:
     """Yield the ROC curve, then those of both sets drawn anew with replacement.
 

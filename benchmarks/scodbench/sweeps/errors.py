@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from scodbench.samples import Samples
 from scodbench.sweeps.points import RESAMPLES, sweep_row
 from scodkit.errors import MissingPeerError, OptionError, ScodError
 from scodkit.likelihoods import Gaussian
-from scodkit.separation import roc, separation
+from scodkit.separation import bootstrapped, separation
 
 MIXED = "mixed"
 _BATCH = 128
@@ -91,3 +92,26 @@ def _residuals(setup: Setup, samples: Samples) -> Tensor:
                 for x, target in samples.batches(_BATCH, setup.device)
             ]
         )
+
+
+def roc(known: Tensor, unknown: Tensor, points: int = 101) -> tuple[list[float], list[float]]:
+    """Return the ROC curve, thinned out evenly along its way.
+
+    Args:
+        known: Scores ``(n,)``, larger = more atypical.
+        unknown: Scores ``(m,)``.
+        points: How many, both ends included.
+
+    Returns:
+        Shares of known and of unknown inputs above falling thresholds.
+
+    Examples:
+        >>> roc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]), points=3)
+        ([0.0, 0.25, 1.0], [0.0, 0.75, 1.0])
+    """
+    (whole,) = bootstrapped(known, unknown, 0, 0)
+    # their sum only grows along the curve
+    where = np.linspace(0, 2, points)
+    along = whole.false + whole.true
+    false, true = (np.interp(where, along, rate).round(5) for rate in (whole.false, whole.true))
+    return false.tolist(), true.tolist()

@@ -23,7 +23,7 @@ from scodkit.baselines.entropy import noise_variance
 from scodkit.baselines.hessian import negative_log_likelihood
 from scodkit.baselines.predictive import Predictive, mixture
 from scodkit.baselines.targets import check_targets
-from scodkit.baselines.weight_sets import copies
+from scodkit.baselines.weight_sets import Sets, WeightSets, copies
 from scodkit.baselines.weight_space import WeightSpaceBaseline
 from scodkit.errors import MissingPeerError, NonFiniteError, OptionError
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
@@ -105,6 +105,7 @@ class KFACLaplace(WeightSpaceBaseline):
         self.prior_precision, self.skip_unsupported = prior_precision, skip_unsupported
         # a posterior, and the tensor of the prior precision it was made with
         self._made: tuple[Tensor | None, Any] = (None, None)
+        self._runs = WeightSets(self._network)
 
     @property
     def chosen_precision(self) -> float:
@@ -118,7 +119,7 @@ class KFACLaplace(WeightSpaceBaseline):
 
         Args:
             loader: Validation data with targets, like the training data; read once for each
-                precision.
+                precision, as far as it takes to see that another one is better.
             grid: Prior precisions to try.
             progress: Show a progress bar.
 
@@ -136,7 +137,10 @@ class KFACLaplace(WeightSpaceBaseline):
         # not laplace-torch's own search: its running loss goes on from one precision to the
         # next, it draws from the global generator, and judges regression by squared errors
         with self._network.evaluating():
-            losses = [self._loss(data, self._at(state, precision)) for precision in grid]
+            losses = [math.inf] * len(grid)
+            # the narrowest first: they are seldom far off, the widest soon seen to be
+            for i in sorted(range(len(grid)), key=lambda i: -grid[i]):
+                losses[i] = self._loss(data, self._at(state, grid[i]), min(losses))
             if min(losses) == math.inf:
                 raise NonFiniteError(
                     "expected finite predictions of the validation data at some prior "
@@ -252,20 +256,28 @@ class KFACLaplace(WeightSpaceBaseline):
         named = dict(self.model.named_parameters())
         return [name for name in named if f"values:{name}:0" in state]
 
-    def _loss(self, data: TrainingData, state: State) -> float:
-        """Return the negative log-likelihood of all targets; infinity where it is NaN."""
+    def _loss(self, data: TrainingData, state: State, best: float) -> float:
+        """Return the negative log-likelihood of all targets, in nats above the least possible.
+
+        Args:
+            data: With targets.
+            state: Says at which precision.
+            best: What another precision reached: infinity is returned where this one does not,
+                as soon as that is seen, and where it is NaN.
+        """
         total = 0.0
         for call, targets in data.pairs():
             found = self._predict(call, state)
             check_targets(self.likelihood, found.output, targets)
-            if found.variance is None:
-                each = negative_log_likelihood(self.likelihood, found.output, targets)
-            else:
+            each = negative_log_likelihood(self.likelihood, found.output, targets)
+            if isinstance(self.likelihood, Gaussian) and found.variance is not None:
                 off = found.output.flatten(1) - targets.reshape(len(targets), -1)
-                each = (off.square() / found.variance + found.variance.log()) / 2
-            total += float(each.sum())
-        # weights drawn from a wide posterior may be beyond what a network can compute with
-        return total if math.isfinite(total) else math.inf
+                noise = noise_variance(self.likelihood, found.output)
+                each = (off.square() / found.variance + (found.variance / noise).log()) / 2
+            total += float(each.sum())  # of numbers >= 0
+            if not total <= best:
+                return math.inf
+        return total
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         predictive = self._predict(call, state)
@@ -274,10 +286,8 @@ class KFACLaplace(WeightSpaceBaseline):
     def _predict(self, call: Inputs, state: State) -> Predictive:
         if self.samples is not None:
             drawn = {name: state[f"samples:{name}"] for name in self._names(state)}
-            each = [{n: own[k] for n, own in drawn.items()} for k in range(self.samples)]
-            with torch.no_grad():
-                outputs = [self._network.at(weights, copies(call)) for weights in each]
-            return mixture(self.likelihood, torch.stack(outputs))
+            sets = Sets(self.samples, lambda: drawn, lambda some: self._one_by_one(some, drawn))
+            return mixture(self.likelihood, self._runs.outputs(sets, call))
         output, variance = self._linearised(call, state)
         if isinstance(self.likelihood, Gaussian):
             noise = noise_variance(self.likelihood, output)
@@ -285,6 +295,11 @@ class KFACLaplace(WeightSpaceBaseline):
         # the mean of a logistic function of a Gaussian variable (MacKay, 1992)
         scale = (1 + math.pi / 8 * variance).rsqrt()
         return Predictive(self.likelihood, output * scale.reshape(output.shape), None)
+
+    def _one_by_one(self, call: Inputs, drawn: Mapping[str, Tensor]) -> Tensor:
+        sets = zip(*drawn.values(), strict=True)
+        each = (dict(zip(drawn, weights, strict=True)) for weights in sets)
+        return torch.stack([self._network.at(weights, copies(call)) for weights in each])
 
     def _linearised(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         """Return outputs ``(B, *shape)`` and their variances due to the weights, ``(B, d)``.
