@@ -34,7 +34,7 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
         _draw_panel(axis, found[domain])
         device = next(select(rows, domain=domain.name))["device"]
         where = "one core" if device == "cpu" else device
-        axis.set_xlabel(f"forward passes a sample, batch 1, {where}")
+        axis.set_xlabel(f"forward passes, batch 1, {where}")
     handles = [
         axes[0].plot([], [], marker, color=COLOURS[method], label=TITLES[method])[0]
         for method, marker in zip(PAPER, MARKERS, strict=False)
