@@ -158,7 +158,7 @@ def plan() -> Iterator[tuple[str, Sketch, int, int, int]]:
 def measure() -> None:
     """Run everything and write the rows."""
     RESULTS.mkdir(exist_ok=True)
-    with ROWS.open("w") as out:
+    with ROWS.with_suffix(".part").open("w") as out:
         for net in (mnist_net(), wine_net()):
             data = problem(net)
             exact = {"net": net.name, "family": "exact", "size": len(data.rows), "seed": 0}
@@ -176,6 +176,7 @@ def measure() -> None:
                 row |= {"clamped": basis.clamped, "seconds": round(seconds, 3)}
                 out.write(json.dumps(row) + "\n")
                 print(row, flush=True)
+    ROWS.with_suffix(".part").replace(ROWS)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

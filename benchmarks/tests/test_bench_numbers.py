@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
+from scodbench import alarms, sketch_accuracy
 from scodbench import rows as result_rows
 from scodbench.speed.speed_table import cost_table
 from scodbench.tables.headline import headline
@@ -57,3 +59,13 @@ def test_cited_sweeps_are_means_of_their_rows() -> None:
         found = [row["auroc"] for row in rows if row["id"].startswith(f"{start}/")]
         assert found, f"no rows {start}"
         assert f"{mean(found):.3f}" == number, start
+
+
+@pytest.mark.parametrize("name", ["sketch_accuracy", "alarms"])
+def test_tables_beside_the_domains_are_those_of_their_rows(name: str) -> None:
+    folder = ROOT / "benchmarks" / "results"
+    lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    table = {"sketch_accuracy": sketch_accuracy.table, "alarms": alarms.table}[name]
+    assert lines
+    found = table([json.loads(line) for line in lines])
+    assert found == (folder / f"{name}.md").read_text(encoding="utf-8")

@@ -42,6 +42,10 @@ def speed(
     ] = Suite.NETS,
     device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.CPU,
     output: Annotated[Path, typer.Option(help="Folder for rows and tables.")] = RESULTS,
+    tables: Annotated[
+        bool,
+        typer.Option("--tables", help="Only the tables of nets, from their rows."),
+    ] = False,
 ) -> None:
     """Time scored predictions and fits against the forward pass, floors, loops and peers.
 
@@ -49,7 +53,11 @@ def speed(
     """
     from scodbench.speed import directions, large_models, large_outputs, scaling
     from scodbench.speed import speed as nets
+    from scodbench.speed.speed_table import print_table
 
+    if tables:
+        print_table(output)
+        return
     measures = {
         Suite.NETS: nets.measure,
         Suite.LARGE_MODELS: large_models.measure,
