@@ -13,6 +13,8 @@ import pytest
 
 from command_line import scod
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs" / "cli.md").read_text()
 README = (ROOT / "README.md").read_text().partition("## From the command line")[2]

@@ -18,6 +18,8 @@ from scodkit import artifact
 from scodkit.cli.inputs import shard_of
 from scodkit.errors import OptionError
 
+pytestmark = pytest.mark.slow
+
 FIT = ("model.py:net", "--likelihood", "categorical", "--rank", "8")
 
 

@@ -8,10 +8,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from command_line import Run, ended, own_folder, scod, start
+
+pytestmark = pytest.mark.slow
 
 FIT = ("fit", "model.py:net", "model.py:slowly", "--likelihood", "categorical")
 
