@@ -25,6 +25,7 @@ imports: $(STAMP)
 
 unit: $(STAMP)
 	$(PYTEST) -m "not slow" src tests
+	cd benchmarks && ../$(PYTEST) --collect-only -qq tests >/dev/null
 
 # killed processes, process groups, browsers, compilers; and the experiments' own tests
 test-slow: $(STAMP)
@@ -67,6 +68,7 @@ $(STAMP): pyproject.toml benchmarks/pyproject.toml constraints.txt peers.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,peers,docs,dev]" -e ./benchmarks
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r peers.txt
+	$(BIN)/python -m compileall -q src benchmarks/scodbench
 	touch $@
 
 clean:

@@ -346,7 +346,7 @@ def test_grad_norm_of_equal_probabilities_is_zero() -> None:
     assert not GradNorm(head, Categorical()).score(numbers(5, 4)).any()
 
 
-# --- options and cost
+# --- options
 
 
 def test_options_are_saved(tmp_path: Path) -> None:

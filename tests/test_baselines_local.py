@@ -243,20 +243,6 @@ def test_what_little_is_outside_keeps_its_digits() -> None:
     )
 
 
-def test_it_knows_how_often_the_data_was_read() -> None:
-    class Counted(list):  # type: ignore[type-arg]
-        passes = 0
-
-        def __iter__(self):
-            yield from super().__iter__()
-            self.passes += 1
-
-    data = Counted(training_data("categorical"))
-    method = LocalEnsemble(network("categorical"), Categorical(), rank=4, parameters=["5.*"])
-    method.fit(data, progress=False)
-    assert method._ready()["passes"] == data.passes > 4
-
-
 def test_options_out_of_range_are_refused() -> None:
     model = network("gaussian")
     for bad, wanted in (

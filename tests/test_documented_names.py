@@ -21,14 +21,7 @@ PARSER = doctest.DocTestParser()
 # names that users import; one that goes needs a line in CHANGELOG.md
 PUBLIC = {
     "scodkit": [
-        *(
-            "Bernoulli",
-            "Calibration",
-            "Categorical",
-            "Certificate",
-            "Eigenbasis",
-            "Explanation",
-        ),
+        *("Bernoulli", "Calibration", "Categorical", "Certificate", "Eigenbasis"),
         *("Explanation", "Gaussian", "HeteroscedasticGaussian", "LastLayers", "Likelihood"),
         *("Monitor", "MonteCarlo", "Plan", "Scored", "Summary", "Task", "__version__"),
         "predicted_class",
@@ -82,6 +75,11 @@ def test_the_readme_imports_something() -> None:
 def test_public_names_exist(module: str) -> None:
     missing = [name for name in PUBLIC[module] if not exists(module, name)]
     assert not missing
+
+
+@pytest.mark.parametrize("module", ["scodkit", "scodkit.alarms", "scodkit.sketch"])
+def test_public_names_are_no_others(module: str) -> None:
+    assert sorted(importlib.import_module(module).__all__) == sorted(PUBLIC[module])
 
 
 def test_names_of_the_reference_exist() -> None:

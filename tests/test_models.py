@@ -173,6 +173,7 @@ def test_confident_predictions_keep_their_largest_direction() -> None:
         ({"sketch": Nystrom}, "with brackets"),
         ({"sketch": "nystrom"}, "with brackets"),
         ({"rank": 2.5}, "integer rank"),
+        ({"prior_scale": 1e-200}, "prior_scale"),
         ({"model": print}, "nn.Module"),
         ({"model": torch.jit.ScriptModule()}, "not scripted"),
     ],

@@ -2,7 +2,7 @@
 
 Scores of the paper's MNIST 0-4 network, fitted on 5000 training digits: 5139 test digits 0-4
 are split anew into held-out and new data for every repetition; digits 5-9 are the unknown.
-``SCODKIT_DATA=... make bench-alarms`` writes rows to results/alarms.jsonl, a table, a figure.
+``make bench-alarms`` writes rows to results/alarms.jsonl, a table, a figure.
 """
 
 from __future__ import annotations

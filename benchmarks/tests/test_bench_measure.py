@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from scodbench import measure
+from scodbench import measure, timing
 from scodbench.measure import Setup, kept_bytes
 from scodbench.methods import METHODS, Case
 from scodbench.samples import Loader, Samples
-from scodkit import Monitor, baselines, timing
+from scodkit import Monitor, baselines
 from scodkit.sketch import Nystrom
 from toy_bench import TOY, build, normal
 

@@ -55,29 +55,34 @@ _MODULES = {
 __all__ = ["__version__", *_MODULES]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name, or a module of the package, when it is first asked for.
+if not TYPE_CHECKING:  # which would take every name for one of ours
 
-    Args:
-        name: Of the attribute.
+    def __getattr__(name: str) -> Any:
+        """Import a public name, or a module of the package, when it is first asked for.
 
-    Returns:
-        The class, function or module of that name.
+        Args:
+            name: Of the attribute.
 
-    Raises:
-        AttributeError: If there is no such thing.
-    """
-    if name in _MODULES:
-        found = getattr(import_module(f"scodkit.{_MODULES[name]}"), name)
-        globals()[name] = found
-        return found
-    missing = f"module 'scodkit' has no attribute {name!r}"
-    if name.startswith("_"):  # or `__main__` would run the command
-        raise AttributeError(missing)
-    try:
-        return import_module(f"scodkit.{name}")
-    except ModuleNotFoundError as error:
-        raise AttributeError(missing) from error
+        Returns:
+            The class, function or module of that name.
+
+        Raises:
+            AttributeError: If there is no such thing.
+            ModuleNotFoundError: If a module of ours needs a library that is not installed.
+        """
+        if name in _MODULES:
+            found = getattr(import_module(f"scodkit.{_MODULES[name]}"), name)
+            globals()[name] = found
+            return found
+        missing = f"module 'scodkit' has no attribute {name!r}"
+        if name.startswith("_"):  # or `__main__` would run the command
+            raise AttributeError(missing)
+        try:
+            return import_module(f"scodkit.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"scodkit.{name}":  # another library is missing
+                raise
+            raise AttributeError(missing) from error
 
 
 def __dir__() -> list[str]:

@@ -131,7 +131,7 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
     if claimed != _digest(header, tensors):
         raise CorruptArtifactError(
             f"expected {path} as it was written, but its contents do not match their digest; "
-            "it was altered or damaged: save it again"
+            "if it was being replaced, load it again; else it is damaged: save it again"
         )
     if header.get("kind") != kind:
         raise CorruptArtifactError(

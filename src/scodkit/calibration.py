@@ -112,7 +112,8 @@ class Calibration:
             the same as flagging p-values of at most ``false_alarm``.
 
         Raises:
-            CalibrationError: If a rate is not in (0, 1), or too small for ``n`` samples.
+            OptionError: If a rate is not in (0, 1).
+            CalibrationError: If it is too small for ``n`` samples.
         """
         held = self._known(group)
         above = _allowed(false_alarm, confidence, held.numel(), group)

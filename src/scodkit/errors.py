@@ -79,7 +79,7 @@ class ProcessError(ScodError, RuntimeError):
 
 
 class MissingPeerError(ScodError, ImportError):
-    """A library that a baseline stands on is not installed."""
+    """A library that this feature needs is not installed."""
 
 
 class CalibrationError(ScodError, ValueError):

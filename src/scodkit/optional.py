@@ -7,13 +7,16 @@ from typing import Any
 
 from scodkit.errors import MissingPeerError
 
+_PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}  # whose modules have other names
 
-def optional(module: str, extra: str) -> Any:
+
+def optional(module: str, extra: str, then: str = "") -> Any:
     """Import a module that is not among the core's dependencies.
 
     Args:
         module: Its full name, such as ``"scipy.special"``.
         extra: The extra of scodkit that installs it.
+        then: What else is to be typed.
 
     Returns:
         The module.
@@ -23,8 +26,9 @@ def optional(module: str, extra: str) -> Any:
     """
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
+        library = module.partition(".")[0]
         raise MissingPeerError(
-            f"expected {module.partition('.')[0]}, which this needs, found none; type: "
-            f'pip install "scodkit[{extra}]"'
+            f"expected {_PACKAGES.get(library, library)}, which this needs, found none "
+            f'that can be imported ({error}); type: pip install "scodkit[{extra}]"{then}'
         ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +37,7 @@ def check_options(
         problem = f"an integer rank >= 1, got {rank!r}"
     elif not isinstance(sketch, Sketch):
         problem = f"a sketch object, got {sketch!r}; type Nystrom() or another, with brackets"
-    elif not 0 < prior_scale < math.inf:
+    elif not 1e-100 < prior_scale < 1e100:  # whose squares are numbers
         problem = f"a positive, finite prior_scale, got {prior_scale!r}"
     if problem:
         raise OptionError(f"expected {problem}")

@@ -108,8 +108,9 @@ def separation(
         >>> found.auroc, found.fpr95
         (0.875, 0.5)
     """
-    whole, *drawn = bootstrapped(known, unknown, resamples, seed)
-    figures = [(one.auroc, one.aupr, one.fpr95) for one in (whole, *drawn)]
+    # one curve at a time: there may be tens of thousands of scores
+    each = bootstrapped(known, unknown, resamples, seed)
+    figures = [(one.auroc, one.aupr, one.fpr95) for one in each]
     low, high = ends_of(figures[1:])
     # the ends are no better than such a share allows; for the AUROC this is a bound, whatever
     # the scores: min(n, m) pairs are independent, and each is in order with a probability of

@@ -1,4 +1,4 @@
-"""Draw rendered runway frames, by condition.
+"""Draw rendered runway frames, by condition: ``python -m scodbench.runway.picture runway.png``.
 
 Where the variable SCODKIT_DATA names a folder with the TaxiNet frames, two more rows show real
 ones, and rendered ones at the poses that they are labelled with.
@@ -7,6 +7,7 @@ ones, and rendered ones at the poses that they are labelled with.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import matplotlib as mpl
@@ -77,3 +78,7 @@ def draw(path: Path) -> None:
             axis.set_title(f"{place[0]:+.1f} m, {place[1]:+.0f}°", fontsize=8)
     figure.tight_layout(pad=0.4)
     figure.savefig(path)
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1]))

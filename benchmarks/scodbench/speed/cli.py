@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from scodkit.errors import OptionError
+
 RESULTS = Path("benchmarks/results")
 
 TablesOption = Annotated[
@@ -32,6 +34,14 @@ class Device(str, Enum):
     CUDA = "cuda"
 
 
+# suites that are for one device
+_TAKES = {
+    Suite.LARGE_MODELS: (Device.CUDA,),
+    Suite.LARGE_OUTPUTS: (Device.CPU,),
+    Suite.DIRECTIONS: (Device.CPU,),
+}
+
+
 def speed(
     suite: Annotated[
         Suite,
@@ -51,6 +61,8 @@ def speed(
 
     Example: scodbench speed large-models --device cuda
     """
+    import torch
+
     from scodbench.speed import directions, large_models, large_outputs, scaling
     from scodbench.speed import speed as nets
     from scodbench.speed.speed_table import print_table
@@ -58,6 +70,13 @@ def speed(
     if tables:
         print_table(output)
         return
+    takes = _TAKES.get(suite, tuple(Device))
+    if device not in takes or (device is Device.CUDA and not torch.cuda.is_available()):
+        raise OptionError(
+            f"expected a device that is here and that {suite.value} takes "
+            f"({', '.join(takes)}), got {device.value}; type --device {takes[0].value}"
+        )
+    output.mkdir(parents=True, exist_ok=True)
     measures = {
         Suite.NETS: nets.measure,
         Suite.LARGE_MODELS: large_models.measure,

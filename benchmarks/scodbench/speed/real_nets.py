@@ -1,15 +1,8 @@
-"""Two trained networks on real data: the SCOD paper's MNIST 0-4 net and its Wine net.
-
-Data is read from the folder named by the variable SCODKIT_DATA: ``mnist/*-ubyte.gz`` (the
-original idx files) and ``wine/winequality-{red,white}.csv`` (UCI).
-"""
+"""Two trained networks on real data: the SCOD paper's MNIST 0-4 net and its Wine net."""
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -32,19 +25,8 @@ class TrainedNet:
     novel: Tensor
 
 
-def data_folder() -> Path:
-    """Return the data folder, or stop with what to type."""
-    folder = os.environ.get("SCODKIT_DATA")
-    if not folder or not all((Path(folder) / name).is_dir() for name in ("mnist", "wine")):
-        sys.exit(
-            "expected the variable SCODKIT_DATA to name a folder with mnist/ and wine/, got "
-            f"{folder!r}; type: SCODKIT_DATA=path/to/data make bench-sketch"
-        )
-    return Path(folder)
-
-
 def _mnist(split: str) -> tuple[Tensor, Tensor]:
-    images, labels = load.mnist(split, data_folder())
+    images, labels = load.mnist(split)
     return standardised(images), labels
 
 
@@ -80,7 +62,7 @@ def mnist_net(num_data: int = 500, num_test: int = 2000) -> TrainedNet:
 def wine_net(num_data: int = 1000) -> TrainedNet:
     """Return a red-wine quality regressor (11,401 weights) with white wine as the unknown."""
     torch.manual_seed(0)
-    red, white = load.wine(data_folder()).values()
+    red, white = load.wine().values()
     red = red[torch.randperm(len(red))]
     x, y = red[:num_data, :11], red[:num_data, 11:]
     model = nets.wine_net()

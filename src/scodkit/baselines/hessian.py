@@ -69,7 +69,6 @@ class LossHessian:
         data: Read once now, to check it, and once for each product.
 
     Attributes:
-        passes: How often the data was read so far.
         dtype: Of the products: float64 if a chosen weight is, else float32.
 
     Examples:
@@ -93,7 +92,6 @@ class LossHessian:
         weights = parameters.weights(network.model).values()
         wide = any(weight.dtype == torch.float64 for weight in weights)
         self.dtype = torch.float64 if wide else torch.float32
-        self.passes = 0
         self._num_data, self._mean_loss = 0, 0.0
         self._num_data, self._mean_loss = self._check()
 
@@ -147,7 +145,6 @@ class LossHessian:
         return num_data, loss_sum / num_data
 
     def _pairs(self) -> Iterator[tuple[Inputs, Tensor]]:
-        self.passes += 1
         return self._data.pairs()
 
     def _compare(self, num_data: int, mean_loss: float) -> None:

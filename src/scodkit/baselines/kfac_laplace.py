@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -25,9 +23,10 @@ from scodkit.baselines.predictive import Predictive, mixture
 from scodkit.baselines.targets import check_targets
 from scodkit.baselines.weight_sets import Sets, WeightSets, copies
 from scodkit.baselines.weight_space import WeightSpaceBaseline
-from scodkit.errors import MissingPeerError, NonFiniteError, OptionError
+from scodkit.errors import NonFiniteError, OptionError
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from scodkit.network import Inputs, Network, ordinary
+from scodkit.optional import optional
 from scodkit.parameters import LastLayers, ParameterSet, select, select_names
 
 # what `tune` tries unless told otherwise: 1e-4, 10^-3.5, ..., 1e4
@@ -434,29 +433,19 @@ def _check_precisions(precisions: Sequence[float]) -> None:
 
 
 # without their dependencies: they list torchvision, of which nothing is used
-_INSTALL = {
-    "laplace": "laplace-torch==0.3 curvlinops-for-pytorch==3.0.1 asdfghjkl==0.1a4 "
-    "backpack-for-pytorch==1.7.1 unfoldNd==0.2.3 einconv==0.1.0",
-}
+_INSTALL = (
+    "laplace-torch==0.3 curvlinops-for-pytorch==3.0.1 asdfghjkl==0.1a4 "
+    "backpack-for-pytorch==1.7.1 unfoldNd==0.2.3 einconv==0.1.0"
+)
 
 
-def peer(name: str) -> ModuleType:
-    """Return another library's module.
+def peer(name: str) -> Any:
+    """Return a module of laplace-torch.
 
     Args:
-        name: Of the module: ``laplace`` or one of its submodules.
-
-    Raises:
-        MissingPeerError: If it is not installed, with what to type.
+        name: ``laplace`` or one of its submodules.
     """
-    try:
-        with warnings.catch_warnings():
-            # one of laplace-torch's backends, of which nothing is used, asks for it
-            warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
-            return importlib.import_module(name)
-    except ImportError as error:
-        packages = _INSTALL[name.split(".")[0]]
-        raise MissingPeerError(
-            f"expected the module {name}, which this baseline stands on, got: {error}; type "
-            f"pip install 'scodkit[peers]' && pip install --no-deps {packages}"
-        ) from error
+    with warnings.catch_warnings():
+        # one of laplace-torch's backends, of which nothing is used, asks for it
+        warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
+        return optional(name, "peers", f" && pip install --no-deps {_INSTALL}")

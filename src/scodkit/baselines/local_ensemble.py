@@ -99,7 +99,7 @@ class LocalEnsemble(WeightSpaceBaseline):
         vectors = top_eigenspace(
             hessian.times, start.to(self._network.device), self.rank, self.tolerance
         )
-        return {"vectors": vectors, "passes": torch.tensor([hessian.passes])}
+        return {"vectors": vectors}
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         outputs: dict[int, Tensor] = {}

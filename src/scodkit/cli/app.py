@@ -57,13 +57,13 @@ app = typer.Typer(
 
 @app.command(hidden=True, context_settings={"ignore_unknown_options": True})
 def bench(words: _AnyWords = None) -> None:
-    """Say where the experiments went."""
+    """Moved: pip install ./benchmarks, then scodbench."""
     _moved("bench")
 
 
 @app.command(hidden=True, context_settings={"ignore_unknown_options": True})
 def data(words: _AnyWords = None) -> None:
-    """Say where the data sets of the experiments went."""
+    """Moved: pip install ./benchmarks, then scodbench data."""
     _moved("data")
 
 

@@ -68,6 +68,7 @@ def _defaults(path: Path, ctx: typer.Context) -> dict[str, Any]:
             if option.name != "config"
         }
         for name in verbs.list_commands(ctx.parent)
+        if not verbs.get_command(ctx.parent, name).hidden
     }
     own, shared = known[verb], set().union(*known.values())
     found: dict[str, Any] = {}

@@ -45,6 +45,8 @@ def main() -> None:
         ImportError: If something else than the command line's own libraries is missing.
     """
     try:
+        import rich  # noqa: F401 (which verbs import later)
+
         from scodkit.cli.app import app
     except ImportError as error:
         if error.name not in ("typer", "rich", "click"):

@@ -15,6 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -28,7 +29,9 @@ ALARM = 3  # exit code of `scod score --fail-on-alarm`
 
 def note(text: str) -> None:
     """Say something that is not a result."""
-    typer.echo(f"scod: {text}", err=True)
+    context = click.get_current_context(silent=True)
+    name = "scod" if context is None else context.find_root().info_name
+    typer.echo(f"{name}: {text}", err=True)
 
 
 def shows_progress(as_json: bool) -> bool:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 # draws one thing where it is told to
 Panel: TypeAlias = "Callable[[Axes], None]"
 
-# the palette of every figure and of the report, told apart by colour-blind readers: what raises
-# a score, what lowers it, what does neither, and two more
+# told apart by colour-blind readers: what raises a score, what lowers it, neither, and two more
 RAISES, LOWERS, OTHERS, GREEN, YELLOW = "#D55E00", "#0072B2", "#9A9A9A", "#009E73", "#E69F00"
 _SLOPES = "PuOr_r"
 _SMALL = 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,19 +77,19 @@ def curves(known: Tensor, unknown: Tensor, *, resamples: int = 300, seed: int = 
         >>> found.roc.at(0.5)[0]
         1.0
     """
-    whole, *drawn = bootstrapped(known, unknown, resamples, seed)
-    roc_bound, aupr_bound = areas_with(unseen_share(known, unknown))
-
-    def banded(area: Callable[[Roc], float], y: Callable[[Roc], Array], bound: float) -> Curve:
-        low, high = ends_of([y(one) for one in drawn])
-        area_low, area_high = ends_of([area(one) for one in drawn])
+    # one curve at a time: there may be tens of thousands of scores
+    each = [
+        ((one.auroc, _caught(one)), (one.aupr, _precision(one)))
+        for one in bootstrapped(known, unknown, resamples, seed)
+    ]
+    bounds = areas_with(unseen_share(known, unknown))
+    found = []
+    for ((area, y), *drawn), bound in zip(zip(*each, strict=True), bounds, strict=True):
+        area_low, area_high = ends_of([own for own, _ in drawn])
+        low, high = ends_of([own for _, own in drawn])
         ends = (min(float(area_low), bound), float(area_high))
-        return Curve(_GRID, y(whole), low, high, area(whole), *ends)
-
-    return Curves(
-        banded(lambda one: one.auroc, _caught, roc_bound),
-        banded(lambda one: one.aupr, _precision, aupr_bound),
-    )
+        found.append(Curve(_GRID, y, low, high, area, *ends))
+    return Curves(*found)
 
 
 def _caught(roc: Roc) -> Array:
