@@ -116,15 +116,16 @@ class Workers(Generic[Job, Result]):
 
 @contextlib.contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Let what is started here never hear of Ctrl-C: its parent does, and ends it."""
-    if threading.current_thread() is not threading.main_thread():  # which alone hears of it
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a new process starts with the same
+    """Let what is started here never hear of Ctrl-C: its parent does, and ends it.
+
+    A new process starts with the signals blocked that are blocked here; one that comes
+    meanwhile waits for this process, where to ignore it would lose it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(alive: Connection) -> None:

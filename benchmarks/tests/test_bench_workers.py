@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench_runs import runs, start, start_toy, wait_for
-from scodbench import jobs, runner
+from scodbench import jobs, runner, workers
 from scodbench import rows as result_rows
 from scodbench.jobs import Where
 from scodbench.workers import Workers
@@ -117,3 +117,12 @@ def test_a_run_loses_no_more_than_the_job_of_a_killed_worker(
     for row in runner.run(["toy"], ["mahalanobis"], 1, here, progress=False):
         (same,) = result_rows.select(rows, id=row["id"])
         assert same["auroc"] == row["auroc"]
+
+
+def test_ctrl_c_while_a_worker_is_started_is_not_lost() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), workers._deaf_to_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
