@@ -15,7 +15,7 @@ from scodbench import rows as result_rows
 from scodbench import runner
 from scodbench.data.cli import app as data_verbs
 from scodbench.domains import DOMAINS, OPTIONAL_DOMAINS
-from scodbench.identity import device_name
+from scodbench.identity import check_device, device_name
 from scodbench.jobs import ALL_DOMAINS, Where
 from scodbench.methods import METHODS
 from scodbench.rows import ROWS_FILE, SWEEPS_FILE, Row
@@ -204,7 +204,7 @@ def _run(
     Raises:
         Exit: If Ctrl-C was pressed.
     """
-    _check_device(where.device)
+    check_device(where.device)
     domains = _domains(domain, where.device)
     if processes is None:
         processes = _cores() if where.device == "cpu" else 1
@@ -282,13 +282,6 @@ def _say_what_is_missing(rows: Iterable[Row], where: Where, **wanted: tuple[str,
         )
     if any(row.get("failed") for row in result_rows.latest(own)):
         raise typer.Exit(_FAILED)
-
-
-def _check_device(device: str) -> None:
-    if device == "cpu" or (device.split(":")[0] == "cuda" and torch.cuda.is_available()):
-        return
-    there = "cpu or cuda" if torch.cuda.is_available() else "cpu (torch finds no GPU here)"
-    raise OptionError(f"expected the device {there}, got {device}; type --device cpu")
 
 
 def _chosen(what: str, given: list[str] | None, known: Iterable[str]) -> list[str]:

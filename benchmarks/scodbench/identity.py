@@ -16,6 +16,7 @@ from torch import nn
 from scodbench.domain import Domain
 from scodbench.methods import METHODS, Case
 from scodbench.rows import Row
+from scodkit.errors import OptionError
 from scodkit.monitor import Monitor
 from scodkit.parameters import state_fingerprint
 from scodkit.version import __version__
@@ -89,6 +90,21 @@ def processor() -> str:
 def device_name(device: torch.device) -> str:
     """Return a device in words."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def check_device(device: str) -> None:
+    """Raise unless torch has a device.
+
+    Args:
+        device: As it is typed: cpu, cuda, cuda:1.
+
+    Raises:
+        OptionError: If it is another one, or there is no GPU.
+    """
+    if device == "cpu" or (device.split(":")[0] == "cuda" and torch.cuda.is_available()):
+        return
+    there = "cpu or cuda" if torch.cuda.is_available() else "cpu (torch finds no GPU here)"
+    raise OptionError(f"expected the device {there}, got {device}; type --device cpu")
 
 
 def short_name(device: str) -> str:

@@ -81,6 +81,8 @@ def test_help_lists_the_names(verb: str, names: list[str]) -> None:
         (["run", "--method", "magic"], "expected a method among scod"),
         (["sweep", "--sweep", "chimney"], "expected a sweep among rank"),
         (["run", "--device", "gpu"], "expected the device cpu"),
+        (["speed", "large-models"], "expected the device cuda for large-models, got cpu"),
+        (["speed", "directions", "--device", "cuda"], "expected the device cpu for directions"),
         (
             ["sweep", "--domain", "wine", "--sweep", "errors"],
             "a sweep that is for wine, got",
@@ -176,4 +178,4 @@ def test_there_are_as_many_processes_as_cores_for_this_one() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_is_taken() -> None:
-    cli._check_device("cuda")
+    cli.check_device("cuda")

@@ -34,11 +34,10 @@ class Device(str, Enum):
     CUDA = "cuda"
 
 
-# suites that are for one device
-_TAKES = {
-    Suite.LARGE_MODELS: (Device.CUDA,),
-    Suite.LARGE_OUTPUTS: (Device.CPU,),
-    Suite.DIRECTIONS: (Device.CPU,),
+_ONLY_ON = {
+    Suite.LARGE_MODELS: Device.CUDA,
+    Suite.LARGE_OUTPUTS: Device.CPU,
+    Suite.DIRECTIONS: Device.CPU,
 }
 
 
@@ -61,8 +60,7 @@ def speed(
 
     Example: scodbench speed large-models --device cuda
     """
-    import torch
-
+    from scodbench.identity import check_device
     from scodbench.speed import directions, large_models, large_outputs, scaling
     from scodbench.speed import speed as nets
     from scodbench.speed.speed_table import print_table
@@ -70,12 +68,13 @@ def speed(
     if tables:
         print_table(output)
         return
-    takes = _TAKES.get(suite, tuple(Device))
-    if device not in takes or (device is Device.CUDA and not torch.cuda.is_available()):
+    only = _ONLY_ON.get(suite, device)
+    if device is not only:
         raise OptionError(
-            f"expected a device that is here and that {suite.value} takes "
-            f"({', '.join(takes)}), got {device.value}; type --device {takes[0].value}"
+            f"expected the device {only.value} for {suite.value}, got {device.value}; type "
+            f"--device {only.value}"
         )
+    check_device(device.value)
     output.mkdir(parents=True, exist_ok=True)
     measures = {
         Suite.NETS: nets.measure,
