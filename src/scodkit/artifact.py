@@ -121,7 +121,9 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
         with safe_open(str(path), framework="pt") as file:
             header = _parse(path, (file.metadata() or {}).get(_HEADER))
             _check_version(path, header)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # copies: a view of the file changes with it, and where it begins in memory decides
+            # which kernels add to it, hence the last bits of a fit that goes on from it
+            tensors = {n: file.get_tensor(n).clone() for n in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CorruptArtifactError(
             f"expected a whole file at {path}, but it cannot be read ({error}); it is cut off "
