@@ -127,7 +127,7 @@ UNKNOWN = {
     ),
     "other rows": (
         Uses(lambda m, x: x + m.f(noise(5, 3)).sum(0), f=nn.Linear(3, 3)),
-        "expected 3 samples along the leading axes, got 5 rows",
+        "may be given several samples at a time",
     ),
     "custom": (raw(lambda m, x: Doubling.apply(x, m.w), 3), "differ from plain autograd's"),
 }

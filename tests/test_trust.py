@@ -167,11 +167,7 @@ def test_samples_that_are_joined(later: tuple[int, ...]) -> None:
     right_rows(model, by_kept_tokens(FULL, 3, 3, 3), then=by_kept_tokens(FULL, *later))
 
 
-def test_a_layout_is_refused_every_time() -> None:
-    network = Network(randomised(Uses(places_first, a=nn.Linear(4, 4), b=nn.Linear(4, 2))))
-    with network.evaluating():
-        engine = chosen_engine(network.model, Inputs((noise(3, 1, 4),), {}))
-        for places in (6, 16):
-            for _ in range(2):
-                with pytest.raises(BatchError, match="laid out otherwise"):
-                    engine.linearize(Inputs((noise(16, places, 4),), {}))
+@pytest.mark.parametrize("places", [6, 16])
+def test_a_layout_that_comes_later_is_right(places: int) -> None:
+    model = Uses(places_first, a=nn.Linear(4, 4), b=nn.Linear(4, 2))
+    right_rows(model, noise(3, 1, 4), then=noise(16, places, 4))

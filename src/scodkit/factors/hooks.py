@@ -15,12 +15,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from scodkit.errors import BatchError
 from scodkit.factors.backward import Take, backward
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums, Tall
 from scodkit.factors.recorder import Recorder
-from scodkit.factors.rules import Batch, Fold, Outer, Rows
-from scodkit.factors.trial import Trial
+from scodkit.factors.rules import Outer, Rows
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
@@ -37,7 +35,6 @@ class HookEngine(Engine):
         super().__init__(network, parameters)
         self._few_kernels = False
         self._as_if: tuple[int, int] | None = None  # samples and directions to go by
-        self._folds: set[Fold] = set()  # in the layers of batches seen so far
         self._delta_bytes = 0  # of one row at all layers' outputs; known after one batch
         self._itemsize: float = parameters.itemsize(network.model)  # on average over a row
         model = network.model
@@ -46,16 +43,16 @@ class HookEngine(Engine):
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return one forward pass with the calls on chosen parameters remembered."""
-        batch = Batch(call.batch_size)
-        recorder = Recorder(self.network.model, self.parameters, batch, copies=self._copies)
+        about = (self.network.model, self.parameters, call.batch_size)
+        recorder = Recorder(*about, copies=self._copies)
+        call = recorder.watch(call)
         with recorder:
             output = self.network(call)
+        recorder.check(output)
         self._delta_bytes = recorder.edges.output_bytes // max(1, call.batch_size)
         if self.network.precision is not None:
             row_bytes = recorder.row_bytes(output.itemsize)
             self._itemsize = row_bytes / self.parameters.num_parameters
-        if not batch.folds <= self._folds:
-            self._try_again(call, batch.folds)
         linear = _HookLinearization(
             recorder, output, self.parameters, _Ways(self._few_kernels, self._as_if)
         )
@@ -81,26 +78,6 @@ class HookEngine(Engine):
         engine = copy.copy(self)
         engine._as_if = (samples, directions)
         return engine
-
-    def _try_again(self, call: Inputs, folds: set[Fold]) -> None:
-        """Try the engine on a batch whose layers are laid out as none before it.
-
-        Raises:
-            BatchError: If it gets that batch wrong.
-        """
-        first, fresh = not self._folds, folds - self._folds
-        self._folds |= folds
-        if first:  # this is the trial itself
-            return
-        with self.network.in_full_precision():
-            reason = Trial(self.network, self.parameters, call).objection(self)
-        if reason is not None:
-            self._folds -= fresh
-            raise BatchError(
-                "expected batches in which every sample takes part in every layer alike, got "
-                f"one that is laid out otherwise ({reason}); pad the samples instead of "
-                "packing them"
-            )
 
     def row_bytes(self, held: bool) -> int:
         """Return the working memory of one row in weight space, and at the layers' outputs.

@@ -7,9 +7,8 @@ changed, and several threads may watch the same model at once.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,9 +19,11 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from scodkit.factors.backward import Edges
 from scodkit.factors.head import Head
+from scodkit.factors.keeping import FIRST, MIXED
 from scodkit.factors.rules import RULES, Batch, Layer, UnsupportedCallError
 from scodkit.factors.rules.linear import Linear
-from scodkit.network import ordinary
+from scodkit.factors.samples import Samples
+from scodkit.network import Inputs, ordinary
 from scodkit.parameters import ParameterSet
 
 # attention as torch writes it, but without handing the whole call to whoever watches
@@ -35,17 +36,6 @@ _attention = types.FunctionType(
 # what they return is, to autograd, no longer the parameter
 _CONSTANTS = frozenset({Tensor.detach, Tensor.data.__get__})  # type: ignore[attr-defined]
 
-# with a tensor as index they pick samples by their values, in any order
-_PICKING = frozenset(
-    {
-        Tensor.__getitem__,
-        Tensor.index_select,
-        torch.index_select,
-        Tensor.masked_select,
-        torch.masked_select,
-        torch.cat,
-    }
-)
 _OPERANDS = 2
 
 
@@ -68,7 +58,7 @@ class Recorder(TorchFunctionMode):
     Args:
         model: The model that will run.
         parameters: The chosen weights.
-        batch: Where the samples are.
+        size: Of the batch.
         copies: Whether the model has weights or buffers made in inference mode, which
             autograd refuses to save.
 
@@ -79,7 +69,7 @@ class Recorder(TorchFunctionMode):
     """
 
     def __init__(
-        self, model: nn.Module, parameters: ParameterSet, batch: Batch, *, copies: bool
+        self, model: nn.Module, parameters: ParameterSet, size: int, *, copies: bool
     ) -> None:
         super().__init__()
         self.layers: list[Layer] = []
@@ -90,9 +80,10 @@ class Recorder(TorchFunctionMode):
         self._alive: list[Tensor] = [
             named[name] for name in columns
         ]  # ids hold while their tensors live
-        self._batch = batch
+        self._batch = Batch(size)
+        # a sample alone owns all there is
+        self._samples = Samples(size, model) if size > 1 else None
         self._copies = copies
-        self._picked = ""
         # by a parameter's first column: the outputs' bytes a number, of each use of all of it
         self._uses: dict[int, list[int]] = {c.start: [] for c in columns.values()}
 
@@ -110,34 +101,48 @@ class Recorder(TorchFunctionMode):
                 rule covers.
         """
         kwargs = kwargs or {}
-        if func in _PICKING and self._picks_samples(func, args, kwargs):
-            self._picked = resolve_name(func) or str(func)
-        if not self._concerned(args) and not (kwargs and self._concerned(kwargs.values())):
-            return self._pass_on(func, args, kwargs)
-        if not torch.is_grad_enabled():
-            return self._pass_on(func, args, kwargs)
-        if func in RULES:
-            return self._remember(func, args, kwargs)
         if func is F.multi_head_attention_forward:
-            with self._batch_second(), self:
+            with self:
                 return _attention(*args, **kwargs)
-        return self._seen_from(func, args, kwargs)
+        concerned = self._concerned(args) or (kwargs and self._concerned(kwargs.values()))
+        if concerned and torch.is_grad_enabled():
+            if func in RULES:
+                return self._remember(func, args, kwargs)
+            result = self._seen_from(func, args, kwargs)
+        else:
+            result = self._pass_on(func, args, kwargs)
+        if self._samples is not None:
+            self._samples.follow(func, args, kwargs, result)
+        return result
 
-    def _picks_samples(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
-        """Return whether a call may leave samples in another order, or not all of them."""
-        if func is torch.cat:
-            axis = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-            return bool(axis == 0 and args[0][0].is_floating_point())
-        given = args[0].shape[0] if args[0].ndim else 1
-        if given < self._batch.size or self._batch.size == 1 or len(args) < _OPERANDS:
-            return False
-        if func is Tensor.__getitem__:
-            index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-            return isinstance(index, Tensor) and id(args[0]) not in self.places
-        along = kwargs.get("dim", args[1])
-        return isinstance(along, Tensor) or along == 0
+    def watch(self, call: Inputs) -> Inputs:
+        """Return the batch to run the model on, whose samples are followed from here on."""
+        if self._samples is None:
+            return call
+        own = call.map(torch.Tensor.detach)  # notes are not made on the user's tensors
+        for tensor in own.tensors():
+            self._samples.put(tensor, FIRST)
+        return own
+
+    def check(self, output: Tensor) -> None:
+        """Make sure that a sample's output is made of what is its own.
+
+        Args:
+            output: Of the model.
+
+        Raises:
+            UnsupportedCallError: If that cannot be known.
+        """
+        if self._samples is None:
+            return
+        self._check_known()
+        where = self._samples.of(output)
+        if where != FIRST and (where is not None or self.layers):
+            raise UnsupportedCallError("its output may be made of several samples at a time")
+
+    def _check_known(self) -> None:
+        if self._samples is not None and self._samples.lost:
+            raise UnsupportedCallError(f"{self._samples.lost} may have mixed up the samples")
 
     def _concerned(self, values: Iterable[object]) -> bool:
         places = self.places
@@ -162,8 +167,6 @@ class Recorder(TorchFunctionMode):
     def _remember(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
-        if self._picked:
-            raise UnsupportedCallError(f"{self._picked} may have mixed up the samples before")
         layer = RULES[func](self._batch, *args, **kwargs)
         # with nothing before it to differentiate, a layer's own weights start the graph
         first = not any(
@@ -181,6 +184,7 @@ class Recorder(TorchFunctionMode):
         if not output.requires_grad:  # of the others only the shape counts, as in expand_as
             first = True
             output = self._call(func, args, kwargs, constant)
+        self._place(layer, func, args, kwargs, output)
         self.layers.append(layer)
         self.edges.add(output, start=first)
         for parameter in layer.parameters:
@@ -190,6 +194,35 @@ class Recorder(TorchFunctionMode):
                 self._uses[place.block.start].append(output.itemsize if whole else 0)
         return output
 
+    def _place(
+        self,
+        layer: Layer,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Tensor,
+    ) -> None:
+        """Tell a layer where the samples are in its output.
+
+        Raises:
+            UnsupportedCallError: If nobody knows.
+        """
+        batch = self._batch
+        if self._samples is not None:
+            self._samples.follow(func, args, kwargs, output)
+            self._check_known()
+            where = self._samples.of(output)
+            if where is None and output.ndim and len(output) == batch.size:
+                # the same for all samples so far: a place for each, if it is used as such
+                where = FIRST
+                self._samples.put(output, where)
+            if where is None or where is MIXED:
+                raise UnsupportedCallError(
+                    f"{resolve_name(func) or func} may be given several samples at a time"
+                )
+            batch = Batch(batch.size, where)
+        layer.place(batch, output, lambda parameter: id(parameter) in self.places)
+
     def head(self, output: Tensor) -> Head | None:
         """Return the chosen layer, where it is a single one and its output the network's.
 
@@ -198,6 +231,8 @@ class Recorder(TorchFunctionMode):
         """
         layer = self.layers[0] if len(self.layers) == 1 and output.requires_grad else None
         if not isinstance(layer, Linear) or layer.input.ndim != _OPERANDS:
+            return None
+        if layer.batch.lay != FIRST or len(layer.input) != layer.batch.size:
             return None
         layer.check_unchanged()
         made, end = self.edges.of_layers[0], get_gradient_edge(output)
@@ -266,15 +301,6 @@ class Recorder(TorchFunctionMode):
         self.places[id(part)] = Place(place.block, slice(start, start + part.numel()))
         self._alive.append(part)
         return True
-
-    @contextmanager
-    def _batch_second(self) -> Iterator[None]:
-        outside = self._batch
-        self._batch = replace(outside, sample_major=False)
-        try:
-            yield
-        finally:
-            self._batch = outside
 
 
 def _mapped(

@@ -35,6 +35,13 @@ class _Term:
     axes: Sequence[int] | None
     scaled: Callable[[], Tensor] | None = None
 
+    def spans(self, ndim: int) -> Sequence[int]:
+        """Return the axes of an output of ``ndim`` axes that the parameter spans."""
+        if self.axes is not None or self.parameter is None:
+            return self.axes or ()
+        lead = ndim - self.parameter.ndim
+        return [lead + i for i, size in enumerate(self.parameter.shape) if size != 1]
+
 
 class Broadcast(Layer):
     """``y = scaled * weight + bias``, either of them missing."""
@@ -43,17 +50,32 @@ class Broadcast(Layer):
         super().__init__(batch, [term.parameter for term in terms], *remembered)
         self._terms = terms
 
+    def place(self, batch: Batch, output: Tensor, wanted: Wanted) -> None:
+        """See `Layer.place`.
+
+        Raises:
+            UnsupportedCallError: If a parameter spans the samples.
+        """
+        super().place(batch, output, wanted)
+        for term in self._terms if batch.size > 1 else ():
+            own = term.parameter is not None and wanted(term.parameter)
+            if own and batch.lay.axis in term.spans(output.ndim):
+                raise UnsupportedCallError("a parameter with an entry per sample")
+
     def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
         """See `Layer.gradients`."""
+        own = self.batch.lay.axis if self.batch.size > 1 else None
         for term in self._terms:
             if term.parameter is None or not wanted(term.parameter):
                 continue
-            axes = term.axes
-            if axes is None:
-                axes = _right_aligned(term.parameter, delta.ndim - 1)
+            axes = term.spans(delta.ndim - 1)
             # one axis more than the output, the directions, in front
-            summed = [axis + 1 for axis in range(1, delta.ndim - 1) if axis not in axes]
+            summed = [a + 1 for a in range(delta.ndim - 1) if a != own and a not in axes]
             rows = _summed(delta, None if term.scaled is None else term.scaled(), summed)
+            if own is None:
+                yield term.parameter, rows.reshape(1, len(rows), -1)
+                continue
+            rows = rows.movedim(1 + sum(axis < own for axis in axes), 1)
             rows = self.batch.sum_places(rows, axis=1).transpose(0, 1)
             yield term.parameter, rows.reshape(*rows.shape[:2], -1)
 
@@ -209,16 +231,3 @@ def _tensors(*operands: object) -> list[Tensor]:
     if len(tensors) < len(operands):
         raise UnsupportedCallError("arithmetic on a parameter alone")
     return tensors
-
-
-def _right_aligned(parameter: Tensor, ndim: int) -> list[int]:
-    """Return the axes of an output of ``ndim`` axes that a broadcast parameter spans.
-
-    Raises:
-        UnsupportedCallError: If it spans the samples.
-    """
-    lead = ndim - parameter.ndim
-    axes = [lead + i for i, size in enumerate(parameter.shape) if size != 1]
-    if lead < 0 or 0 in axes:
-        raise UnsupportedCallError("a parameter with an entry per sample")
-    return axes

@@ -34,9 +34,10 @@ class Embedding(Layer):
         if not wanted(self._weight):
             return
         entries, width = self._weight.shape
-        places = self.batch.split(self._input.flatten())
+        batch = self.batch.led_by(self._input.shape)
+        places = batch.split(self._input.flatten())
         delta = delta.reshape(delta.shape[0], -1, width)
-        delta = self.batch.split(delta, axis=1).transpose(0, 1)  # (b, q, m, e)
+        delta = batch.split(delta, axis=1).transpose(0, 1)  # (b, q, m, e)
         if self._padding is not None:
             delta = delta.masked_fill((places == self._padding % entries)[:, None, :, None], 0)
         rows = delta.new_zeros(*delta.shape[:2], entries, width)

@@ -7,17 +7,16 @@ call's output into per-sample gradients of its parameters, for all directions at
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from scodkit.errors import BatchError
+from scodkit.factors.keeping import FIRST, Lay
 from scodkit.mixed import sum_dtype
-
-# whether the first axis holds the samples alone; places of each sample on it, and what is over
-Fold = tuple[bool, int, int]
 
 
 class UnsupportedCallError(BatchError):
@@ -26,37 +25,35 @@ class UnsupportedCallError(BatchError):
 
 @dataclass(frozen=True)
 class Batch:
-    """Where the samples are on the axes that lead a layer's tensors.
+    """Where the samples are in a layer's output.
 
-    Leading axes hold ``m`` places of each of the ``B`` samples (tokens, windows, frames).
+    Its leading axes hold ``m`` places of each of the ``B`` samples (tokens, windows, frames).
 
     Args:
         size: ``B``.
-        sample_major: Whether all places of a sample come before the next sample; otherwise
-            all samples of a place before the next place, as inside ``nn.MultiheadAttention``.
-        folds: Filled with how the samples lay in the layers. Where that changes from batch to
-            batch, they may no longer lie as they did when the engine was tried.
+        lay: Where they lie; of no importance where there is but one.
     """
 
     size: int
-    sample_major: bool = True
-    folds: set[Fold] = field(default_factory=set, compare=False)
+    lay: Lay = FIRST
+
+    def led_by(self, shape: Sequence[int]) -> Batch:
+        """Return where they are once the leading axes, of this shape, are one axis."""
+        if self.size == 1:
+            return self
+        axis, outer, inner = self.lay
+        before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+        return Batch(self.size, Lay(0, before * outer, inner * after))
 
     def split(self, rows: Tensor, axis: int = 0) -> Tensor:
-        """Return ``rows`` with its axis of ``B m`` rows replaced by two: ``B``, then ``m``.
-
-        Raises:
-            UnsupportedCallError: If that axis cannot hold the samples.
-        """
-        length = rows.shape[axis]
-        if length % self.size:
-            raise UnsupportedCallError(
-                f"expected {self.size} samples along the leading axes, got {length} rows"
-            )
-        places = length // self.size
-        if self.sample_major:
-            return unflatten(rows, axis, (self.size, places))
-        return unflatten(rows, axis, (places, self.size)).transpose(axis, axis + 1)
+        """Return ``rows`` with its axis of ``B m`` rows replaced by two: ``B``, then ``m``."""
+        _, outer, inner = self.lay
+        if self.size == 1 or outer == 1:
+            return unflatten(rows, axis, (self.size, rows.shape[axis] // self.size))
+        if inner == 1:
+            return unflatten(rows, axis, (outer, self.size)).transpose(axis, axis + 1)
+        apart = unflatten(unflatten(rows, axis, (outer, -1)), axis + 1, (self.size, inner))
+        return apart.transpose(axis, axis + 1).flatten(axis + 1, axis + 2)
 
     def sum_places(self, rows: Tensor, axis: int) -> Tensor:
         """Return ``rows`` with its axis of ``B m`` rows summed over the ``m``."""
@@ -133,7 +130,7 @@ class Layer(ABC):
     """One call of a torch function on chosen parameters.
 
     Args:
-        batch: Where the samples are.
+        batch: Where the samples are in its output; set once that is known.
         parameters: What the call takes gradients of, chosen or not.
         remembered: Inputs of the call that gradients need; they must not change afterwards.
     """
@@ -142,12 +139,19 @@ class Layer(ABC):
         self, batch: Batch, parameters: Sequence[Tensor | None], *remembered: Tensor
     ) -> None:
         self.batch = batch
-        if remembered and batch.sample_major and remembered[0].ndim:
-            length = len(remembered[0])
-            batch.folds.add((length == batch.size, *divmod(length, batch.size)))
         self.parameters = [parameter for parameter in parameters if parameter is not None]
         # what was made in inference mode has no version, and no one can change it here
         self._versions = [(t, t._version) for t in remembered if not t.is_inference()]
+
+    def place(self, batch: Batch, output: Tensor, wanted: Wanted) -> None:
+        """Note where the samples are in the output, now that it is there.
+
+        Args:
+            batch: Where they are.
+            output: What the call returned.
+            wanted: As in `gradients`.
+        """
+        self.batch = batch
 
     @abstractmethod
     def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:

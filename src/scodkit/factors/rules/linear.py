@@ -21,10 +21,11 @@ class Linear(Layer):
 
     def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
         """See `Layer.gradients`; one place per sample gives outer products."""
+        batch = self.batch.led_by(delta.shape[1:-1])
         # (b, q, m, o)
-        delta = self.batch.split(delta.flatten(1, -2), axis=1).transpose(0, 1)
+        delta = batch.split(delta.flatten(1, -2), axis=1).transpose(0, 1)
         if wanted(self.weight):
-            a = self.batch.split(self.input.to(delta.dtype).flatten(0, -2))
+            a = batch.split(self.input.to(delta.dtype).flatten(0, -2))
             if a.shape[1] == 1:
                 yield self.weight, Outer(delta[:, :, 0], a[:, 0])
             else:

@@ -1,0 +1,601 @@
+"""Torch functions that keep every sample of a batch to itself, and where it lies afterwards.
+
+A rule is asked after the call: it is given where the samples lay in the arguments, and the
+results, and says where they lie in these. A function without a rule mixes samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+
+class Lay(NamedTuple):
+    """Where the samples lie: position ``i`` of an axis belongs to sample ``i // inner % B``.
+
+    Args:
+        axis: The axis that holds them.
+        outer: How often all samples come one after the other along it.
+        inner: Neighbours along it that belong to one sample.
+    """
+
+    axis: int
+    outer: int = 1
+    inner: int = 1
+
+
+FIRST = Lay(0)  # each sample has one place on the first axis
+MIXED = Lay(-1)  # several samples, or nobody knows whose
+COUNTED = Lay(-2)  # of no sample: the numbers 0 to B - 1
+NEW = Lay(-3)  # of no sample yet: nobody has seen it since it was made
+NOBODYS = (None, COUNTED, NEW)
+
+# where the samples lie in a tensor; None for nowhere: it is the same whatever the samples are
+Where = Lay | None
+
+_MATRIX = 2  # axes of one
+
+
+class Call:
+    """One call of a torch function, and where the samples lie in what it was given.
+
+    Args:
+        size: ``B``.
+        where_of: Says where the samples lie in a tensor.
+        args: What the function was given.
+        kwargs: Likewise.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        where_of: Callable[[Tensor], Where],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self.size, self.args, self.kwargs = size, args, kwargs
+        self.tensors = list(tensors_in(args))
+        if kwargs:
+            self.tensors += tensors_in(kwargs.values())
+        self.wheres = [where_of(tensor) for tensor in self.tensors]
+
+    def where_of(self, tensor: Tensor) -> Where:
+        """Return where the samples lie in one of the tensors it was given."""
+        places = zip(self.tensors, self.wheres, strict=True)
+        return next(where for own, where in places if own is tensor)
+
+    def argument(self, position: int, *names: str, default: Any = None) -> Any:
+        """Return an argument, by its position or one of its names."""
+        if len(self.args) > position:
+            return self.args[position]
+        return next((self.kwargs[name] for name in names if name in self.kwargs), default)
+
+    def given(self) -> list[tuple[Tensor, Lay]]:
+        """Return the tensors that samples lie in."""
+        places = zip(self.tensors, self.wheres, strict=True)
+        return [(t, w) for t, w in places if w is not None and w not in NOBODYS]
+
+    def only(self) -> tuple[Tensor, Lay] | None:
+        """Return the first tensor, if samples lie there and nowhere else."""
+        given = self.given()
+        return given[0] if len(given) == 1 and given[0][0] is self.tensors[0] else None
+
+    def alike(self) -> tuple[Tensor, Lay] | None:
+        """Return one of the tensors, if samples lie alike in those that they lie in."""
+        given = self.given()
+        return given[0] if len({where for _, where in given}) == 1 else None
+
+
+Rule = Callable[[Call, list[Tensor]], Sequence[Where]]
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Return the tensors among some values, in lists, tuples and dicts of them, too."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())
+
+
+# --- Rules ---------------------------------------------------------------------------------
+
+
+def _all(results: list[Tensor], where: Where) -> list[Where]:
+    return [where] * len(results)
+
+
+def _number_by_number(call: Call, results: list[Tensor]) -> list[Where]:
+    """Axes are matched from the last one, as broadcasting goes; that of samples never grows."""
+    given = call.given()
+    return [_matched(given, result) for result in results]
+
+
+def _matched(given: list[tuple[Tensor, Lay]], result: Tensor) -> Where:
+    found: Where = None
+    for tensor, where in given:
+        moved = where._replace(axis=where.axis + result.ndim - tensor.ndim)
+        fits = 0 <= moved.axis and result.shape[moved.axis] == tensor.shape[where.axis]
+        if not fits or found not in (None, moved):
+            return MIXED
+        found = moved
+    return found
+
+
+def _chosen(call: Call, results: list[Tensor]) -> list[Where]:
+    """``torch.where``: of three tensors one by one; of a condition alone, where it holds."""
+    alone = len(call.args) + len(call.kwargs) == 1
+    return _all(results, MIXED) if alone else _number_by_number(call, results)
+
+
+def _refolded(call: Call, results: list[Tensor]) -> list[Where]:
+    """The numbers stay in their order: the samples' digit is looked for in the new shape."""
+    tensor, where = call.tensors[0], call.wheres[0]
+    if where is None or where in NOBODYS:
+        return _all(results, None)
+    if results[0].numel() != tensor.numel():
+        return [MIXED]
+    step = where.inner * math.prod(tensor.shape[where.axis + 1 :])  # to the next sample
+    after = 1
+    for axis in reversed(range(results[0].ndim)):
+        length = after * results[0].shape[axis]
+        if step % after == 0 and length % (step * call.size) == 0:
+            return [Lay(axis, length // (step * call.size), step // after)]
+        after = length
+    return [MIXED]
+
+
+def _turned(order: Callable[[Call, list[int]], list[int]]) -> Rule:
+    """Axes change places; ``order`` returns the old ones in their new order."""
+
+    def rule(call: Call, results: list[Tensor]) -> list[Where]:
+        given = call.only()
+        if given is None:
+            return _all(results, MIXED)
+        tensor, where = given
+        axes = order(call, list(range(tensor.ndim)))
+        return _all(results, where._replace(axis=axes.index(where.axis)))
+
+    return rule
+
+
+def _backwards(_: Call, axes: list[int]) -> list[int]:
+    return axes[::-1]
+
+
+def _matrices_turned(_: Call, axes: list[int]) -> list[int]:
+    return [*axes[:-2], axes[-1], axes[-2]]
+
+
+def _permuted(call: Call, axes: list[int]) -> list[int]:
+    dims = call.args[1:] if isinstance(call.argument(1), int) else call.argument(1, "dims")
+    return [axes[dim] for dim in dims]
+
+
+def _transposed(call: Call, axes: list[int]) -> list[int]:
+    first = call.argument(1, "dim0", "axis0")
+    second = call.argument(2, "dim1", "axis1")
+    axes[first], axes[second] = axes[second], axes[first]
+    return axes
+
+
+def _moved(call: Call, axes: list[int]) -> list[int]:
+    source, target = call.argument(1, "source"), call.argument(2, "destination")
+    sources = [source] if isinstance(source, int) else list(source)
+    targets = [target] if isinstance(target, int) else list(target)
+    count = len(axes)
+    placed = {t % count: s % count for s, t in zip(sources, targets, strict=True)}
+    rest = iter(axis for axis in axes if axis not in placed.values())
+    return [placed[axis] if axis in placed else next(rest) for axis in axes]
+
+
+def _inserted(call: Call, axes: list[int]) -> list[int]:
+    axes.insert(call.argument(1, "dim") % (len(axes) + 1), -1)
+    return axes
+
+
+def _squeezed(call: Call, axes: list[int]) -> list[int]:
+    dims = call.argument(1, "dim", default=axes)
+    gone = {dim % len(axes) for dim in ([dims] if isinstance(dims, int) else dims)}
+    shape = call.tensors[0].shape
+    return [axis for axis in axes if axis not in gone or shape[axis] != 1]
+
+
+def _along(position: int = 1, default: Any = None, together: bool = False) -> Rule:
+    """Works along some axes, which may vanish; of several tensors, one may come up.
+
+    Args:
+        position: Which argument says along which axes.
+        default: What it is if it is left out; None for all axes.
+        together: Whether samples may lie in several tensors, alike.
+    """
+
+    def rule(call: Call, results: list[Tensor]) -> list[Where]:
+        dims = call.argument(position, "dim", "axis", "dims", default=default)
+        if isinstance(dims, Tensor):  # the larger of two, and the like
+            return _number_by_number(call, results)
+        given = call.alike() if together else call.only()
+        dims = [dims] if type(dims) is int else dims
+        plain = isinstance(dims, (list, tuple)) and all(type(dim) is int for dim in dims)
+        if given is None or not plain or {t.ndim for t in call.tensors} != {given[0].ndim}:
+            return _all(results, MIXED)
+        return [_beside(given[0].ndim, given[1], dims, result.ndim) for result in results]
+
+    return rule
+
+
+def _beside(ndim: int, where: Lay, dims: Sequence[int], after: int) -> Lay:
+    come = max(0, after - ndim)
+    used = {dim % (ndim + come) for dim in dims}
+    if come:
+        return where._replace(axis=where.axis + sum(dim <= where.axis for dim in used))
+    if where.axis in used:
+        return MIXED
+    gone = sum(dim < where.axis for dim in used) if after < ndim else 0
+    return where._replace(axis=where.axis - gone)
+
+
+def _with_index(rule: Rule) -> Rule:
+    """Takes an index that is nobody's, beside the tensor that samples lie in."""
+
+    def own(call: Call, results: list[Tensor]) -> Sequence[Where]:
+        alone = call.only() is not None
+        call.tensors, call.wheres = call.tensors[:1], call.wheres[:1]
+        return rule(call, results) if alone else _all(results, MIXED)
+
+    return own
+
+
+def _flipped(call: Call, results: list[Tensor]) -> list[Where]:
+    dims = call.args[1:] if isinstance(call.argument(1), int) else call.argument(1, "dims")
+    given = call.only()
+    return [_beside(given[0].ndim, given[1], dims, given[0].ndim) if given else MIXED]
+
+
+def _windowed(call: Call, results: list[Tensor]) -> list[Where]:
+    """``x.unfold(axis, size, step)``: the windows take a last axis of their own."""
+    given = call.only()
+    if given is None or call.argument(1, "dimension") % given[0].ndim == given[1].axis:
+        return [MIXED]
+    return [given[1]]
+
+
+def _apart_from(axes: Callable[[Call], int]) -> Rule:
+    """Works on the last axes, ``axes`` of them; samples lie in front of these, and stay."""
+
+    def rule(call: Call, results: list[Tensor]) -> list[Where]:
+        given = call.only()
+        apart = given is not None and given[1].axis < given[0].ndim - axes(call)
+        return _all(results, given[1] if given is not None and apart else MIXED)
+
+    return rule
+
+
+def _last(count: int) -> Callable[[Call], int]:
+    return lambda _: count
+
+
+def _padded(call: Call) -> int:
+    return len(call.argument(1, "pad")) // 2
+
+
+def _normalised(call: Call) -> int:
+    return len(call.argument(1, "normalized_shape"))
+
+
+def _in_front(ndim: int | None = None, together: bool = False) -> Rule:
+    """Takes batches: samples lie on the first of ``ndim`` axes, and stay there."""
+
+    def rule(call: Call, results: list[Tensor]) -> list[Where]:
+        given = call.alike() if together else call.only()
+        if given is None or given[1].axis != 0 or ndim not in (None, given[0].ndim):
+            return _all(results, MIXED)
+        return _all(results, given[1])
+
+    return rule
+
+
+def _paired(call: Call, results: list[Tensor]) -> list[Where]:
+    given = call.alike()
+    apart = given is not None and given[1].axis < given[0].ndim - 1
+    return [given[1] if given is not None and apart else MIXED]
+
+
+def _convolved(call: Call, results: list[Tensor]) -> Sequence[Where]:
+    return _in_front(call.argument(1, "weight").ndim)(call, results)
+
+
+def _by_channel(call: Call, results: list[Tensor]) -> list[Where]:
+    given = call.only()
+    if given is None or call.argument(5, "training") or given[1].axis == 1:
+        return _all(results, MIXED)
+    return _all(results, given[1])
+
+
+def _multiplied(call: Call, results: list[Tensor]) -> list[Where]:
+    """A matrix product: rows of the left, columns of the right, or pairs of matrices."""
+    if any(True for _ in tensors_in(call.kwargs.values())):
+        return [MIXED]
+    result, (*added, left, right) = results[0], call.tensors
+    of_added = _matched([(t, w) for t, w in call.given() if any(t is a for a in added)], result)
+    found = {of_added} - {None}
+    vector = -2 if left.ndim < _MATRIX else -1 if right.ndim < _MATRIX else None
+    for tensor, summed in ((left, -1), (right, -2)):
+        where = call.where_of(tensor)
+        if where is None or where in NOBODYS:
+            continue
+        place = where.axis - tensor.ndim  # from the end
+        if tensor.ndim < _MATRIX or place == summed:
+            return [MIXED]
+        # a vector takes the axis with it that it is summed over with
+        place += vector is not None and place < vector
+        found.add(where._replace(axis=result.ndim + place))
+    return [found.pop() if len(found) == 1 else MIXED]
+
+
+def _by_letters(call: Call, results: list[Tensor]) -> list[Where]:
+    """``einsum``: the letter of the samples is the same everywhere, and comes out again."""
+    terms, out = call.args[0].replace(" ", "").split("->")
+    found = set()
+    for term, tensor, where in zip(terms.split(","), call.tensors, call.wheres, strict=True):
+        if where is not None and where not in NOBODYS:
+            letters = term.replace("...", "." * (tensor.ndim - len(term.replace("...", ""))))
+            letter = letters[where.axis]
+            if letter == "." or letters.count(letter) > 1:
+                return [MIXED]
+            found.add((letter, where.outer, where.inner))
+    letter, outer, inner = found.pop()
+    if found or out.count(letter) != 1:
+        return [MIXED]
+    out = out.replace("...", "." * (results[0].ndim - len(out.replace("...", ""))))
+    return [Lay(out.index(letter), outer, inner)]
+
+
+def _attended(call: Call, results: list[Tensor]) -> list[Where]:
+    where = _matched(call.given(), results[0])
+    return [where if where and where.axis < results[0].ndim - _MATRIX else MIXED]
+
+
+def _looked_up(call: Call, results: list[Tensor]) -> list[Where]:
+    """An entry of a table for each number; the table is nobody's."""
+    given = call.only()
+    return _all(results, given[1] if given else MIXED)
+
+
+def _counted_out(call: Call, results: list[Tensor]) -> list[Where]:
+    known = call.argument(1, "num_classes", default=-1) > 0
+    return _looked_up(call, results) if known else [MIXED]
+
+
+def _recurrent(call: Call, results: list[Tensor]) -> list[Where]:
+    """Inputs, then states ``(layers, B, h)``; packed sequences come otherwise, and mixed."""
+    first, weights, batch_first = call.args[0], call.args[2], call.args[8]
+    where = call.where_of(first)
+    if not isinstance(weights, list) or where is None or where.axis != (not batch_first):
+        return _all(results, MIXED)
+    state = where._replace(axis=1)
+    if first.ndim != _MATRIX + 1 or any(w != state for t, w in call.given() if t is not first):
+        return _all(results, MIXED)
+    return [where] + [state] * (len(results) - 1)
+
+
+def _indexed(call: Call, results: list[Tensor]) -> list[Where]:
+    tensor, index = call.args
+    if call.wheres[0] in NOBODYS:  # a table: whose entries are looked up?
+        single = isinstance(index, Tensor) and not index.dtype == torch.bool
+        return [call.where_of(index) if single else MIXED]
+    return [_kept_by_index(call, tensor, index)]
+
+
+def _kept_by_index(call: Call, tensor: Tensor, index: Any) -> Lay:
+    """Return where the samples lie in ``tensor[index]``."""
+    where, index = call.wheres[0], index if isinstance(index, tuple) else (index,)
+    where = FIRST if where is None or where is NEW else where
+    if isinstance(index[0], Tensor) and call.where_of(index[0]) is COUNTED:
+        return _picked_from_each(call, where, index[1:])
+    spoken_of = sum(_axes_of(i) for i in index)
+    arrays = [i for i in index if isinstance(i, (Tensor, list))]
+    if len(arrays) > 1 or (arrays and any(type(i) is int for i in index)):
+        return MIXED
+    before = after = 0
+    for i in (*index, ...) if ... not in [j for j in index if j is ...] else index:
+        if i is None:
+            after += 1
+            continue
+        taken = tensor.ndim - spoken_of if i is ... else _axes_of(i)
+        full = i is ... or (isinstance(i, slice) and _is_full(i, tensor.shape[before]))
+        if before <= where.axis < before + taken:
+            return where._replace(axis=after + where.axis - before) if full else MIXED
+        before += taken
+        after += taken if i is ... else _axes_left(call, i)
+    return MIXED
+
+
+def _axes_of(index: Any) -> int:
+    """Return how many axes an index speaks of."""
+    if index is None or index is ...:
+        return 0
+    return index.ndim if isinstance(index, Tensor) and index.dtype == torch.bool else 1
+
+
+def _axes_left(call: Call, index: Any) -> int:
+    """Return how many axes an index leaves of those it speaks of.
+
+    Raises:
+        TypeError: If nobody knows.
+    """
+    if isinstance(index, slice):
+        return 1
+    if type(index) is int:
+        return 0
+    if isinstance(index, list) and all(type(i) is int for i in index):
+        return 1
+    if isinstance(index, Tensor) and index.ndim and call.where_of(index) in NOBODYS:
+        return 1 if index.dtype == torch.bool else index.ndim
+    raise TypeError(type(index))
+
+
+def _is_full(index: slice, length: int) -> bool:
+    return index.indices(length) == (0, length, 1)
+
+
+def _picked_from_each(call: Call, where: Lay, rest: tuple[Any, ...]) -> Lay:
+    """Return where samples lie in ``x[arange(B), i, ...]``: an entry of each."""
+
+    def own(i: Any) -> bool:
+        if not isinstance(i, Tensor):
+            return type(i) is int
+        whole = i.ndim == 1 and i.dtype in (torch.int64, torch.int32)
+        return whole and call.where_of(i) in (*NOBODYS, FIRST)
+
+    return FIRST if where == FIRST and all(map(own, rest)) else MIXED
+
+
+def _of_that_shape(call: Call, results: list[Tensor]) -> list[Where]:
+    return [NEW if call.only() else MIXED]
+
+
+def written(call: Call) -> Lay:
+    """Return where the samples lie in ``x`` after ``x[index] = value``."""
+    (tensor, index, value), where = call.args, call.wheres[0]
+    if where is None or where is COUNTED or MIXED in call.wheres:  # others may see it, too
+        return MIXED
+    try:
+        kept = _kept_by_index(call, tensor, index)
+    except TypeError:
+        return MIXED
+    after = FIRST if where is NEW else where
+    given = [(value, w) for t, w in call.given() if t is value]
+    if given:
+        with torch._C.DisableTorchFunction():
+            part = tensor[index]
+        return after if kept != MIXED and _matched(given, part) == kept else MIXED
+    return after if kept != MIXED else MIXED
+
+
+# --- The table -----------------------------------------------------------------------------
+
+_SPACES = (torch, Tensor, F, torch.special, torch.fft, torch.linalg)
+
+_BY_NUMBER = """
+abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
+arctanh asin asinh atan atan2 atanh bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bool
+byte ceil celu clamp clamp_max clamp_min clip clone conj contiguous copysign cos cosh cpu cuda
+deg2rad detach digamma div divide double elu entr eq erf erfc erfinv exp exp2 expand expand_as
+expit expm1 float floor floor_divide fmax fmin fmod frac ge gelu greater greater_equal gt half
+hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 i0e i1 i1e imag int isclose isfinite
+isinf isnan le leaky_relu lerp less less_equal lgamma log log10 log1p log2 log_ndtr logaddexp
+logical_and logical_not logical_or logical_xor logit logsigmoid long lt masked_fill maximum
+minimum mish mul multiply nan_to_num ndtr ndtri ne neg negative not_equal positive pow real
+reciprocal relu relu6 remainder repeat round rsqrt rsub selu sgn short sigmoid sign silu sin sinc
+sinh softplus softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold tile to
+true_divide trunc type type_as xlogy dropout dropout1d dropout2d dropout3d alpha_dropout
+feature_alpha_dropout fill_ zero_ copy_ requires_grad_
+"""
+_OPERATORS = "add sub mul truediv div floordiv mod pow and or xor".split()
+_WITHOUT_ORDER = "neg pos abs invert eq ne lt le gt ge".split()
+_REDUCING = """
+sum nansum mean nanmean prod amax amin max min argmax argmin any all var std var_mean std_mean
+median nanmedian mode logsumexp softmax log_softmax softmin cumsum cumprod cummax cummin
+logcumsumexp count_nonzero narrow select aminmax
+"""
+_ASKED = """
+size dim ndimension numel nelement stride is_contiguous is_floating_point is_complex is_signed
+element_size storage_offset get_device is_inference data_ptr __len__ is_same_size is_tensor
+result_type
+"""
+_READ = """
+shape ndim dtype device is_cuda is_cpu layout requires_grad is_leaf grad_fn itemsize nbytes
+is_sparse is_quantized is_nested is_meta
+"""
+_MADE = "zeros ones full empty arange linspace logspace eye tensor as_tensor scalar_tensor"
+_MADE_LIKE = "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty"
+_NAMED: dict[str, Rule] = {
+    _BY_NUMBER: _number_by_number,
+    " ".join(f"{name}_" for name in _BY_NUMBER.split()): _number_by_number,
+    " ".join(f"__{i}{o}__" for o in _OPERATORS for i in ("", "r", "i")): _number_by_number,
+    " ".join(f"__{name}__" for name in _WITHOUT_ORDER): _number_by_number,
+    "where": _chosen,
+    "prelu rrelu": _apart_from(_last(0)),
+    "view reshape flatten unflatten view_as reshape_as ravel": _refolded,
+    "permute": _turned(_permuted),
+    "transpose swapaxes swapdims": _turned(_transposed),
+    "movedim moveaxis": _turned(_moved),
+    "t": _turned(_backwards),
+    "adjoint": _turned(_matrices_turned),
+    "unsqueeze": _turned(_inserted),
+    "squeeze": _turned(_squeezed),
+    _REDUCING: _along(),
+    "index_select": _with_index(_along()),
+    "flip": _flipped,
+    "sort argsort glu": _along(default=-1),
+    "unbind": _along(default=0),
+    "cat concat concatenate stack": _along(default=0, together=True),
+    "gather scatter scatter_add": _along(together=True),
+    "split chunk tensor_split split_with_sizes": _along(2, default=0),
+    "topk kthvalue diff fft ifft rfft irfft": _along(2, default=-1),
+    "fft2 ifft2 rfft2 irfft2": _along(2, default=(-2, -1)),
+    "norm vector_norm roll": _along(2),
+    "repeat_interleave": _with_index(_along(2)),
+    "normalize": _along(2, default=1),
+    "take_along_dim": _along(2, together=True),
+    "cosine_similarity": _along(2, default=1, together=True),
+    "linear": _apart_from(_last(1)),
+    "bilinear": _paired,
+    "layer_norm rms_norm": _apart_from(_normalised),
+    "pad": _apart_from(_padded),
+    "tril triu": _apart_from(_last(2)),
+    "pixel_shuffle pixel_unshuffle channel_shuffle": _apart_from(_last(3)),
+    "view_as_real": _apart_from(_last(0)),
+    "view_as_complex": _apart_from(_last(1)),
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d": _convolved,
+    "batch_norm": _by_channel,
+    "group_norm instance_norm local_response_norm interpolate upsample": _in_front(),
+    "grid_sample": _in_front(together=True),
+    "fold": _in_front(3),
+    "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell": _in_front(2, together=True),
+    "matmul __matmul__ mm bmm mv baddbmm addmm": _multiplied,
+    "einsum": _by_letters,
+    "scaled_dot_product_attention": _attended,
+    "embedding": _looked_up,
+    "one_hot": _counted_out,
+    "lstm gru rnn_tanh rnn_relu": _recurrent,
+    "__getitem__": _indexed,
+    _MADE_LIKE: _of_that_shape,
+}
+_POOLS = ("avg_pool", "max_pool", "_max_pool", "lp_pool", "adaptive_avg_pool")
+_POOLS += ("adaptive_max_pool", "_adaptive_max_pool")
+
+
+def _functions(names: str) -> Iterator[Any]:
+    for name in names.split():
+        yield from (getattr(space, name) for space in _SPACES if hasattr(space, name))
+
+
+def _reading(names: str) -> Iterator[Any]:
+    """Return what torch calls when attributes of tensors are read."""
+    yield from (getattr(Tensor, name).__get__ for name in names.split())
+
+
+def _table() -> dict[Callable[..., Any], Rule]:
+    found = {func: rule for names, rule in _NAMED.items() for func in _functions(names)}
+    for count in (1, 2, 3):
+        ends = (f"{count}d", f"{count}d_with_indices")
+        pools = " ".join(kind + end for kind in _POOLS for end in ends)
+        found |= dict.fromkeys(_functions(pools), _in_front(count + 2))
+    found |= {F.unfold: _in_front(4), Tensor.unfold: _windowed}
+    found |= dict.fromkeys(_reading("data real imag"), _number_by_number)
+    found |= dict.fromkeys(_reading("mT mH"), _turned(_matrices_turned))
+    return found | dict.fromkeys(_reading("T H"), _turned(_backwards))
+
+
+RULES = _table()
+ASKING = frozenset([*_functions(_ASKED), *_reading(_READ)])  # nothing of a sample's numbers
+MAKING = frozenset([*_functions(_MADE), *_functions(_MADE_LIKE)])

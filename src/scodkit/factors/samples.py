@@ -1,0 +1,141 @@
+"""Where the samples of a batch lie in every tensor of a forward pass.
+
+The hook engine gives rows to samples by where they lie. So that this is right by construction,
+each torch function between the batch and the output is looked up in a table of those that are
+known to keep every sample to itself. What any other function makes of samples counts as mixed:
+no layer, and not the output, may come from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import resolve_name
+
+from scodkit.factors.keeping import (
+    ASKING,
+    COUNTED,
+    MAKING,
+    MIXED,
+    NEW,
+    NOBODYS,
+    RULES,
+    Call,
+    Lay,
+    Where,
+    tensors_in,
+    written,
+)
+
+_NAME = "_scodkit_samples"
+
+
+class Samples:
+    """Follows the samples of one batch through a forward pass.
+
+    Args:
+        size: ``B``, at least two.
+        model: Whose parameters, buffers and other tensors are no samples.
+
+    Attributes:
+        lost: The function after which nothing is known any more; empty if there was none.
+    """
+
+    def __init__(self, size: int, model: nn.Module) -> None:
+        self.size = size
+        self.lost = ""
+        self._model = model
+        self._constants: dict[int, Tensor] | None = None
+
+    def put(self, tensor: Tensor, where: Where) -> None:
+        """Note where the samples lie in a tensor."""
+        setattr(tensor, _NAME, (self, where))
+
+    def of(self, tensor: Tensor) -> Where:
+        """Return where the samples lie in a tensor."""
+        found = getattr(tensor, _NAME, None)
+        if found is not None and found[0] is self:
+            where: Where = found[1]
+            return where
+        if self._constants is None:
+            self._constants = {id(t): t for t in _tensors_of(self._model)}
+        return None if id(tensor) in self._constants else MIXED
+
+    def follow(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+    ) -> None:
+        """Note where the samples lie in what a torch function has returned.
+
+        Args:
+            func: The function.
+            args: What it was given.
+            kwargs: Likewise.
+            result: What it returned.
+        """
+        call = Call(self.size, self.of, args, kwargs)
+        results = list(tensors_in((result,)))
+        if func in ASKING and MIXED not in call.wheres:
+            return
+        if all(where in NOBODYS for where in call.wheres):
+            wheres: Sequence[Where] = [self._without(func, call)] * len(results)
+        elif func is Tensor.__setitem__:
+            results, wheres = [args[0]], [written(call)]
+            if wheres == [MIXED]:
+                self._lose(func)
+        elif not results or "out" in kwargs:
+            self._lose(func)  # a value of one sample may now decide on another's
+            return
+        else:
+            wheres = self._ruled(func, call, results)
+        for tensor, where in zip(call.tensors, call.wheres, strict=True):
+            if where is NEW:
+                self.put(tensor, None)  # there may be views of it from now on
+        for tensor, where in zip(results, wheres, strict=True):
+            if args and tensor is args[0] and where != self.of(tensor) and where not in NOBODYS:
+                # written over, and with it all that share its memory
+                if call.wheres[0] is not NEW:
+                    self._lose(func)
+            self.put(tensor, where)
+
+    def _without(self, func: Callable[..., Any], call: Call) -> Where:
+        """Return where samples lie in what was made without any: nowhere, if that is known."""
+        if func is torch.arange and len(call.args) == 1 and call.args[0] == self.size:
+            return COUNTED
+        return NEW if func in MAKING else None if call.wheres else MIXED
+
+    def _ruled(
+        self, func: Callable[..., Any], call: Call, results: list[Tensor]
+    ) -> Sequence[Where]:
+        mixed = [MIXED] * len(results)
+        rule = RULES.get(func)
+        if rule is None or MIXED in call.wheres:
+            return mixed
+        try:
+            wheres = rule(call, results)
+        except Exception:  # given arguments that it does not know of
+            return mixed
+        return [
+            where if where in NOBODYS or self._holds(tensor.shape, where) else MIXED
+            for tensor, where in zip(results, wheres, strict=True)
+        ]
+
+    def _holds(self, shape: Sequence[int], where: Where) -> bool:
+        if where is None or not 0 <= where.axis < len(shape):
+            return False
+        return shape[where.axis] == where.outer * self.size * where.inner
+
+    def _lose(self, func: Callable[..., Any]) -> None:
+        self.lost = self.lost or resolve_name(func) or str(func)
+
+
+def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
+    """Return the tensors of a model, registered or not."""
+    for module in model.modules():
+        yield from tensors_in(vars(module).values())
