@@ -146,9 +146,9 @@ def right_rows(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         engine = chosen_engine(model, call, names)
-    later = call if then is None else Inputs((then,), {})
-    for directions in (1, 2):
-        expected = joined(pulled(LoopEngine, model, later, directions, names))
-        close(joined(pulled_by(engine, later, directions)), expected, 1e-12)
+        later = call if then is None else Inputs((then,), {})
+        for directions in (1, 2):
+            expected = joined(pulled(LoopEngine, model, later, directions, names))
+            close(joined(pulled_by(engine, later, directions)), expected, 1e-12)
     said = [w for w in caught if issubclass(w.category, EngineFallbackWarning)]
     return type(engine), [str(w.message) for w in said]

@@ -56,6 +56,7 @@ class Fitted:
         shape: Of a typical sample's output.
         skipped: Samples left out because they were not finite.
         parts: Which data it has seen.
+        engine: Who computed its gradients, by name; None where nobody noted it.
     """
 
     likelihood: Likelihood
@@ -66,6 +67,7 @@ class Fitted:
     shape: tuple[int, ...]
     skipped: int = 0
     parts: tuple[Part, ...] = ()
+    engine: str | None = None
 
     def check_weights(self, model: nn.Module, doing: str) -> None:
         """Make sure a model still has the weights of the fit.

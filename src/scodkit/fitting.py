@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from scodkit.errors import (
     NonFiniteError,
     OptionError,
 )
-from scodkit.factors import FactorsOf, FactorSource, Piece, ProductSource
+from scodkit.factors import FactorsOf, FactorSource, Piece, ProductSource, distinct
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
@@ -38,6 +39,10 @@ from scodkit.stream import (
 
 # pieces a GPU may be behind before it is waited for
 _LATE = 2
+
+# samples to choose an engine with, no two alike; and batches to look for them in
+_DISTINCT = 3
+_AHEAD = 16
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,9 @@ def fit(
     with processes.failing_together():
         done = own.run(begun, terms)
         part = own.part(done)
-    told = processes.gathered({"skipped": done.skipped, "part": part and part.document()})
+    engine = None if begun is None else type(begun.source.engine).__name__
+    own_words = {"skipped": done.skipped, "part": part and part.document(), "engine": engine}
+    told = processes.gathered(own_words)
     parts = _parts(told)
     skipped = sum(one["skipped"] for one in told)
     state = processes.add_up(done.state)
@@ -111,7 +118,8 @@ def fit(
     basis = recipe.sketch.eigenbasis(state, recipe.rank)
     if options.precision is not None:  # a certificate would be one of rounded gradients
         basis = replace(basis, certified=False)
-    about = (terms.fingerprints, terms.shape, skipped, parts)
+    engine = next((one["engine"] for one in told if one["engine"]), None)
+    about = (terms.fingerprints, terms.shape, skipped, parts, engine)
     fitted = Fitted(recipe.likelihood, terms.parameters, basis, state, *about)
     return fitted, None if begun is None else begun.source
 
@@ -183,12 +191,13 @@ class _Pass:
         with network.evaluating():
             call = network.inputs_of(first)
             call.check_some()
+            example, batches = with_example(network, call, batches)
             if self.options.check_deterministic:
                 check_deterministic(network, call, self.loader)
             parameters = select(recipe.selection, network, call)
             options = (self.options.products, self.options.precision)
             about = (recipe, network, parameters, call, num_samples(self.loader))
-            prepared = Preparation(*about, *options).prepared()
+            prepared = Preparation(*about, *options, example).prepared()
             dtype = sum_dtype(first_output(network, call))
         reader = Reader(self.loader, batches)
         return _Begun(call, reader, parameters, prepared.source, prepared.products, dtype)
@@ -297,6 +306,29 @@ class _Pass:
         salt = f"{done.samples} {float(done.state.squared_norm)!r}"
         unnamed = sampled_hash(done.state.tensors, salt)
         return part_behind(self.loader) or Part(unnamed, 0, done.samples)
+
+
+def with_example(
+    network: Network, first: Inputs, batches: Iterable[Any]
+) -> tuple[Inputs, Iterable[Any]]:
+    """Return samples to choose an engine with, and all batches again.
+
+    Those of the first batch, unless they are too few, or alike: then more batches are read.
+
+    Args:
+        network: Takes inputs out of batches.
+        first: The inputs of the first batch.
+        batches: All of them.
+    """
+    stream = iter(batches)
+    found, read = first, [next(stream)]
+    while len(distinct(found, _DISTINCT)) < _DISTINCT and len(read) < _AHEAD:
+        more = list(itertools.islice(stream, 1))
+        if not more:
+            break
+        read += more
+        found = found.joined(network.inputs_of(more[0]))
+    return found, itertools.chain(read, stream)
 
 
 def _parts(told: list[Any]) -> tuple[Part, ...]:

@@ -16,7 +16,7 @@ from scodkit.calibration import Calibration
 from scodkit.distributed import Processes
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MergeError, NotFittedError, OptionError
-from scodkit.factors import FactorSource, MemoryBudget
+from scodkit.factors import CHECK_EVERY, FactorSource, MemoryBudget
 from scodkit.fitted import UNFITTED, Fitted
 from scodkit.fitting import FitOptions
 from scodkit.likelihoods import Likelihood
@@ -57,6 +57,7 @@ class Learner:
         self.calibration: Calibration | None = None
         self.notes: dict[str, Any] = {}
         self._by: Callable[[Tensor], Tensor] | None = None
+        self._check_every = CHECK_EVERY
         self._rank = rank
         self._prior_scale = prior_scale
         self._task = task
@@ -261,6 +262,22 @@ class Learner:
         self._ask_anew()
 
     @property
+    def check_every(self) -> int:
+        """Rows of the first batch of every layout are checked, then of one batch in so many.
+
+        0 for no checks. A batch of one sample needs none.
+        """
+        return self._check_every
+
+    @check_every.setter
+    def check_every(self, value: int) -> None:
+        if type(value) is not int or value < 0:
+            raise OptionError(f"expected check_every >= 0 batches, got {value!r}")
+        self._check_every = value
+        if self._scorer is not None:
+            self._scorer.check_every = value
+
+    @property
     def skipped(self) -> int:
         """Training samples left out of the fit because they were not finite."""
         return self._ready().fitted.skipped
@@ -279,9 +296,8 @@ class Learner:
 
     @property
     def _recipe(self) -> Recipe:
-        return Recipe(
-            self.likelihood, self.rank, self.sketch, self._selection, self.memory_budget
-        )
+        about = (self.likelihood, self.rank, self.sketch, self._selection, self.memory_budget)
+        return Recipe(*about, self.check_every)
 
     def _ready(self) -> Scorer:
         if self._scorer is None:

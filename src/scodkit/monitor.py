@@ -141,6 +141,17 @@ class Monitor(Learner):
             found.score, false_alarm, groups=self._groups(found), confidence=confidence
         )
 
+    def selftest(self, batch: object) -> scoring.SelfTest:
+        """Compare the scores of a batch with those of each sample alone, by plain autograd.
+
+        Args:
+            batch: As the loader yields it; each sample takes a backward pass a direction.
+
+        Returns:
+            What was found: both scores, how far they are apart, and whether that is rounding.
+        """
+        return self._ready().selftest(batch, self.memory_budget)
+
     def certify(self, batch: object) -> scoring.Certificate:
         """Return bounds on the score the whole Fisher information would give.
 

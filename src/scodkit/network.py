@@ -109,6 +109,16 @@ class Inputs:
         """Return the call restricted to some samples."""
         return self.map(lambda t: t[which])
 
+    def joined(self, other: Inputs) -> Inputs:
+        """Return the samples of both calls; those of this one, if they do not go together."""
+        pairs = list(zip(self.tensors(), other.tensors(), strict=False))
+        alike = len(self.tensors()) == len(other.tensors()) == len(pairs) and all(
+            a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs
+        )
+        if not alike:
+            return self
+        return Inputs(*self.with_tensors([torch.cat(pair) for pair in pairs]))
+
     def first(self, count: int) -> Inputs:
         """Return the call with its first samples, the last of them again if there are fewer."""
         order = torch.arange(count).clamp_max(self.batch_size - 1)

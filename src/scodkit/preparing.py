@@ -74,6 +74,7 @@ class Preparation:
         wanted: Whether to fit by products with the curvature rather than in rows; None for
             the cheaper way.
         precision: That the model is run in; None for its own.
+        example: Samples to choose an engine with; None for those of the first batch.
     """
 
     recipe: Recipe
@@ -83,6 +84,7 @@ class Preparation:
     num_data: int | None = None
     wanted: bool | None = None
     precision: torch.dtype | None = None
+    example: Inputs | None = None
 
     def __post_init__(self) -> None:
         check_ways(self.precision, self.wanted)
@@ -143,7 +145,7 @@ class Preparation:
         )
 
     def _prepared(self, rough: Plan) -> Prepared:
-        source = self.recipe.source(self.network, self.parameters, self.call)
+        source = self.recipe.source(self.network, self.parameters, self.example or self.call)
         used = self.network.at_precision(self.precision)
         running = replace(source, engine=source.engine.of(used))
         if self.precision is not None:  # so that it knows how large its rows are
@@ -247,7 +249,7 @@ class Preparation:
             OptionError: If the model does not allow it, and it is asked for.
         """
         network, parameters, recipe = self.network, self.parameters, self.recipe
-        kind, passed_over = choose_jacobian(network, parameters, self.call)
+        kind, passed_over = choose_jacobian(network, parameters, self.example or self.call)
         if kind is not None:
             columns = recipe.sketch.columns(parameters.num_parameters, recipe.rank)
             about = (kind, recipe.likelihood, columns, recipe.budget)

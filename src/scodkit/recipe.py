@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from scodkit import artifact
 from scodkit.errors import OptionError
-from scodkit.factors import FactorSource, choose_engine
+from scodkit.factors import CHECK_EVERY, FactorSource, choose_engine, named_engine
 from scodkit.likelihoods import Likelihood
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet, Selection
@@ -53,6 +53,7 @@ class Recipe:
         sketch: How the curvature is summarised.
         selection: Which weights.
         budget: Bytes that rows in weight space may take at a time.
+        check_every: One in so many batches is checked, 0 for none; see `HookEngine`.
     """
 
     likelihood: Likelihood
@@ -60,6 +61,7 @@ class Recipe:
     sketch: Sketch
     selection: Selection
     budget: int
+    check_every: int = CHECK_EVERY
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -73,8 +75,22 @@ class Recipe:
     def source(self, network: Network, parameters: ParameterSet, call: Inputs) -> FactorSource:
         """Return what turns batches into factors; the engine is chosen on ``call``."""
         shape = tuple(first_output(network, call).shape[1:])
-        engine = choose_engine(network, parameters, call)
+        engine = choose_engine(network, parameters, call, self.check_every)
         return FactorSource(engine, self.likelihood, shape, self.budget)
+
+    def source_again(
+        self, network: Network, parameters: ParameterSet, engine: str, shape: tuple[int, ...]
+    ) -> FactorSource:
+        """Return what turns batches into factors, with the engine of an earlier fit.
+
+        Args:
+            network: The model.
+            parameters: The chosen weights.
+            engine: Its name.
+            shape: Of a typical sample's output.
+        """
+        again = named_engine(engine, network, parameters, self.check_every)
+        return FactorSource(again, self.likelihood, shape, self.budget)
 
 
 def first_output(network: Network, call: Inputs) -> Tensor:

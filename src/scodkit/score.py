@@ -79,6 +79,45 @@ class Certificate:
     paper_gap: Tensor
 
 
+@dataclass(frozen=True)
+class SelfTest:
+    """Scores of a batch, beside those of each sample alone by plain autograd.
+
+    Args:
+        engine: Who computed the scores, by name.
+        score: ``(B,)``, as `Monitor.score` returns them.
+        alone: ``(B,)``, as they must be.
+    """
+
+    engine: str
+    score: Tensor
+    alone: Tensor
+
+    @property
+    def distance(self) -> float:
+        """How far they are apart at most, relative to the score alone."""
+        known = self.alone.isfinite()
+        if not torch.equal(self.score.isfinite(), known):
+            return float("inf")
+        off, size = (self.score - self.alone)[known].abs(), self.alone[known].abs()
+        least = 1e-6 * size.max() if len(size) else 0.0  # a score of nearly nothing is rounding
+        return float((off / size.clamp_min(least)).nan_to_num(0.0).max()) if len(size) else 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether that is no more than rounding."""
+        return self.distance <= {torch.float64: 1e-6, torch.float32: 1e-2}.get(
+            self.score.dtype, 2e-1
+        )
+
+    def __str__(self) -> str:
+        verdict = "right" if self.ok else "WRONG"
+        return (
+            f"{verdict}: {len(self.score)} scores by {self.engine}, at most "
+            f"{self.distance:.1e} from those of each sample alone by plain autograd"
+        )
+
+
 def energies(factors: Factors, basis: Eigenbasis) -> Energies:
     """Return the squared lengths a score is made of."""
     total, along = factors.project(basis.vectors)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from scodkit import score as scoring
@@ -13,7 +14,7 @@ from scodkit.capture import Captured, capture
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import BatchError, CaptureError, CaptureWarning
 from scodkit.explain import Explanation, References, explain
-from scodkit.factors import FactorSource
+from scodkit.factors import FactorSource, LoopEngine
 from scodkit.fitted import Fitted
 from scodkit.network import Inputs, Network
 from scodkit.recipe import Recipe
@@ -64,6 +65,7 @@ class Scorer:
     ) -> None:
         self.fitted = fitted
         self.source = source
+        self.check_every = recipe.check_every
         self._network = network
         self._recipe = recipe
         self._prior_scale, self._task = question.prior_scale, question.task
@@ -117,6 +119,7 @@ class Scorer:
             if call.batch_size == 0:
                 raise BatchError("expected an example with samples, got none")
             source = self._source_for(call, budget)  # choosing one is not to be recorded
+            self._scores(call, basis, source)  # nor are its checks
         if basis.vectors.device != basis.values.device:
             raise CaptureError(
                 "expected a basis on the model's device, got one that was offloaded; go on "
@@ -137,6 +140,27 @@ class Scorer:
 
             self._captured = capture(score, call.tensors(), fuse=fuse)
             self._rest, self._storage = _rest(call), self._where()
+
+    def selftest(self, batch: object, budget: int) -> scoring.SelfTest:
+        """Compare scores of a batch with those of each sample alone, by plain autograd.
+
+        Args:
+            batch: As the loader yields it.
+            budget: As in scoring.
+
+        Raises:
+            BatchError: If the batch is empty.
+        """
+        basis = self.basis()
+        with self._network.evaluating():
+            call = self._network.inputs_of(batch)
+            call.check_some()
+            source = self._source_for(call, budget)
+            plain = replace(source, engine=LoopEngine(self._network, self.fitted.parameters))
+            fast = self._scores(call, basis, source).score
+            alone = [call.samples(slice(i, i + 1)) for i in range(call.batch_size)]
+            slow = torch.cat([self._scores(one, basis, plain).score for one in alone])
+        return scoring.SelfTest(type(source.engine).__name__, fast, slow)
 
     def certificate(self, batch: object, budget: int) -> scoring.Certificate:
         """Return bounds on the exact scores of a batch.
@@ -197,8 +221,12 @@ class Scorer:
     def _source_for(self, call: Inputs, budget: int) -> FactorSource:
         """Return the engine, chosen on the first batch after a load or a change of device."""
         if self.source is None or self.source.engine.device != self._network.device:
-            recipe, parameters = self._recipe, self.fitted.parameters
-            self.source = recipe.source(self._network, parameters, call)
+            about, fitted = (self._network, self.fitted.parameters), self.fitted
+            if fitted.engine is None:
+                self.source = self._recipe.source(*about, call)
+            else:
+                self.source = self._recipe.source_again(*about, fitted.engine, fitted.shape)
+        self.source.engine.check_every = self.check_every
         likelihood = self._task or self.source.likelihood
         return replace(self.source, likelihood=likelihood, budget=budget)
 

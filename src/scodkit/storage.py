@@ -90,6 +90,7 @@ def save(
         "fingerprints": vars(fitted.fingerprints),
         "output_shape": list(fitted.shape),
         "skipped": fitted.skipped,
+        "engine": fitted.engine,
         "parts": [part.document() for part in fitted.parts],
         "basis": numbers,
         "notes": dict(stored.notes),
@@ -277,7 +278,7 @@ def _fitted(
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
     shape, skipped = tuple(header["output_shape"]), header["skipped"]
     parts = tuple(Part(**part) for part in header.get("parts", ()))
-    about = (fingerprints, shape, skipped, parts)
+    about = (fingerprints, shape, skipped, parts, header.get("engine"))
     fitted = Fitted(likelihood, parameters, basis, state, *about)
     fitted.check_weights(model, "loading")
     return fitted.to(next(model.parameters()).device)

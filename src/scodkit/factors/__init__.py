@@ -1,7 +1,14 @@
 """Fisher factors: what matters at the output, pulled back to the weights."""
 
 from scodkit.factors.budget import MemoryBudget
-from scodkit.factors.choose import choose_engine, choose_jacobian
+from scodkit.factors.choose import (
+    CHECK_EVERY,
+    ENGINES,
+    choose_engine,
+    choose_jacobian,
+    named_engine,
+)
+from scodkit.factors.checks import distinct, pick
 from scodkit.factors.counting import Passes, count_passes
 from scodkit.factors.engine import (
     Engine,
@@ -21,6 +28,8 @@ from scodkit.factors.pieces import MANY, FactorSource, Piece
 from scodkit.factors.products import Curvature, Portions, ProductPiece, ProductSource
 
 __all__ = [
+    "CHECK_EVERY",
+    "ENGINES",
     "MANY",
     "Curvature",
     "Engine",
@@ -44,6 +53,9 @@ __all__ = [
     "choose_engine",
     "choose_jacobian",
     "count_passes",
+    "distinct",
+    "named_engine",
+    "pick",
     "row_bytes",
     "squared_norms",
 ]

@@ -14,12 +14,17 @@ from scodkit.factors.jacobian import (
     ForwardJacobianInTurn,
     Jacobian,
 )
+from scodkit.factors.loop import LoopEngine
 from scodkit.factors.trial import Trial
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
 # fastest first; the loop needs no trial, it is what the others are tried against
 _FAST_ENGINES: tuple[type[Engine], ...] = (HookEngine, FunctionalEngine)
+ENGINES = (*_FAST_ENGINES, LoopEngine)
+
+# of batches whose layout was checked before, one in so many is checked again
+CHECK_EVERY = 100
 
 _JACOBIANS: tuple[type[Jacobian], ...] = (
     ForwardJacobian,
@@ -28,30 +33,38 @@ _JACOBIANS: tuple[type[Jacobian], ...] = (
 )
 
 
-def choose_engine(network: Network, parameters: ParameterSet, example: Inputs) -> Engine:
+def choose_engine(
+    network: Network,
+    parameters: ParameterSet,
+    example: Inputs,
+    check_every: int = CHECK_EVERY,
+    passed_over: tuple[str, ...] = (),
+) -> Engine:
     """Return the fastest engine that agrees with plain autograd on a few samples.
 
     Args:
         network: The model, already held in eval mode.
         parameters: The chosen weights.
-        example: A batch; its first samples are tried.
+        example: A batch; a few of its samples are tried.
+        check_every: Later batches are checked one in so many, 0 for none.
+        passed_over: Why faster engines than those left are out of the question.
 
     Returns:
         An engine. Warns with `EngineFallbackWarning` when a fast one was turned down, and
         refuses models whose samples influence each other.
     """
-    passed_over = []
+    left = _FAST_ENGINES[len(passed_over) :]
     # two right ways to compute differ by 1e-3 in TF32, by 1e-2 in bfloat16
     with network.in_full_precision():
         trial = Trial(network, parameters, example)
         engine: Engine = trial.loop
-        for kind in _FAST_ENGINES:
+        for kind in left:
             candidate = kind(network, parameters)
             reason = trial.objection(candidate)
             if reason is None:
                 engine = candidate
                 break
-            passed_over.append(f"{kind.__name__} ({reason})")
+            passed_over = (*passed_over, f"{kind.__name__} ({reason})")
     if passed_over:
         warnings.warn(
             f"{type(network.model).__name__} is left to {type(engine).__name__}, which gives "
@@ -59,7 +72,36 @@ def choose_engine(network: Network, parameters: ParameterSet, example: Inputs) -
             EngineFallbackWarning,
             stacklevel=2,
         )
+    return checking(engine, check_every)
+
+
+def named_engine(
+    name: str, network: Network, parameters: ParameterSet, check_every: int = CHECK_EVERY
+) -> Engine:
+    """Return the engine that was chosen at a fit.
+
+    Args:
+        name: Of its class.
+        network: The model.
+        parameters: The chosen weights.
+        check_every: As in `choose_engine`.
+    """
+    kind = next(kind for kind in ENGINES if kind.__name__ == name)
+    return checking(kind(network, parameters), check_every)
+
+
+def checking(engine: Engine, check_every: int) -> Engine:
+    """Return an engine that checks its batches, and leaves what it cannot take to others."""
+    engine.check_every = check_every
+    if isinstance(engine, HookEngine):
+        engine.otherwise = _slower_engine
     return engine
+
+
+def _slower_engine(
+    network: Network, parameters: ParameterSet, call: Inputs, reason: str
+) -> Engine:
+    return choose_engine(network, parameters, call, 0, (f"HookEngine ({reason})",))
 
 
 def choose_jacobian(

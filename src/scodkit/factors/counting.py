@@ -41,7 +41,7 @@ def count_passes(network: Network, parameters: ParameterSet, call: Inputs) -> Pa
     few = call.samples(slice(0, _SAMPLES))
     with FlopCounterMode(display=False) as forward:
         jacobian = ForwardJacobianInTurn(network, parameters, few)
-    rows = torch.ones_like(jacobian.output).flatten(1)[None]
+        rows = torch.ones_like(jacobian.output).flatten(1)[None]
     with FlopCounterMode(display=False) as backward:
         list(jacobian.pull(rows))
     return Passes(

@@ -272,9 +272,11 @@ class Engine(ABC):
 
     Attributes:
         finds_head: Whether its last linearisation had a head.
+        check_every: How often rows of later batches are checked, by an engine that needs it.
     """
 
     finds_head = False
+    check_every = 0
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         self.network = network

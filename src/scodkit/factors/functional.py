@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
+from scodkit.factors.checks import check_alone
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
@@ -15,7 +16,7 @@ class FunctionalEngine(Engine):
     """``vmap`` over samples and directions of ``vjp`` of the model."""
 
     def linearize(self, call: Inputs) -> Linearization:
-        """Return the output; pulling back runs the model again, under the transforms."""
+        """Return the output; pulling back runs the model again, each sample alone."""
         return _FunctionalLinearization(self.network, self.parameters, call)
 
 
@@ -30,15 +31,18 @@ class _FunctionalLinearization(Linearization):
     def pull_back(self, rows: Tensor) -> Factors:
         weights = self._parameters.weights(self._network.model)
 
-        def one_sample(tensors: list[Tensor], own_rows: Tensor) -> dict[str, Tensor]:
+        def one_sample(
+            tensors: list[Tensor], own_rows: Tensor
+        ) -> tuple[Tensor, dict[str, Tensor]]:
             args, kwargs = self._call.with_tensors([t[None] for t in tensors])
 
             def output_at(at: dict[str, Tensor]) -> Tensor:
                 return self._network.at_raw(at, args, kwargs, 1)[0].flatten()
 
-            pull = vjp(output_at, weights)[1]
-            pulled: dict[str, Tensor] = vmap(lambda row: pull(row)[0])(own_rows)
-            return pulled
+            output, pull = vjp(output_at, weights)
+            return output, vmap(lambda row: pull(row)[0])(own_rows)
 
-        pulled = vmap(one_sample)(self._call.tensors(), rows)
+        alone, pulled = vmap(one_sample)(self._call.tensors(), rows)
+        if len(alone) > 1:
+            check_alone(self._network, self.output.flatten(1), alone)
         return HeldFactors.of(self._parameters, {k: v.detach() for k, v in pulled.items()})

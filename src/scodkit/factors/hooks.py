@@ -18,7 +18,8 @@ from torch import Tensor
 from scodkit.factors.backward import Take, backward
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums, Tall
 from scodkit.factors.recorder import Recorder
-from scodkit.factors.rules import Outer, Rows
+from scodkit.factors.checks import Checksum, check_some_alone, tolerance
+from scodkit.factors.rules import Outer, Rows, UnsupportedCallError
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
@@ -28,12 +29,30 @@ _TINY = 1 << 20
 _LARGE_ON_GPU = 1 << 25
 
 
+# chooses another engine for a batch, given why
+Otherwise = Callable[[Network, ParameterSet, Inputs, str], Engine]
+
+
 class HookEngine(Engine):
-    """Per-sample gradients by a rule for each kind of layer."""
+    """Per-sample gradients by a rule for each kind of layer.
+
+    Attributes:
+        check_every: How often later batches are checked as the first of every layout is: one
+            in so many; 0 for no checks at all.
+        otherwise: Chooses an engine for batches that this one cannot be trusted with; None to
+            refuse them.
+    """
+
+    check_every = 0
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         super().__init__(network, parameters)
+        self.otherwise: Otherwise | None = None
         self._few_kernels = False
+        self._checksum = Checksum(network, parameters)
+        self._batches = 0
+        self._checked: set[object] = set()  # layouts of batches
+        self._others: dict[object, Engine] = {}  # who takes the layouts this one cannot
         self._as_if: tuple[int, int] | None = None  # samples and directions to go by
         self._delta_bytes = 0  # of one row at all layers' outputs; known after one batch
         self._itemsize: float = parameters.itemsize(network.model)  # on average over a row
@@ -43,11 +62,27 @@ class HookEngine(Engine):
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return one forward pass with the calls on chosen parameters remembered."""
+        inputs = _layout(call)
+        if inputs in self._others:
+            return self._others[inputs].linearize(call)
+        try:
+            linear, recorder = self._recorded(call)
+            if self.check_every and call.batch_size > 1:
+                self._check(call, linear, (inputs, recorder.layout))
+        except UnsupportedCallError as error:
+            if self.otherwise is None:
+                raise
+            other = self.otherwise(self.network, self.parameters, call, str(error))
+            self._others[inputs] = other
+            return other.linearize(call)
+        return linear
+
+    def _recorded(self, call: Inputs) -> tuple[Linearization, Recorder]:
         about = (self.network.model, self.parameters, call.batch_size)
         recorder = Recorder(*about, copies=self._copies)
-        call = recorder.watch(call)
-        with recorder:
-            output = self.network(call)
+        own = recorder.watch(call)
+        with torch.enable_grad(), recorder:
+            output = self.network(own)
         recorder.check(output)
         self._delta_bytes = recorder.edges.output_bytes // max(1, call.batch_size)
         if self.network.precision is not None:
@@ -57,7 +92,28 @@ class HookEngine(Engine):
             recorder, output, self.parameters, _Ways(self._few_kernels, self._as_if)
         )
         self.finds_head = linear.head is not None
-        return linear
+        return linear, recorder
+
+    def _check(self, call: Inputs, linear: Linearization, layout: object) -> None:
+        """Check the first batch of a layout, and one in so many of the others.
+
+        Raises:
+            UnsupportedCallError: If rows are not those of their samples.
+        """
+        self._batches += 1
+        if layout in self._checked and self._batches % self.check_every:
+            return
+        rounded = self.network.device.type == "cuda" or self.network.precision is not None
+        with self.network.in_full_precision():
+            if rounded:  # two right ways would differ by 1e-3 in TF32, by 1e-2 in bfloat16
+                linear, _ = self._recorded(call)
+            check_some_alone(self.network, call, linear.output)
+            distance = self._checksum.distance(call, linear)
+        if distance is None:  # rows of zeros: the next batch may tell
+            return
+        if not distance <= tolerance(linear.output):
+            raise UnsupportedCallError(f"rows are {distance:.1e} off, relative to their size")
+        self._checked.add(layout)
 
     def for_recording(self) -> HookEngine:
         """See `Engine.for_recording`.
@@ -66,6 +122,7 @@ class HookEngine(Engine):
             An engine that launches fewer kernels on a GPU, more slowly.
         """
         engine = copy.copy(self)
+        engine.check_every = 0
         engine._few_kernels = self.network.device.type == "cuda"
         return engine
 
@@ -76,6 +133,7 @@ class HookEngine(Engine):
             An engine that pulls directions back, and puts layers together, as it would there.
         """
         engine = copy.copy(self)
+        engine.check_every = 0
         engine._as_if = (samples, directions)
         return engine
 
@@ -88,6 +146,10 @@ class HookEngine(Engine):
         widest = self.parameters.widest
         columns = self.parameters.num_parameters + widest if held else 2 * widest
         return int(columns * self._itemsize) + self._delta_bytes
+
+
+def _layout(call: Inputs) -> object:
+    return tuple((len(t), t.ndim, t.dtype) for t in call.tensors())
 
 
 @dataclass(frozen=True)

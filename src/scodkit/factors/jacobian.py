@@ -29,7 +29,6 @@ class Jacobian(ABC):
         call: The batch.
 
     Attributes:
-        output: What the model returned, ``(B, *shape)``, detached.
         together: Whether several vectors go through the model at once.
     """
 
@@ -49,8 +48,15 @@ class Jacobian(ABC):
             for name, weight in network.model.named_parameters()
             if name not in self._weights
         }
-        self._graph = self._output_at(self._weights)
-        self.output = self._graph.detach()
+
+    @functools.cached_property
+    def _graph(self) -> Tensor:
+        return self._output_at(self._weights)
+
+    @functools.cached_property
+    def output(self) -> Tensor:
+        """What the model returned, ``(B, *shape)``, detached."""
+        return self._graph.detach()
 
     @abstractmethod
     def push(self, tangents: Tensor) -> Tensor:

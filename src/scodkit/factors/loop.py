@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from scodkit.factors.checks import check_alone
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
@@ -35,6 +36,9 @@ class _LoopLinearization(Linearization):
             for i in range(call.batch_size)
         ]
         self.output = torch.cat([output.detach() for output in self._outputs])
+        if call.batch_size > 1:
+            with torch.no_grad():
+                check_alone(network, network(call.map(torch.clone)), self.output)
 
     def pull_back(self, rows: Tensor) -> Factors:
         leaves = list(self._weights.values())

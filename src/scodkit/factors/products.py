@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from scodkit.errors import NonFiniteError
+from scodkit.factors.checks import check_some_alone
 from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.memory import Memory
 from scodkit.factors.pieces import finite_samples
@@ -138,6 +139,7 @@ class ProductSource:
         columns: ``T``, columns that will be asked for.
         budget: Bytes to stay within.
         memory: What samples and columns take; None for one sample at a time.
+        checked: Sizes of batches whose samples are known to be the same alone.
     """
 
     network: Network
@@ -147,6 +149,7 @@ class ProductSource:
     columns: int
     budget: int
     memory: Memory | None = None
+    checked: set[int] = field(default_factory=set, compare=False)
 
     def of(self, network: Network) -> ProductSource:
         """Return the same for the same model, run in another precision."""
@@ -167,6 +170,7 @@ class ProductSource:
             samples = slice(start, min(start + portions.samples, call.batch_size))
             some = call.samples(samples)
             whole = self._at(some)
+            self._check(some, whole)
             finite = finite_samples(some, whole.output)
             good, jacobian = self._good(some, whole, finite)
             del whole  # and with it the graph of bad samples
@@ -174,6 +178,12 @@ class ProductSource:
             if jacobian is not None:
                 curvature = Curvature(jacobian, self.likelihood, portions.columns)
             yield ProductPiece(samples, finite, good, curvature)
+
+    def _check(self, call: Inputs, jacobian: Jacobian) -> None:
+        """Make sure the samples of the first batch of a size are alone what they are in it."""
+        if call.batch_size > 1 and call.batch_size not in self.checked:
+            check_some_alone(self.network, call, jacobian.output)
+            self.checked.add(call.batch_size)
 
     def portions(self, batch_size: int) -> Portions:
         """Return how batches of a size are cut up."""

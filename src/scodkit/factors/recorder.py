@@ -223,6 +223,11 @@ class Recorder(TorchFunctionMode):
             batch = Batch(batch.size, where)
         layer.place(batch, output, lambda parameter: id(parameter) in self.places)
 
+    @property
+    def layout(self) -> object:
+        """On which axes the samples lie in the layers."""
+        return tuple(layer.batch.lay.axis for layer in self.layers)
+
     def head(self, output: Tensor) -> Head | None:
         """Return the chosen layer, where it is a single one and its output the network's.
 
