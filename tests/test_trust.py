@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from cases import mlp
 from engines import Uses, chosen_engine, joined, noise, randomised, right_rows
-from scodkit.errors import BatchError
 from scodkit.factors import HookEngine, LoopEngine
 from scodkit.factors import trial as trial_module
 from scodkit.network import Inputs, Network

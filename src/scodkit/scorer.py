@@ -148,8 +148,8 @@ class Scorer:
             batch: As the loader yields it.
             budget: As in scoring.
 
-        Raises:
-            BatchError: If the batch is empty.
+        Returns:
+            Both.
         """
         basis = self.basis()
         with self._network.evaluating():

@@ -1,6 +1,7 @@
 """Fisher factors: what matters at the output, pulled back to the weights."""
 
 from scodkit.factors.budget import MemoryBudget
+from scodkit.factors.checks import distinct, pick
 from scodkit.factors.choose import (
     CHECK_EVERY,
     ENGINES,
@@ -8,7 +9,6 @@ from scodkit.factors.choose import (
     choose_jacobian,
     named_engine,
 )
-from scodkit.factors.checks import distinct, pick
 from scodkit.factors.counting import Passes, count_passes
 from scodkit.factors.engine import (
     Engine,

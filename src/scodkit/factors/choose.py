@@ -21,7 +21,7 @@ from scodkit.parameters import ParameterSet
 
 # fastest first; the loop needs no trial, it is what the others are tried against
 _FAST_ENGINES: tuple[type[Engine], ...] = (HookEngine, FunctionalEngine)
-ENGINES = (*_FAST_ENGINES, LoopEngine)
+ENGINES: tuple[type[Engine], ...] = (*_FAST_ENGINES, LoopEngine)
 
 # of batches whose layout was checked before, one in so many is checked again
 CHECK_EVERY = 100

@@ -39,7 +39,7 @@ class _FunctionalLinearization(Linearization):
             def output_at(at: dict[str, Tensor]) -> Tensor:
                 return self._network.at_raw(at, args, kwargs, 1)[0].flatten()
 
-            output, pull = vjp(output_at, weights)
+            output, pull, *_ = vjp(output_at, weights)
             return output, vmap(lambda row: pull(row)[0])(own_rows)
 
         alone, pulled = vmap(one_sample)(self._call.tensors(), rows)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from scodkit.factors.backward import Take, backward
+from scodkit.factors.checks import Checksum, check_some_alone, tolerance
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums, Tall
 from scodkit.factors.recorder import Recorder
-from scodkit.factors.checks import Checksum, check_some_alone, tolerance
 from scodkit.factors.rules import Outer, Rows, UnsupportedCallError
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
@@ -61,7 +61,12 @@ class HookEngine(Engine):
         self._copies = any(tensor.is_inference() for tensor in tensors)
 
     def linearize(self, call: Inputs) -> Linearization:
-        """Return one forward pass with the calls on chosen parameters remembered."""
+        """Return one forward pass with the calls on chosen parameters remembered.
+
+        Raises:
+            UnsupportedCallError: If rows cannot be known to be their samples', and there is no
+                other engine to leave the batch to.
+        """
         inputs = _layout(call)
         if inputs in self._others:
             return self._others[inputs].linearize(call)

@@ -7,102 +7,28 @@ results, and says where they lie in these. A function without a rule mixes sampl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-
-class Lay(NamedTuple):
-    """Where the samples lie: position ``i`` of an axis belongs to sample ``i // inner % B``.
-
-    Args:
-        axis: The axis that holds them.
-        outer: How often all samples come one after the other along it.
-        inner: Neighbours along it that belong to one sample.
-    """
-
-    axis: int
-    outer: int = 1
-    inner: int = 1
-
-
-FIRST = Lay(0)  # each sample has one place on the first axis
-MIXED = Lay(-1)  # several samples, or nobody knows whose
-COUNTED = Lay(-2)  # of no sample: the numbers 0 to B - 1
-NEW = Lay(-3)  # of no sample yet: nobody has seen it since it was made
-NOBODYS = (None, COUNTED, NEW)
-
-# where the samples lie in a tensor; None for nowhere: it is the same whatever the samples are
-Where = Lay | None
+from scodkit.factors.lay import (
+    COUNTED,
+    FIRST,
+    MIXED,
+    NEW,
+    NOBODYS,
+    Call,
+    Lay,
+    Where,
+    tensors_in,
+)
 
 _MATRIX = 2  # axes of one
 
-
-class Call:
-    """One call of a torch function, and where the samples lie in what it was given.
-
-    Args:
-        size: ``B``.
-        where_of: Says where the samples lie in a tensor.
-        args: What the function was given.
-        kwargs: Likewise.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        where_of: Callable[[Tensor], Where],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        self.size, self.args, self.kwargs = size, args, kwargs
-        self.tensors = list(tensors_in(args))
-        if kwargs:
-            self.tensors += tensors_in(kwargs.values())
-        self.wheres = [where_of(tensor) for tensor in self.tensors]
-
-    def where_of(self, tensor: Tensor) -> Where:
-        """Return where the samples lie in one of the tensors it was given."""
-        places = zip(self.tensors, self.wheres, strict=True)
-        return next(where for own, where in places if own is tensor)
-
-    def argument(self, position: int, *names: str, default: Any = None) -> Any:
-        """Return an argument, by its position or one of its names."""
-        if len(self.args) > position:
-            return self.args[position]
-        return next((self.kwargs[name] for name in names if name in self.kwargs), default)
-
-    def given(self) -> list[tuple[Tensor, Lay]]:
-        """Return the tensors that samples lie in."""
-        places = zip(self.tensors, self.wheres, strict=True)
-        return [(t, w) for t, w in places if w is not None and w not in NOBODYS]
-
-    def only(self) -> tuple[Tensor, Lay] | None:
-        """Return the first tensor, if samples lie there and nowhere else."""
-        given = self.given()
-        return given[0] if len(given) == 1 and given[0][0] is self.tensors[0] else None
-
-    def alike(self) -> tuple[Tensor, Lay] | None:
-        """Return one of the tensors, if samples lie alike in those that they lie in."""
-        given = self.given()
-        return given[0] if len({where for _, where in given}) == 1 else None
-
-
 Rule = Callable[[Call, list[Tensor]], Sequence[Where]]
-
-
-def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Return the tensors among some values, in lists, tuples and dicts of them, too."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
-        elif isinstance(value, dict):
-            yield from tensors_in(value.values())
 
 
 # --- Rules ---------------------------------------------------------------------------------
@@ -113,7 +39,7 @@ def _all(results: list[Tensor], where: Where) -> list[Where]:
 
 
 def _number_by_number(call: Call, results: list[Tensor]) -> list[Where]:
-    """Axes are matched from the last one, as broadcasting goes; that of samples never grows."""
+    """Return places by broadcasting: axes match from the last; that of samples never grows."""
     given = call.given()
     return [_matched(given, result) for result in results]
 
@@ -122,7 +48,7 @@ def _matched(given: list[tuple[Tensor, Lay]], result: Tensor) -> Where:
     found: Where = None
     for tensor, where in given:
         moved = where._replace(axis=where.axis + result.ndim - tensor.ndim)
-        fits = 0 <= moved.axis and result.shape[moved.axis] == tensor.shape[where.axis]
+        fits = moved.axis >= 0 and result.shape[moved.axis] == tensor.shape[where.axis]
         if not fits or found not in (None, moved):
             return MIXED
         found = moved
@@ -130,13 +56,13 @@ def _matched(given: list[tuple[Tensor, Lay]], result: Tensor) -> Where:
 
 
 def _chosen(call: Call, results: list[Tensor]) -> list[Where]:
-    """``torch.where``: of three tensors one by one; of a condition alone, where it holds."""
+    """Return places after ``torch.where``; of a condition alone it returns positions."""
     alone = len(call.args) + len(call.kwargs) == 1
     return _all(results, MIXED) if alone else _number_by_number(call, results)
 
 
 def _refolded(call: Call, results: list[Tensor]) -> list[Where]:
-    """The numbers stay in their order: the samples' digit is looked for in the new shape."""
+    """Return places in another shape: numbers keep their order, so the digit is looked for."""
     tensor, where = call.tensors[0], call.wheres[0]
     if where is None or where in NOBODYS:
         return _all(results, None)
@@ -153,7 +79,7 @@ def _refolded(call: Call, results: list[Tensor]) -> list[Where]:
 
 
 def _turned(order: Callable[[Call, list[int]], list[int]]) -> Rule:
-    """Axes change places; ``order`` returns the old ones in their new order."""
+    """Return the rule for axes that change places; ``order`` returns the old ones in order."""
 
     def rule(call: Call, results: list[Tensor]) -> list[Where]:
         given = call.only()
@@ -209,7 +135,7 @@ def _squeezed(call: Call, axes: list[int]) -> list[int]:
 
 
 def _along(position: int = 1, default: Any = None, together: bool = False) -> Rule:
-    """Works along some axes, which may vanish; of several tensors, one may come up.
+    """Return the rule for work along some axes; these may vanish, or a new one come up.
 
     Args:
         position: Which argument says along which axes.
@@ -243,7 +169,7 @@ def _beside(ndim: int, where: Lay, dims: Sequence[int], after: int) -> Lay:
 
 
 def _with_index(rule: Rule) -> Rule:
-    """Takes an index that is nobody's, beside the tensor that samples lie in."""
+    """Return the rule for a function that takes an index, too, which is nobody's."""
 
     def own(call: Call, results: list[Tensor]) -> Sequence[Where]:
         alone = call.only() is not None
@@ -260,7 +186,7 @@ def _flipped(call: Call, results: list[Tensor]) -> list[Where]:
 
 
 def _windowed(call: Call, results: list[Tensor]) -> list[Where]:
-    """``x.unfold(axis, size, step)``: the windows take a last axis of their own."""
+    """Return places after ``x.unfold(axis, size, step)``: windows take a new last axis."""
     given = call.only()
     if given is None or call.argument(1, "dimension") % given[0].ndim == given[1].axis:
         return [MIXED]
@@ -268,7 +194,7 @@ def _windowed(call: Call, results: list[Tensor]) -> list[Where]:
 
 
 def _apart_from(axes: Callable[[Call], int]) -> Rule:
-    """Works on the last axes, ``axes`` of them; samples lie in front of these, and stay."""
+    """Return the rule for work on the last axes; samples lie in front of these, and stay."""
 
     def rule(call: Call, results: list[Tensor]) -> list[Where]:
         given = call.only()
@@ -291,7 +217,7 @@ def _normalised(call: Call) -> int:
 
 
 def _in_front(ndim: int | None = None, together: bool = False) -> Rule:
-    """Takes batches: samples lie on the first of ``ndim`` axes, and stay there."""
+    """Return the rule for batches: samples lie on the first of ``ndim`` axes, and stay."""
 
     def rule(call: Call, results: list[Tensor]) -> list[Where]:
         given = call.alike() if together else call.only()
@@ -320,7 +246,7 @@ def _by_channel(call: Call, results: list[Tensor]) -> list[Where]:
 
 
 def _multiplied(call: Call, results: list[Tensor]) -> list[Where]:
-    """A matrix product: rows of the left, columns of the right, or pairs of matrices."""
+    """Return places in a product: of rows, of columns, or of pairs of matrices."""
     if any(True for _ in tensors_in(call.kwargs.values())):
         return [MIXED]
     result, (*added, left, right) = results[0], call.tensors
@@ -341,7 +267,7 @@ def _multiplied(call: Call, results: list[Tensor]) -> list[Where]:
 
 
 def _by_letters(call: Call, results: list[Tensor]) -> list[Where]:
-    """``einsum``: the letter of the samples is the same everywhere, and comes out again."""
+    """Return places after ``einsum``: the samples' letter is one, and comes out again."""
     terms, out = call.args[0].replace(" ", "").split("->")
     found = set()
     for term, tensor, where in zip(terms.split(","), call.tensors, call.wheres, strict=True):
@@ -364,7 +290,7 @@ def _attended(call: Call, results: list[Tensor]) -> list[Where]:
 
 
 def _looked_up(call: Call, results: list[Tensor]) -> list[Where]:
-    """An entry of a table for each number; the table is nobody's."""
+    """Return places of entries that were looked up in a table, which is nobody's."""
     given = call.only()
     return _all(results, given[1] if given else MIXED)
 
@@ -375,7 +301,7 @@ def _counted_out(call: Call, results: list[Tensor]) -> list[Where]:
 
 
 def _recurrent(call: Call, results: list[Tensor]) -> list[Where]:
-    """Inputs, then states ``(layers, B, h)``; packed sequences come otherwise, and mixed."""
+    """Return places in outputs and states ``(layers, B, h)``; packed ones are mixed."""
     first, weights, batch_first = call.args[0], call.args[2], call.args[8]
     where = call.where_of(first)
     if not isinstance(weights, list) or where is None or where.axis != (not batch_first):
@@ -383,13 +309,13 @@ def _recurrent(call: Call, results: list[Tensor]) -> list[Where]:
     state = where._replace(axis=1)
     if first.ndim != _MATRIX + 1 or any(w != state for t, w in call.given() if t is not first):
         return _all(results, MIXED)
-    return [where] + [state] * (len(results) - 1)
+    return [where, *_all(results[1:], state)]
 
 
 def _indexed(call: Call, results: list[Tensor]) -> list[Where]:
     tensor, index = call.args
     if call.wheres[0] in NOBODYS:  # a table: whose entries are looked up?
-        single = isinstance(index, Tensor) and not index.dtype == torch.bool
+        single = isinstance(index, Tensor) and index.dtype != torch.bool
         return [call.where_of(index) if single else MIXED]
     return [_kept_by_index(call, tensor, index)]
 
@@ -490,17 +416,33 @@ arctanh asin asinh atan atan2 atanh bfloat16 bitwise_and bitwise_not bitwise_or 
 byte ceil celu clamp clamp_max clamp_min clip clone conj contiguous copysign cos cosh cpu cuda
 deg2rad detach digamma div divide double elu entr eq erf erfc erfinv exp exp2 expand expand_as
 expit expm1 float floor floor_divide fmax fmin fmod frac ge gelu greater greater_equal gt half
-hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 i0e i1 i1e imag int isclose isfinite
-isinf isnan le leaky_relu lerp less less_equal lgamma log log10 log1p log2 log_ndtr logaddexp
+hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 i0e i1 i1e imag int isclose
+isfinite isinf isnan
+le leaky_relu lerp less less_equal lgamma log log10 log1p log2 log_ndtr logaddexp
 logical_and logical_not logical_or logical_xor logit logsigmoid long lt masked_fill maximum
 minimum mish mul multiply nan_to_num ndtr ndtri ne neg negative not_equal positive pow real
-reciprocal relu relu6 remainder repeat round rsqrt rsub selu sgn short sigmoid sign silu sin sinc
-sinh softplus softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold tile to
+reciprocal relu relu6 remainder repeat round rsqrt rsub selu sgn short sigmoid sign silu sin
+sinc sinh
+softplus softshrink softsign sqrt square sub subtract tan tanh tanhshrink threshold tile to
 true_divide trunc type type_as xlogy dropout dropout1d dropout2d dropout3d alpha_dropout
 feature_alpha_dropout fill_ zero_ copy_ requires_grad_
 """
-_OPERATORS = "add sub mul truediv div floordiv mod pow and or xor".split()
-_WITHOUT_ORDER = "neg pos abs invert eq ne lt le gt ge".split()
+_OPERATORS = ["add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or"]
+_WITHOUT_ORDER = [
+    "xor",
+    "rxor",
+    "ixor",
+    "neg",
+    "pos",
+    "abs",
+    "invert",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+]
 _REDUCING = """
 sum nansum mean nanmean prod amax amin max min argmax argmin any all var std var_mean std_mean
 median nanmedian mode logsumexp softmax log_softmax softmin cumsum cumprod cummax cummin
@@ -570,8 +512,7 @@ _NAMED: dict[str, Rule] = {
     "__getitem__": _indexed,
     _MADE_LIKE: _of_that_shape,
 }
-_POOLS = ("avg_pool", "max_pool", "_max_pool", "lp_pool", "adaptive_avg_pool")
-_POOLS += ("adaptive_max_pool", "_adaptive_max_pool")
+_POOLS = ["avg", "max", "_max", "lp", "adaptive_avg", "adaptive_max", "_adaptive_max"]
 
 
 def _functions(names: str) -> Iterator[Any]:
@@ -588,7 +529,7 @@ def _table() -> dict[Callable[..., Any], Rule]:
     found = {func: rule for names, rule in _NAMED.items() for func in _functions(names)}
     for count in (1, 2, 3):
         ends = (f"{count}d", f"{count}d_with_indices")
-        pools = " ".join(kind + end for kind in _POOLS for end in ends)
+        pools = " ".join(f"{kind}_pool{end}" for kind in _POOLS for end in ends)
         found |= dict.fromkeys(_functions(pools), _in_front(count + 2))
     found |= {F.unfold: _in_front(4), Tensor.unfold: _windowed}
     found |= dict.fromkeys(_reading("data real imag"), _number_by_number)

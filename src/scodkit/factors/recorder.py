@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from scodkit.factors.backward import Edges
 from scodkit.factors.head import Head
-from scodkit.factors.keeping import FIRST, MIXED
+from scodkit.factors.lay import FIRST, MIXED
 from scodkit.factors.rules import RULES, Batch, Layer, UnsupportedCallError
 from scodkit.factors.rules.linear import Linear
 from scodkit.factors.samples import Samples

@@ -15,20 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import resolve_name
 
-from scodkit.factors.keeping import (
-    ASKING,
-    COUNTED,
-    MAKING,
-    MIXED,
-    NEW,
-    NOBODYS,
-    RULES,
-    Call,
-    Lay,
-    Where,
-    tensors_in,
-    written,
-)
+from scodkit.factors.keeping import ASKING, MAKING, RULES, written
+from scodkit.factors.lay import COUNTED, MIXED, NEW, NOBODYS, Call, Where, tensors_in
 
 _NAME = "_scodkit_samples"
 
@@ -80,28 +68,34 @@ class Samples:
             result: What it returned.
         """
         call = Call(self.size, self.of, args, kwargs)
-        results = list(tensors_in((result,)))
         if func in ASKING and MIXED not in call.wheres:
             return
+        results = list(tensors_in((result,)))
         if all(where in NOBODYS for where in call.wheres):
             wheres: Sequence[Where] = [self._without(func, call)] * len(results)
         elif func is Tensor.__setitem__:
             results, wheres = [args[0]], [written(call)]
-            if wheres == [MIXED]:
-                self._lose(func)
-        elif not results or "out" in kwargs:
+        elif not results or kwargs.get("out") is not None:
             self._lose(func)  # a value of one sample may now decide on another's
             return
         else:
             wheres = self._ruled(func, call, results)
+        self._note(func, call, results, wheres)
+
+    def _note(
+        self,
+        func: Callable[..., Any],
+        call: Call,
+        results: list[Tensor],
+        wheres: Sequence[Where],
+    ) -> None:
         for tensor, where in zip(call.tensors, call.wheres, strict=True):
             if where is NEW:
                 self.put(tensor, None)  # there may be views of it from now on
         for tensor, where in zip(results, wheres, strict=True):
-            if args and tensor is args[0] and where != self.of(tensor) and where not in NOBODYS:
-                # written over, and with it all that share its memory
-                if call.wheres[0] is not NEW:
-                    self._lose(func)
+            changed = call.tensors and tensor is call.tensors[0] and where not in NOBODYS
+            if changed and where != call.wheres[0] and call.wheres[0] is not NEW:
+                self._lose(func)  # written over, and with it all that share its memory
             self.put(tensor, where)
 
     def _without(self, func: Callable[..., Any], call: Call) -> Where:

@@ -6,8 +6,8 @@ call's output into per-sample gradients of its parameters, for all directions at
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import BatchError
-from scodkit.factors.keeping import FIRST, Lay
+from scodkit.factors.lay import FIRST, Lay
 from scodkit.mixed import sum_dtype
 
 
