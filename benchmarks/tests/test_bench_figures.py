@@ -16,8 +16,9 @@ from scodbench import figures
 from scodbench.figures.draw import FIGURES
 from scodbench.figures.examples import decoded
 from scodbench.figures.histograms import density
-from scodbench.figures.runtime import front, points
+from scodbench.figures.runtime import FAMILIES, front, points
 from scodbench.figures.style import style
+from scodbench.methods import METHODS, TITLES
 from scodbench.rows import Row, select
 
 
@@ -142,24 +143,48 @@ def test_histograms_of_other_bins_are_made_alike(plt: Any) -> None:
 
 
 def test_the_front_is_what_nothing_beats() -> None:
-    found = points(ROWS, "wine", "pooled")
-    assert set(found) == {"scod", "naive", "deep_ensemble"}
-    assert front(found) == ["naive", "scod"]
-    for method in front(found):
-        ms, auroc = found[method]
+    rows = [*ROWS, row("energy", 0, 0.6, 0.5)]  # as fast as the entropy, and better
+    found = points(rows, "wine")
+    assert set(found) == {"scod", "naive", "deep_ensemble", "knn", "energy"}
+    assert front(found) == ["energy", "knn"]
+    for method, (ms, auroc) in found.items():
         others = [p for name, p in found.items() if name != method]
-        assert not any(o[0] <= ms and o[1].value >= auroc.value for o in others)
+        beaten = any(o[0] <= ms and o[1].value >= auroc.value for o in others)
+        assert beaten != (method in front(found))
 
 
-def test_a_method_far_below_does_not_press_the_others_together(plt: Any) -> None:
-    (axis,) = FIGURES["auroc_against_runtime"](plt, ROWS, []).axes
-    low, high = axis.get_ylim()
-    assert 0.5 < low < 0.88 < 0.92 < high
-    assert [text.get_text() for text in axis.texts] == ["0.50, off the axis"]
-    near = [row("scod", 0, 0.90), row("naive", 0, 0.85), row("deep_ensemble", 0, 0.88)]
-    (axis,) = FIGURES["auroc_against_runtime"](plt, near, []).axes
-    assert axis.get_ylim()[0] < 0.85
-    assert not axis.texts
+def test_every_method_has_a_look_of_its_own_and_a_place(plt: Any) -> None:
+    assert sorted(sum(FAMILIES.values(), ())) == sorted(METHODS)
+    rows = [row(method, 0, 0.9 + i / 200, i + 1) for i, method in enumerate(METHODS)]
+    panel, legend = FIGURES["auroc_against_runtime"](plt, rows, []).axes
+    shown = [line for line in panel.get_lines() if len(line.get_xdata()) == 1]
+    assert {line.get_label() for line in shown} == set(TITLES.values())
+    looks = {(line.get_marker(), line.get_markeredgecolor()) for line in shown}
+    assert len(looks) == len(METHODS)
+    named = [text.get_text() for text in legend.get_legend().get_texts()]
+    assert sorted(named) == sorted([*TITLES.values(), "front"])
+
+
+def test_the_front_is_drawn_filled_and_named(plt: Any) -> None:
+    panel, _ = FIGURES["auroc_against_runtime"](plt, ROWS, []).axes
+    filled = {
+        line.get_label() for line in panel.get_lines() if line.get_markerfacecolor() != "none"
+    }
+    assert {TITLES["naive"], TITLES["knn"]} == filled & set(TITLES.values())
+    (steps,) = (line for line in panel.get_lines() if len(line.get_xdata()) > 1)
+    assert steps.get_xydata().tolist() == [[1.0, 0.5], [1.2, 0.97]]
+    assert [text.get_text() for text in panel.texts] == ["Front: Naive (entropy); KNN"]
+
+
+def test_what_is_nearly_perfect_is_not_pressed_together(plt: Any) -> None:
+    rows = [*ROWS, row("vim", 0, 1.0, 3.0)]
+    panel, _ = FIGURES["auroc_against_runtime"](plt, rows, []).axes
+    ends = panel.get_ylim()
+    assert ends[0] < 0.5
+    assert 1 < ends[1] < 1.01
+    place = panel.transAxes.inverted().transform
+    low, high = (place(panel.transData.transform((1, auroc)))[1] for auroc in (0.97, 1.0))
+    assert high - low > 0.2
 
 
 def test_error_curves_are_the_rows(plt: Any) -> None:

@@ -11,10 +11,12 @@ import pytest
 
 from scodbench import alarms, sketch_accuracy
 from scodbench import rows as result_rows
+from scodbench.figures.runtime import FAMILIES, front, points
+from scodbench.figures.style import BLUE
 from scodbench.speed.speed_table import cost_table
 from scodbench.tables.headline import headline
 from scodbench.tables.paper import markdown, methods_table, paper_table
-from scodbench.tables.summaries import comparable, over_seeds
+from scodbench.tables.summaries import comparable, domains_in, over_seeds
 
 ROOT = Path(__file__).parents[2]
 ROWS = result_rows.read(ROOT / "results" / "rows.jsonl")
@@ -37,6 +39,21 @@ def test_committed_tables_are_those_of_the_rows(name: str) -> None:
 def test_the_readme_has_the_costs_of_the_speed_rows() -> None:
     costs = cost_table(ROOT / "benchmarks" / "results")
     assert costs in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_says_where_scod_is_on_the_front_and_where_not() -> None:
+    rows = comparable(ROWS)
+    on, off = [], []
+    for domain in domains_in(rows):
+        unbeaten = set(front(points(rows, domain.name)))
+        (on if unbeaten & set(FAMILIES[BLUE]) else off).append(domain.title)
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"SCOD's last layers are on that front on {_listed(on)}" in text
+    assert f"On {_listed(off)} no monitor of ours is on it" in text
+
+
+def _listed(titles: list[str]) -> str:
+    return f"{', '.join(titles[:-1])} and {titles[-1]}"
 
 
 def test_cited_numbers_are_means_of_their_rows() -> None:

@@ -1,46 +1,72 @@
-"""AUROC against runtime, a panel for each domain, with the front nothing beats on both."""
+"""AUROC against runtime, a panel for each domain: every method, and the front nothing beats."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from scodbench.domains import DOMAINS
-from scodbench.figures.style import COLOURS, GREY, MARKERS, panels, plain_ticks
+import numpy as np
+
+from scodbench.figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    MARKERS,
+    ORANGE,
+    PURPLE,
+    RED,
+    panels,
+    plain_ticks,
+)
 from scodbench.measure import POOLED
-from scodbench.methods import PAPER, TITLES
+from scodbench.methods import TITLES
 from scodbench.rows import Row, select
-from scodbench.tables.paper_values import PAPER_DOMAINS, PAPER_SET
-from scodbench.tables.summaries import Mean, over_seeds
+from scodbench.tables.summaries import Mean, domains_in, over_seeds
 
 Point = tuple[float, Mean]
 
-# a method this far below all others would press them together, and goes to the edge
-_FAR = 0.15
+# what a method looks at has a colour, the method itself a marker
+FAMILIES: dict[str, tuple[str, ...]] = {
+    BLUE: ("scod", "scod_ll", "scod_two_sided", "scod_frequent_directions"),
+    RED: (
+        "kfac_laplace",
+        "kfac_laplace_glm",
+        "kfac_laplace_ll",
+        "local_ensemble",
+        "sketched_lanczos",
+    ),
+    PURPLE: ("identity_curvature", "grad_norm"),
+    BLACK: ("naive", "max_softmax", "max_logit", "energy"),
+    ORANGE: ("mahalanobis", "knn", "vim", "residual"),
+    GREEN: ("deep_ensemble",),
+}
+_LOOKS = {
+    method: (colour, marker)
+    for colour, methods in FAMILIES.items()
+    for method, marker in zip(methods, MARKERS, strict=False)
+}
+_TICKS = (0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
+_BELOW_ONE = 0.002  # so that an AUROC of 1 has its place on an axis that is logarithmic near it
+_WRAP = 58  # letters side by side in the smaller print over a panel
 
 
 def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
-    """Return the figure, None without rows; bars are 95 % intervals over networks."""
-    found = {
-        DOMAINS[name]: points(rows, name, PAPER_SET.get(name, POOLED)) for name in PAPER_DOMAINS
-    }
-    domains = [domain for domain, own in found.items() if own]
-    if not domains:
+    """Return the figure, None without rows; AUROCs are those of the headline table."""
+    found = {domain: points(rows, domain.name) for domain in domains_in(rows)}
+    found = {domain: own for domain, own in found.items() if own}
+    if not found:
         return None
-    titles = [f"{domain.title}, {_networks(found[domain])}" for domain in domains]
-    figure, axes = panels(plt, titles)
-    for axis, domain in zip(axes, domains, strict=True):
-        _draw_panel(axis, found[domain])
+    # one place more than there are domains, for the legend
+    figure, axes = panels(plt, [""] * (len(found) + 1), columns=2, height=2.7)
+    for axis, (domain, own) in zip(axes, found.items(), strict=False):
+        _draw_panel(axis, own, f"{domain.title}, {_networks(own)}")
         device = next(select(rows, domain=domain.name))["device"]
         where = "one core" if device == "cpu" else device
         axis.set_xlabel(f"forward passes, batch 1, {where}")
-    handles = [
-        axes[0].plot([], [], marker, color=COLOURS[method], label=TITLES[method])[0]
-        for method, marker in zip(PAPER, MARKERS, strict=False)
-    ]
-    handles += axes[0].plot([], [], "--", color=GREY, label="nothing is better in both")
-    figure.legend(handles=handles, loc="outside lower center", ncols=4)
+    _draw_legend(axes[-1], {method for own in found.values() for method in own})
     return figure
 
 
@@ -49,15 +75,19 @@ def _networks(found: Mapping[str, Point]) -> str:
     return "1 network" if most == 1 else f"{most} networks"
 
 
-def points(rows: Sequence[Row], domain: str, ood: str) -> dict[str, Point]:
-    """Return the time of a score and the AUROC of each of the paper's methods.
+def points(rows: Sequence[Row], domain: str) -> dict[str, Point]:
+    """Return the time of a score and the AUROC of each method, all unknown inputs together.
 
     Times are in bare forward passes, timed in turns with the score: milliseconds of rows that
     were made on different days, or machines, cannot be compared.
+
+    Args:
+        rows: That may stand side by side.
+        domain: Its name.
     """
     found = {}
-    for method in PAPER:
-        own = select(rows, domain=domain, method=method, ood=ood)
+    for method in TITLES:
+        own = select(rows, domain=domain, method=method, ood=POOLED)
         timed = [{**r, "passes": r["ms_b1"] / r["forward_ms_b1"]} for r in own if "ms_b1" in r]
         passes, auroc = over_seeds(timed, "passes"), over_seeds(timed, "auroc")
         if passes is not None and auroc is not None:
@@ -70,59 +100,78 @@ def front(found: Mapping[str, Point]) -> list[str]:
 
     Examples:
         >>> near, far = Mean(0.9, None, 1), Mean(0.8, None, 1)
-        >>> front({"a": (1.0, far), "b": (2.0, near), "c": (3.0, far)})
+        >>> front({"a": (1.0, far), "b": (2.0, near), "c": (3.0, far), "d": (2.0, far)})
         ['a', 'b']
     """
     best, kept = -math.inf, []
-    for method, (_, auroc) in sorted(found.items(), key=lambda item: item[1][0]):
+    fastest = sorted(found.items(), key=lambda item: (item[1][0], -item[1][1].value))
+    for method, (_, auroc) in fastest:
         if auroc.value > best:
             best = auroc.value
             kept.append(method)
     return kept
 
 
-def _draw_panel(axis: Any, found: Mapping[str, Point]) -> None:
-    floor = _floor(found)
-    for method, marker in zip(PAPER, MARKERS, strict=False):
-        if method not in found:
-            continue
-        passes, auroc = found[method]
-        if auroc.value < floor:
-            axis.plot(passes, floor, marker, color=COLOURS[method], clip_on=False)
-            axis.annotate(
-                f"{auroc.value:.2f}, off the axis",
-                (passes, floor),
-                (7, 4),
-                textcoords="offset points",
-                fontsize=7,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-            )
-            continue
-        # an interval of a few networks' means may pass one, which no AUROC does
-        ends = [[auroc.spread], [min(auroc.spread, 1 - auroc.value)]] if auroc.spread else None
-        axis.errorbar(passes, auroc.value, ends, fmt=marker, color=COLOURS[method], capsize=2)
-    steps = [found[method] for method in front(found)]
+def _draw_panel(axis: Any, found: Mapping[str, Point], title: str) -> None:
+    from matplotlib import ticker
+
+    unbeaten = front(found)
+    for method, (passes, auroc) in found.items():
+        axis.plot(passes, auroc.value, **_marker(method, is_unbeaten=method in unbeaten))
     axis.step(
-        [passes for passes, _ in steps],
-        [auroc.value for _, auroc in steps],
-        "--",
+        [found[method][0] for method in unbeaten],
+        [found[method][1].value for method in unbeaten],
         where="post",
         color=GREY,
-        linewidth=1,
+        linewidth=1.2,
         zorder=1,
     )
-    if floor > -math.inf:
-        axis.set_ylim(bottom=floor)
+    names = textwrap.wrap("Front: " + "; ".join(TITLES[m] for m in unbeaten), _WRAP)
+    axis.set_title(title, loc="left", weight="bold", pad=6 + 9 * len(names))
+    axis.annotate(
+        "\n".join(names), (0, 1), (0, 4), "axes fraction", "offset points", fontsize=7
+    ).set_in_layout(False)  # the title has made room above, and beside the panel none is to be
+    axis.set_yscale("function", functions=(_stretched, _unstretched))
+    axis.yaxis.set_major_locator(ticker.FixedLocator(_TICKS))
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.set_xscale("log")
     plain_ticks(axis.xaxis)
-    axis.margins(x=0.12)
+    axis.margins(x=0.08, y=0.1)
     axis.set_ylabel("AUROC")
 
 
-def _floor(found: Mapping[str, Point]) -> float:
-    """Return where the axis is to begin, minus infinity where it may as it likes."""
-    values = sorted(auroc.value for _, auroc in found.values())
-    if len(values) < 3 or values[1] - values[0] < _FAR:
-        return -math.inf
-    lowest = [a.value - (a.spread or 0) for _, a in found.values() if a.value > values[0]]
-    return max(values[0] + 0.02, min(lowest) - 0.03)
+def _marker(method: str, *, is_unbeaten: bool) -> dict[str, Any]:
+    colour, marker = _LOOKS[method]
+    return {
+        "marker": marker,
+        "linestyle": "none",
+        "label": TITLES[method],
+        "markeredgecolor": colour,
+        "markerfacecolor": colour if is_unbeaten else "none",
+        "markersize": 7 if is_unbeaten else 5,
+        "zorder": 3 if is_unbeaten else 2,
+    }
+
+
+def _stretched(auroc: Any) -> Any:
+    """Return where an AUROC goes: equal steps for equal ratios of what is lacking to one."""
+    return -np.log(1 + _BELOW_ONE - np.asarray(auroc))
+
+
+def _unstretched(place: Any) -> Any:
+    return 1 + _BELOW_ONE - np.exp(-np.asarray(place))
+
+
+def _draw_legend(axis: Any, shown: Set[str]) -> None:
+    axis.set_axis_off()
+    handles = [
+        axis.plot([], [], **_marker(method, is_unbeaten=True))[0]
+        for method in _LOOKS
+        if method in shown
+    ]
+    handles += axis.plot([], [], color=GREY, linewidth=1.2, label="front")
+    title = (
+        "Filled: on the front. Hollow: another method\n"
+        "is at least as fast and at least as good."
+    )
+    axis.legend(handles=handles, loc="center", ncols=2, title=title, title_fontsize=8)
