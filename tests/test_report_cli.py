@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -172,6 +173,23 @@ def test_the_demo_compares_methods_and_writes_the_report(demo_run, trained):
     assert path.stat().st_size < 5_000_000
     assert "The stream changed after sample 150; the alarm rose at sample" in run.out
     assert "The stream changed after sample 150; the alarm rose at sample" in page.words
+
+
+def test_the_readme_shows_all_that_the_demo_prints(demo_run):
+    run, _ = demo_run
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    lines = readme.partition("| score | AUROC")[2].partition("\n\n")[0].splitlines()
+    heading = ["score", "AUROC", *(cell.strip() for cell in lines[0].split("|")[1:-1])]
+    told = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+    printed = run.out.partition("score ")[2].partition("\n\n")[0].splitlines()
+    assert " ".join(heading[1:]).split() == printed[0].split()
+    assert [row[0] for row in told] == [line[:21].strip() for line in printed[1:]]
+    for row, line in zip(told, printed[1:], strict=True):
+        figures = [float(cell.rstrip("%")) for cell in row[1:5]]
+        found = [float(cell.rstrip("%")) for cell in line[21:].split()[:4]]
+        # processors round in their own ways while they train; times are of the day
+        assert figures[:2] == pytest.approx(found[:2], abs=0.01), row[0]
+        assert figures[2:] == pytest.approx(found[2:], abs=2.5), row[0]
 
 
 def test_the_three_lines_of_the_demo_do_the_same(demo_run, trained, tmp_path, monkeypatch):

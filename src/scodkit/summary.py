@@ -36,7 +36,7 @@ class Summary:
         values: The spectrum, ``(k,)``, descending; nats per squared weight.
         determined: How far data rather than the prior decides along each direction, ``(k,)``
             in [0, 1).
-        certified: Whether scores are known to err on the safe side.
+        certified: Whether scores are known to be upper bounds of the exact ones.
         scores: Scores looked at, ``(n,)`` ascending; nats, larger = more atypical. None if
             there were none.
         explained: Mean share of ``|L|^2`` of the samples looked at that lies in the basis, in

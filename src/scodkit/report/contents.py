@@ -327,7 +327,7 @@ def settings_table(monitor: Monitor) -> Table:
         "output of a sample": str(tuple(fitted.shape)),
         "samples fitted": f"{basis.num_data}, {monitor.skipped} skipped",
         "captured curvature": f"{basis.captured:.4f} of {basis.trace:.4g}",
-        "scores err on the safe side": "yes" if basis.certified else "not known",
+        "scores are upper bounds of exact ones": "yes" if basis.certified else "not known",
         "calibration": held_out,
         "fingerprint of the chosen weights": fitted.fingerprints.parameters,
         "fingerprint of the model": fitted.fingerprints.model,
