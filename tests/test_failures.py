@@ -317,6 +317,20 @@ def test_scores_are_the_same_in_every_grad_mode() -> None:
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_fits_are_the_same_in_every_grad_mode(mode: type[torch.no_grad]) -> None:
+    torch.manual_seed(0)
+    model = mlp(3)
+    expected, new = fitted(model), data(5, 1)
+    with mode():
+        monitor = fitted(model)
+    torch.testing.assert_close(monitor.score(new), expected.score(new))
+    with mode():
+        monitor.update([data(20, 2)], progress=False)
+    expected.update([data(20, 2)], progress=False)
+    torch.testing.assert_close(monitor.score(new), expected.score(new))
+
+
 def test_wrapped_models_are_looked_through() -> None:
     torch.manual_seed(0)
     model = mlp(3)

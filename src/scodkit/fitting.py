@@ -79,6 +79,7 @@ class FitOptions:
         check_ways(self.precision, self.products)
 
 
+@torch.inference_mode(mode=False)  # or the sums could not be added to in place
 def fit(
     network: Network, recipe: Recipe, loader: Iterable[Any], options: FitOptions
 ) -> tuple[Fitted, FactorSource | None]:
