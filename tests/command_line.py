@@ -7,6 +7,7 @@ about a process itself, such as Ctrl-C or a reader that goes away, is tested on 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import io
 import json
@@ -114,7 +115,7 @@ def scod(*words: object, cwd: Path, stdin: str = "", largest_file: int | None = 
     ):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", ["scod", *map(str, words)])
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         patch.setattr(sys, "path", list(sys.path))
         # or modules that are imported while files cannot be large would be kept cut off
         patch.setattr(sys, "dont_write_bytecode", True)
@@ -136,8 +137,7 @@ def start(*words: object, cwd: Path, **files: Any) -> subprocess.Popen[str]:
             [sys.executable, "-m", "scodkit", *map(str, words)],
             cwd=cwd,
             env={**os.environ, **PLAIN},
-            text=True,
-            **{**pipes, **files},
+            **{"text": True, **pipes, **files},
         )
 
 
@@ -196,3 +196,12 @@ def own_folder(folder: Path) -> Path:
             comments="",
         )
     return folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return a digest of every file but what Python itself leaves behind."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }

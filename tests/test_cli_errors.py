@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from command_line import ended, own_folder, scod, start
+from command_line import contents, ended, own_folder, scod, start
 
 GOOD = {
     "fit": "fit model.py:net train.npy -o out.scod --likelihood categorical",
@@ -108,7 +107,7 @@ BAD: list[tuple[tuple[str, ...], str, str]] = [
     (("score",), "{data}=-", "a stream is answered on stdout"),
     (("merge",), "n.scod=m.scod", "a part that is there twice would count twice"),
     (("merge",), " n.scod=", "expected two different monitors or more"),
-    (("merge",), "out.scod=n.scod", "expected another file for the whole"),
+    (("merge",), "out.scod=n.scod", "expected another file to write to than one that is read"),
     (("merge",), "n.scod=gaussian.scod", "the likelihoods are"),
     (("merge",), "n.scod=half.scod", "(samples 48 to 95 of the data"),
     (("fit",), "+--shard 9/8", "as INDEX/COUNT, from 1/8 to 8/8, got '9/8'"),
@@ -179,15 +178,6 @@ class Intruder:
 
     def __reduce__(self) -> tuple[object, ...]:
         return open, ("intruder", "w")
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Return a digest of every file but what Python itself leaves behind."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
-    }
 
 
 def changed(verb: str, change: str) -> list[str]:

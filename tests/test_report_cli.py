@@ -89,7 +89,7 @@ def test_data_from_the_users_own_code(folder, data, pictured):
     assert any(e.tag == "svg" for e in page.elements) == pictured
 
 
-GOOD = "report m.scod model.py:net --known heldout.npy -o out.html"
+GOOD = "report m.scod model.py:net --known heldout.npy --force -o out.html"
 BAD = [
     ("heldout.npy=nowhere.npy", "expected a file or folder at nowhere.npy, found none"),
     ("heldout.npy=nan.npy", "in sample 0"),

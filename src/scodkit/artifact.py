@@ -91,12 +91,15 @@ def check_place(path: Path) -> None:
         raise OptionError(f"expected the name of a file to write, got {what}, {path}")
 
 
-def is_ours(path: Path) -> bool:
-    """Return whether there is a file of ours already, of whatever kind."""
+def is_ours(path: Path, kind: str | None = None) -> bool:
+    """Return whether there is a file of ours already, of one kind or of whatever kind."""
     try:
         with safe_open(str(path), framework="pt") as file:
-            return _HEADER in (file.metadata() or {})
-    except (SafetensorError, OSError):
+            text = (file.metadata() or {}).get(_HEADER)
+        if kind is None:
+            return text is not None
+        return bool(_parse(path, text).get("kind") == kind)
+    except (SafetensorError, OSError, CorruptArtifactError):
         return False
 
 

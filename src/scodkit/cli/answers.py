@@ -9,12 +9,13 @@ from typing import Any, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scodkit import Categorical, Monitor, Scored
-from scodkit.cli.files import check_numbers
 from scodkit.cli.inputs import Batches, Form
-from scodkit.cli.loading import running
+from scodkit.cli.loading import running, said
+from scodkit.cli.output import visible
 from scodkit.errors import BatchError, NotFittedError, ScodError
 from scodkit.report import ScoredSet
 from scodkit.stream import batches_of as with_progress
@@ -120,7 +121,7 @@ def answers_to(
 
 
 def answers_to_lines(
-    monitor: Monitor, form: Form, lines: Iterable[str], alarm: Alarm
+    monitor: Monitor, form: Form, lines: Iterable[bytes], alarm: Alarm
 ) -> Iterator[dict[str, Any]]:
     """Yield what a monitor says about each line, as it comes; a bad one stops nothing.
 
@@ -128,33 +129,83 @@ def answers_to_lines(
         monitor: The monitor.
         form: What a sample looks like.
         lines: JSON: a list of numbers, or an object with the list ``x`` and perhaps an ``id``.
+            A null among the numbers is one that is missing, as a NaN.
         alarm: When to raise it.
 
     Yields:
         Documents: an answer, or the input's name and an ``error``.
     """
-    count = 0
-    for line in lines:
-        if not line.strip():
-            continue
+    for count, line in enumerate(line for line in lines if line.strip()):
         name: Any = count
-        count += 1
         try:
-            asked = json.loads(line)
+            asked = _parsed(line)
             values = asked
             if isinstance(asked, dict):
-                name, values = asked.get("id", name), asked["x"]
-            sample = np.asarray(values)[None]
-            check_numbers(sample[0], f"line {count}")
+                name, values = _name(asked.get("id", name)), asked.get("x")
+            sample = form.tensor(_vector(values)[None], has_dtype=False)
             with running(monitor):
-                scored = monitor(form.tensor(sample, has_dtype=False))
-            yield _answers(monitor, scored, [name], alarm)[0].document()
-        except KeyError:
-            yield {"input": name, "error": 'expected an object with "x", got one without'}
-        except json.JSONDecodeError as error:
-            yield {"input": name, "error": f"expected JSON in line {count}: {error}"}
-        except (ScodError, ValueError) as error:
-            yield {"input": name, "error": " ".join(str(error).split())}
+                scored = monitor(sample)
+            found = _answers(monitor, scored, [name], alarm)[0].document()
+        except ScodError as error:
+            found = {"input": name, "error": " ".join(str(error).split())}
+        except Exception as error:  # whatever it is: one line must not end a stream
+            found = {"input": name, "error": f"expected numbers to score, got {said(error)}"}
+        yield found
+
+
+def _parsed(line: bytes) -> Any:
+    """Return what is in a line.
+
+    Raises:
+        BatchError: If it is not JSON, or could be read in two ways.
+    """
+    try:
+        return json.loads(line.decode(), object_pairs_hook=_object)
+    except RecursionError:
+        raise BatchError("expected JSON, got lists in lists without end") from None
+    except ValueError as error:  # bytes that are not UTF-8 and numbers too long among them
+        raise BatchError(f"expected JSON: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):  # which of the two is meant?
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _name(given: object) -> str | int | float | None:
+    """Return an id that can be given back.
+
+    Raises:
+        BatchError: If it is no text or number, or text that has no encoding.
+    """
+    if isinstance(given, str) and not given.isascii():
+        try:
+            given.encode()
+        except UnicodeEncodeError:
+            raise BatchError(f"expected an id in characters, got half of one, {given!a}") from (
+                None
+            )
+    if given is None or isinstance(given, (str, int, float)):
+        return given
+    raise BatchError(f"expected a text or a number for an id, got a {type(given).__name__}")
+
+
+def _vector(values: object) -> NDArray[np.float64]:
+    """Return a sample's numbers, a null as NaN.
+
+    Raises:
+        BatchError: If they are something else.
+    """
+    if not isinstance(values, list):
+        raise BatchError('expected a list of numbers, or an object with such a list "x"')
+    cells = np.asarray(values, dtype=object)
+    for cell in cells.ravel():
+        if not (cell is None or isinstance(cell, (int, float))):
+            what = "lists of several lengths" if isinstance(cell, list) else repr(cell)
+            raise BatchError(f"expected numbers alone, got {what}; type null for a missing one")
+    return cells.astype(np.float64)
 
 
 def _answers(
@@ -207,7 +258,9 @@ def scored_set(
     kept: list[Tensor] = []
     held = 0
     with running(monitor):
-        told = with_progress(batches, num_batches(batches), f"scoring {name}", progress)
+        told = with_progress(
+            batches, num_batches(batches), f"scoring {visible(name)}", progress
+        )
         for batch in told:
             scored.append(monitor(batch))
             if not isinstance(batches, Batches) and held <= _MOST_KEPT:

@@ -13,6 +13,7 @@ from scodkit.cli.options import (
     DATA_FORMS,
     BatchSizeOption,
     DeviceOption,
+    ForceOption,
     JsonOption,
     ModelArgument,
     MonitorArgument,
@@ -45,6 +46,7 @@ def calibrate(  # noqa: PLR0913 (each a choice of its own)
     batch_size: BatchSizeOption = 64,
     device: DeviceOption = "cpu",
     config: ConfigOption = None,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Score held-out data and keep the scores in the monitor; never the training data.
@@ -59,7 +61,7 @@ def calibrate(  # noqa: PLR0913 (each a choice of its own)
 
     path = output or monitor
     with shown.stoppable(f"{path} is as it was; type the same command again"):
-        shown.check_output(path)
+        shown.check_output(path, ctx.params, force=force, itself=monitor)
         found, form = open_monitor(monitor, model, weights, device)
         progress = shown.shows_progress(as_json)
         batches = batches_of(data, batch_size, form, progress=progress)

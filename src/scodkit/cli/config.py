@@ -17,7 +17,7 @@ import typer
 from scodkit.errors import OptionError
 
 # about how a command talks, not about what it does
-_NOT_KEPT = {"config", "as_json"}
+_NOT_KEPT = {"config", "as_json", "force"}
 
 
 def _use(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -94,10 +94,13 @@ def _takes_several(option: Any) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    from scodkit.cli.files import check_regular
+
+    check_regular(path)
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         read: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
-    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # numbers too long, lists too deep
         raise OptionError(f"expected TOML in {path}, but it cannot be read: {error}") from error
     return read
 

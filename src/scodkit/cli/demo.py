@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scodkit.cli import output as shown
-from scodkit.cli.options import JsonOption
+from scodkit.cli.options import ForceOption, JsonOption
 from scodkit.optional import optional
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the report.")] = Path(
         "scod_demo.html"
     ),
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a small network on the digits 0-4, then ask it about 5-9: does it notice?
@@ -68,10 +69,11 @@ def demo(
 
     Example: scod demo -o demo.html
     """
+    from scodkit.cli.report import is_page
     from scodkit.report import check_installed
 
     with shown.stoppable(f"{output} is as it was; type the same command again"), _one_thread():
-        shown.check_output(output)
+        shown.check_output(output, {}, is_page, force=force)
         check_installed()
         digits = load_digits()
         shown.note(f"training a small network on {len(digits.train_x)} digits 0-4")
@@ -310,6 +312,7 @@ def _show(
     typer.echo(
         f"\nAlarms: at thresholds for {_FALSE_ALARM:.0%} false alarms, from {_HELD_OUT} "
         "held-out digits. Cost: in forward passes, measured at batch 64.\n"
-        f"Stream: {verdict(stream)}\n\nThe report: {path.resolve()}\n\nThe same in Python:\n"
+        f"Stream: {verdict(stream)}\n\nThe report: {shown.visible(str(path.resolve()))}\n\n"
+        "The same in Python:\n"
     )
     typer.echo("".join(f"    {line}\n" for line in _SAME.splitlines()), nl=False)

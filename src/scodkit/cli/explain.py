@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from scodkit.cli.options import (
     DATA_FORMS,
     BatchSizeOption,
     DeviceOption,
+    ForceOption,
     JsonOption,
     ModelArgument,
     MonitorArgument,
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
     from scodkit.explain import Shares
 
 _PICTURES = (".png", ".svg", ".pdf")
+_MARK = "drawn by scod explain"  # in every one: it may be replaced by another
 _LARGEST = 5  # shares on a line for people
 
 
 def explain(  # noqa: PLR0913 (each a choice of its own)
+    ctx: typer.Context,
     monitor: MonitorArgument,
     model: ModelArgument,
     inputs: Annotated[
@@ -63,6 +66,7 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
     batch_size: BatchSizeOption = 64,
     device: DeviceOption = "cpu",
     config: ConfigOption = None,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Split scores into shares of layers and of output directions, which sum to them.
@@ -79,7 +83,7 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
 
     with shown.stoppable("no file was changed; type the same command again"):
         if plot is not None:
-            _check_plot(plot)
+            _check_plot(plot, ctx.params, force)
         found, form = open_monitor(monitor, model, weights, device)
         progress = shown.shows_progress(as_json)
         asked = batches_of(inputs, batch_size, form, progress=progress)
@@ -104,12 +108,14 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
         shown.note(f"drew {names[0]} in {plot}")
 
 
-def _check_plot(path: Path) -> None:
+def _check_plot(path: Path, given: Mapping[str, object], force: bool) -> None:
     if path.suffix.lower() not in _PICTURES:
         raise OptionError(
             f"expected a file that ends in {', '.join(_PICTURES)} to draw in, got {path}"
         )
-    shown.check_output(path)
+    shown.check_output(
+        path, given, lambda file: _MARK.encode() in file.read_bytes(), force=force
+    )
 
 
 def _rows(
@@ -137,7 +143,8 @@ def _rows(
 
 def _draw(path: Path, why: Explanation) -> None:
     drawn = io.BytesIO()
-    why.plot(0).savefig(drawn, format=path.suffix[1:].lower())
+    kind, mark = path.suffix[1:].lower(), {"Creator": _MARK}
+    why.plot(0).savefig(drawn, format=kind, metadata=mark)
     shown.write_bytes(path, drawn.getvalue())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import csv
 import math
-import zipfile
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +13,26 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from scodkit.errors import BatchError, OptionError
+from scodkit.errors import BatchError, OptionError, ScodError
 from scodkit.optional import optional
 from scodkit.parts import Part, data_hash, shard_rows
+from scodkit.plan import available_bytes
 
 ARRAY_FILES = (".npy", ".npz", ".csv")
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _NUMBERS = "fiub"  # numpy's kinds: floats, integers, truth values
+# what tables mean by a number: Python also reads 1_000, and digits of every script
+_NUMBER = re.compile(
+    r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf(inity)?)",
+    re.ASCII | re.IGNORECASE,
+)
+# pixels of 16 bits, as pillow calls them by the file's format
+_DEEP = {("PNG", "I"), ("PNG", "I;16"), ("PPM", "I"), ("TIFF", "I;16"), ("TIFF", "I;16B")}
 
 
 class Samples(ABC):
@@ -167,8 +177,9 @@ def read_samples(
     """
     if not path.exists():
         raise OptionError(f"expected a file or folder at {path}, found none")
+    check_regular(path)
     if path.is_dir():
-        samples: Samples = _folder(path)
+        samples: Samples = ImageSamples(path, tuple(images_in(path)))
     elif path.suffix.lower() == ".csv":
         samples = _table(path, columns, progress)
     elif path.suffix.lower() in ARRAY_FILES:
@@ -182,6 +193,27 @@ def read_samples(
     if len(samples) == 0:
         raise BatchError(f"expected samples in {path}, found none")
     return samples
+
+
+def check_regular(path: Path) -> None:
+    """Refuse to read what may have no end, or never begin: pipes, devices, sockets.
+
+    Args:
+        path: Of something to read; that there is nothing is for others to say.
+
+    Raises:
+        OptionError: If it is neither a file nor a folder.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OptionError(
+            f"expected a file on disk, got a pipe or a device, {path}; write it to a file "
+            "first, or for JSON lines on stdin type - (scod score MONITOR MODEL -)"
+        )
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Return the images in a folder and in those inside, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in _IMAGES)
 
 
 def check_numbers(values: NDArray[Any], where: str) -> None:
@@ -203,10 +235,16 @@ def check_numbers(values: NDArray[Any], where: str) -> None:
 
 def _array(path: Path) -> NDArray[Any]:
     try:
+        with path.open("rb") as file:
+            if file.read(2) != b"PK":  # of an archive; its arrays are looked at one by one
+                file.seek(0)
+                _check_claim(file, path.stat().st_size)
         found: Any = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(found, np.ndarray):
             found = _chosen(path, found)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except ScodError:
+        raise
+    except Exception as error:  # numpy and zipfile have many words for a damaged file
         raise BatchError(
             f"expected an array of numbers in {path}, but it cannot be read ({error}); save it "
             "with numpy.save(path, x)"
@@ -223,8 +261,33 @@ def _chosen(path: Path, archive: Any) -> NDArray[Any]:
             f"expected one array in {path}, or one named x, got {', '.join(names) or 'none'}; "
             "type numpy.savez(path, x=x)"
         )
-    chosen: NDArray[Any] = archive["x" if "x" in names else names[0]]
+    name = "x" if "x" in names else names[0]
+    entry = archive.zip.getinfo(f"{name}.npy")
+    with archive.zip.open(entry) as file:
+        claimed = _check_claim(file, entry.file_size)
+    free = available_bytes(torch.device("cpu"))
+    if free is not None and claimed > free:
+        raise BatchError(
+            f"expected an array that fits into memory in {path}, but it claims {claimed:.3g} "
+            f"bytes, and {free:.3g} are free; numpy.save it as .npy, which is read in pieces"
+        )
+    chosen: NDArray[Any] = archive[name]
     return chosen
+
+
+def _check_claim(file: IO[bytes], size: int) -> int:
+    """Return how many bytes an array says it has, before any are set apart for it.
+
+    Raises:
+        ValueError: If there are fewer.
+    """
+    short = npy.read_magic(file) == (1, 0)
+    read = npy.read_array_header_1_0 if short else npy.read_array_header_2_0
+    shape, _, dtype = read(file)
+    claimed = math.prod(shape) * dtype.itemsize
+    if claimed > size:
+        raise ValueError(f"it claims {claimed:.3g} bytes, of which {size:.3g} are there")
+    return claimed
 
 
 def _table(path: Path, columns: Sequence[str] | None, progress: bool) -> ArraySamples:
@@ -250,8 +313,8 @@ def _read_table(
             continue
         if width is None:
             width = len(cells)
-            if any(cell and _number(cell) is None for cell in cells):
-                names = cells
+            if any(cell and not _is_float(cell) for cell in cells):
+                names = _distinct(cells, f"the first line of {path}")
                 continue
         if len(cells) != width:
             raise BatchError(
@@ -259,22 +322,37 @@ def _read_table(
                 f"before, got {len(cells)}"
             )
         for place, cell in enumerate(cells):
-            found = math.nan if not cell else _number(cell)
-            if found is None:
+            if cell and not _NUMBER.fullmatch(cell):
                 column = names[place] if names else place + 1
                 raise BatchError(
                     f"expected a number in line {lines.line_num}, column {column} of {path}, "
-                    f"got {cell!r}; leave the column out or turn it into numbers"
+                    f"got {cell!r}; leave the column out, or write numbers as -1.5e3"
                 )
-            numbers.append(found)
+            numbers.append(float(cell or "nan"))
     return np.array(numbers).reshape(-1, width or 1), names
 
 
-def _number(cell: str) -> float | None:
+def _is_float(cell: str) -> bool:
     try:
-        return float(cell)
+        float(cell)
     except ValueError:
-        return None
+        return False
+    return True
+
+
+def _distinct(names: Sequence[str], where: str) -> list[str]:
+    """Return names of columns, of which none is there twice.
+
+    Raises:
+        BatchError: If one is: which column is meant, nobody could say.
+    """
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise BatchError(
+            f"expected different names of columns in {where}, got {', '.join(twice)} more "
+            "than once; rename or remove one"
+        )
+    return list(names)
 
 
 def _picked(
@@ -292,7 +370,7 @@ def _picked(
                 f"{values.shape[1]} without names; write the names in the first line"
             )
         return ArraySamples(values, has_dtype=False)
-    wanted = list(columns or names or ())
+    wanted = _distinct(columns or names or (), "those to take")
     names = names or wanted
     missing = [name for name in wanted if name not in names]
     if missing:
@@ -305,19 +383,38 @@ def _picked(
     return ArraySamples(picked, has_dtype=False, columns=tuple(wanted), left_out=others)
 
 
-def _folder(path: Path) -> ImageSamples:
-    paths = sorted(p for p in path.rglob("*") if p.suffix.lower() in _IMAGES)
-    return ImageSamples(path, tuple(paths))
-
-
 def _image(path: Path) -> NDArray[Any]:
     Image = optional("PIL.Image", "cli")  # noqa: N806 (a module with a class's name)
+    check_regular(path)
     try:
         with Image.open(path) as image:
-            grey = image.mode in ("1", "L")
-            pixels = np.asarray(image.convert("L" if grey else "RGB"), dtype=np.float32) / 255
+            pixels = _pixels(path, image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BatchError(f"expected an image at {path}, but it cannot be read: {error}") from (
             error
         )
-    return pixels[None] if grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _pixels(path: Path, image: Any) -> NDArray[Any]:
+    """Return an image from 0 to 1, ``(H, W)`` or ``(H, W, 3)``, by what its numbers mean.
+
+    Raises:
+        BatchError: If that is not known, or what is seen depends on what is behind it.
+    """
+    if (image.format, image.mode) in _DEEP and "transparency" not in image.info:
+        return np.asarray(image, dtype=np.float32) / 65535
+    if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
+        raise BatchError(
+            f"expected an image of grey or coloured pixels in 8 bits, or grey in 16, got one "
+            f"that pillow calls {image.mode} at {path}; save it in 8 bits, of x from 0 to 1: "
+            "Image.fromarray((255 * x).astype('uint8')).save(path)"
+        )
+    clear = image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info
+    if clear and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+        raise BatchError(
+            f"expected an image that is opaque, got one with transparent pixels at {path}; put "
+            "it on the background of the training and save it without: image.convert('RGB')"
+        )
+    grey = image.mode in ("1", "L", "LA")
+    return np.asarray(image.convert("L" if grey else "RGB"), dtype=np.float32) / 255

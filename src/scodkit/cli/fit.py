@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from scodkit.cli.options import (
     BatchSizeOption,
     DeviceOption,
     FitBad,
+    ForceOption,
     JsonOption,
     LikelihoodName,
     ModelArgument,
@@ -135,6 +136,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     ] = None,
     device: DeviceOption = "cpu",
     config: ConfigOption = None,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Summarise training data in one pass, and save the monitor. Labels are not needed.
@@ -158,7 +160,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     else:
         afterwards = f"the same command goes on from the last checkpoint in {checkpoint}"
     with shown.stoppable(afterwards), started(device) as share:
-        _check_outputs(output, checkpoint)
+        _check_outputs(output, checkpoint, ctx.params, force)
         network = load_model(model, weights, share.device)
         monitor = Monitor(
             network,
@@ -197,6 +199,8 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         if checkpoint is not None:
             share.processes.own_file(checkpoint).unlink(missing_ok=True)
     if share.first:
+        if weights is None:
+            shown.note(f"no --weights: the model as {model} returns it")
         show_fit(output, monitor, as_json)
 
 
@@ -219,10 +223,13 @@ def _some_of(shard: str | None) -> Iterator[None]:
         ) from error
 
 
-def _check_outputs(output: Path, checkpoint: Path | None) -> None:
-    shown.check_output(output)
+def _check_outputs(
+    output: Path, checkpoint: Path | None, given: Mapping[str, object], force: bool
+) -> None:
+    shown.check_output(output, given, force=force)
     if checkpoint is not None:
-        shown.check_output(checkpoint)
+        # what is there is read, and refused if it is not of this fit
+        shown.check_output(checkpoint, given, lambda _: True)
         if checkpoint.resolve() == output.resolve():  # it is deleted in the end
             raise OptionError(
                 f"expected another file for the checkpoint than the monitor's, {output}; type "

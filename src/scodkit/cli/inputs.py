@@ -92,7 +92,13 @@ class Form:
         tensor = torch.from_numpy(_native(values))
         same_kind = tensor.is_floating_point() == self.dtype.is_floating_point
         if same_kind or not has_dtype:
-            return tensor.to(self.dtype)
+            found = tensor.to(self.dtype)
+            if not same_kind and not self.dtype.is_floating_point and (found != tensor).any():
+                raise BatchError(
+                    "expected whole numbers, as at the fit, got a fraction or a NaN; "
+                    "pass what the model was trained with"
+                )
+            return found
         if self.shape is not None:
             wanted, came = str(self.dtype).removeprefix("torch."), values.dtype.name
             raise BatchError(
@@ -236,10 +242,19 @@ def shard_of(
 
 
 def _native(values: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of a dtype that torch has, in the machine's byte order."""
+    """Return an array of a dtype that torch has, in the machine's byte order.
+
+    Raises:
+        BatchError: If there is none that can hold it.
+    """
     dtype = values.dtype.newbyteorder("=")
     if dtype.kind == "u" and dtype.itemsize > 1:
         dtype = np.dtype(np.int64)
+        if values.size and values.max() > np.iinfo(np.int64).max:
+            raise BatchError(
+                f"expected integers that int64 can hold, got {values.max()}; type "
+                "x.astype('float64')"
+            )
     elif dtype.kind == "f" and dtype.itemsize > 8:
         dtype = np.dtype(np.float64)
     return np.ascontiguousarray(values, dtype=dtype)

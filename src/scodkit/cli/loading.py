@@ -135,8 +135,11 @@ def running(monitor: Monitor) -> Iterator[None]:
                 f"expected enough memory for a batch, got too little ({said(error)}); type "
                 "--batch-size with a smaller number"
             ) from error
-        before = monitor.notes.get("inputs", {}).get("shape")
+        noted = monitor.notes.get("inputs", {})
+        before, columns = noted.get("shape"), noted.get("columns")
         form = "" if before is None else f"; the fit had samples of shape {tuple(before)}"
+        if columns is not None:
+            form += f": to fit on some columns only, type --columns {columns[0]},..."
         raise BatchError(
             "expected inputs that the model can be run on, but it failed on these "
             f"({said(error)}); pass inputs of the shape and dtype it was trained with{form}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import sys
 import traceback
 import warnings
@@ -64,6 +65,8 @@ def run_app(name: str, app: Callable[..., object]) -> None:
     """
     run = Run()
     warnings.showwarning = partial(_warn, name)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # some locales have few letters
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # typer itself ends well where a reader has had enough, and on Ctrl-C
         app(obj=run, prog_name=name)
@@ -71,7 +74,7 @@ def run_app(name: str, app: Callable[..., object]) -> None:
         if run.debug:
             traceback.print_exception(error)
         text, code = _said(error, name)
-        sys.stderr.write(f"{name}: {' '.join(text.split())}\n")
+        sys.stderr.write(f"{name}: {_visible(' '.join(text.split()))}\n")
         sys.exit(code)
 
 
@@ -94,12 +97,18 @@ def _said(error: Exception, name: str) -> tuple[str, int]:
     )
 
 
+def _visible(text: str) -> str:
+    from scodkit.cli.output import visible  # which imports what may be missing
+
+    return visible(text)
+
+
 def _warn(
     name: str, message: Warning | str, category: type[Warning], *where: Any, **_: Any
 ) -> None:
     """Show a warning: of ours the words alone, of others as Python does."""
     if category.__module__ == errors.__name__:
-        sys.stderr.write(f"{name}: warning: {message}\n")
+        sys.stderr.write(f"{name}: warning: {_visible(str(message))}\n")
     else:
         sys.stderr.write(warnings.formatwarning(message, category, *where[:2]))
 

@@ -10,11 +10,17 @@ import typer
 from scodkit.cli import output as shown
 from scodkit.cli.config import ConfigOption, resolved
 from scodkit.cli.fit import show_fit
-from scodkit.cli.options import DeviceOption, JsonOption, ModelArgument, WeightsOption
+from scodkit.cli.options import (
+    DeviceOption,
+    ForceOption,
+    JsonOption,
+    ModelArgument,
+    WeightsOption,
+)
 from scodkit.errors import OptionError
 
 
-def merge(
+def merge(  # noqa: PLR0913 (each a choice of its own)
     ctx: typer.Context,
     model: ModelArgument,
     parts: Annotated[
@@ -25,6 +31,7 @@ def merge(
     weights: WeightsOption = None,
     device: DeviceOption = "cpu",
     config: ConfigOption = None,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Add up monitors of one model, fitted on different data: the same as one fit on all.
@@ -41,16 +48,11 @@ def merge(
     from scodkit.cli.saved import load_monitor
 
     with shown.stoppable(f"{output} was not written; type the same command again"):
-        shown.check_output(output)
+        shown.check_output(output, ctx.params, force=force)
         if len(set(map(Path.resolve, parts))) < max(2, len(parts)):
             raise OptionError(
                 "expected two different monitors or more to add up, got "
                 f"{', '.join(map(str, parts))}; a part that is there twice would count twice"
-            )
-        if output.resolve() in set(map(Path.resolve, parts)):
-            raise OptionError(
-                f"expected another file for the whole than one of the parts, {output}: done "
-                "twice, that part would count twice"
             )
         network = load_model(model, weights, device)
         whole = load_monitor(parts[0], network, weights)

@@ -32,6 +32,14 @@ JsonOption = Annotated[
     bool,
     typer.Option("--json", help="JSON for machines, on stdout.", rich_help_panel="Other"),
 ]
+ForceOption = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Replace what is there, even if it is no earlier result; never an input.",
+        rich_help_panel="Other",
+    ),
+]
 DATA_FORMS = (
     "a file of arrays (.npy, .npz, .csv), a folder of images, or package.module:callable or "
     "file.py:callable, which returns a tensor, a Dataset or batches"

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -21,17 +22,37 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from scodkit.errors import OptionError
 from scodkit.replacing import replacing
 
 STOPPED = 130  # exit code, as of a program that Ctrl-C ended
 ALARM = 3  # exit code of `scod score --fail-on-alarm`
+_WRITTEN = ("output", "plot", "checkpoint")  # options that name files to write; not to read
+
+
+def visible(text: str) -> str:
+    """Return text that cannot steer a terminal: what is not printable becomes an escape.
+
+    Args:
+        text: From anywhere: names of files and columns are not always well meant.
+
+    Examples:
+        >>> visible("a b.png"), len(visible(chr(27) + "[2J"))
+        ('a b.png', 7)
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 def note(text: str) -> None:
     """Say something that is not a result."""
     context = click.get_current_context(silent=True)
     name = "scod" if context is None else context.find_root().info_name
-    typer.echo(f"{name}: {text}", err=True)
+    typer.echo(f"{name}: {visible(text)}", err=True)
 
 
 def shows_progress(as_json: bool) -> bool:
@@ -45,13 +66,15 @@ def show_json(document: Mapping[str, Any]) -> None:
 
 
 def json_line(document: Mapping[str, Any]) -> str:
-    """Return a document as one line of JSON, which has no infinities: they become null.
+    """Return a document as one line of JSON, in ASCII: any reader and any locale takes it.
+
+    It has no infinities: they become null.
 
     Examples:
         >>> json_line({"score": float("inf"), "alarm": True})
         '{"score": null, "alarm": true}'
     """
-    return json.dumps(_finite(document), allow_nan=False, ensure_ascii=False)
+    return json.dumps(_finite(document), allow_nan=False)
 
 
 def show_facts(facts: Mapping[str, str]) -> None:
@@ -73,6 +96,7 @@ def show_table(
         rows: Cells of each row.
         marked: Which rows are to catch the eye on a terminal; none by default.
     """
+    rows = [[visible(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():  # as text: for 10,000 rows rich takes 4 s
         lines = [headings, *rows] if headings else rows
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -89,17 +113,66 @@ def show_table(
     Console().print(table)
 
 
-def check_output(path: Path) -> None:
-    """Make sure a file can be written, before work is done for it.
+def check_output(
+    path: Path,
+    given: Mapping[str, object],
+    is_ours: Callable[[Path], bool] | None = None,
+    *,
+    force: bool = False,
+    itself: Path | None = None,
+) -> None:
+    """Make sure a file can be written and nothing is lost by it, before work is done for it.
 
     Args:
         path: Where it is to be.
-    """
-    from scodkit.artifact import check_place
+        given: All that the command was given, by name of the argument or option.
+        is_ours: Whether a file that is there is of the kind to be written, and may be
+            replaced; by default whether it is a saved monitor.
+        force: Replace it whatever it is, unless the command reads it.
+        itself: What the command reads in order to replace it.
 
-    check_place(path)
+    Raises:
+        OptionError: If it is an input of the command, or something else of the user's.
+    """
+    from scodkit import artifact
+
+    artifact.check_place(path)
+    if path.exists() and not (itself and itself.exists() and path.samefile(itself)):
+        for word in _named(given):
+            if _reads(word, path):
+                raise OptionError(
+                    f"expected another file to write to than one that is read, got {path}, "
+                    f"which is read as {word}; type another name"
+                )
+        ours = is_ours or (lambda file: artifact.is_ours(file, "monitor"))
+        if not force and path.stat().st_size and not ours(path):
+            raise OptionError(
+                f"expected a new file to write to, or an earlier result of this kind, got "
+                f"{path}, which is something else; type another name, or --force to replace it"
+            )
     with tempfile.TemporaryFile(dir=path.parent):
         pass
+
+
+def _named(given: Mapping[str, object]) -> Iterator[str]:
+    """Yield all that the words of a command may name: files, folders, and files of code."""
+    for name, value in given.items():
+        for word in value if isinstance(value, (list, tuple)) else (value,):
+            if name not in _WRITTEN and isinstance(word, (str, Path)):
+                for data in (str(word), str(word).partition("=")[2]):
+                    code = data.rpartition(":")[0]
+                    yield from filter(
+                        None, (data, code, code and code.replace(".", "/") + ".py")
+                    )
+
+
+def _reads(word: str, path: Path) -> bool:
+    """Return whether a file is what a word of the command names, or an image in it."""
+    from scodkit.cli.files import images_in
+
+    if os.path.isdir(word):
+        return any(path.samefile(image) for image in images_in(Path(word)) if image.exists())
+    return os.path.exists(word) and path.samefile(word)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -109,7 +182,8 @@ def write_text(path: Path, text: str) -> None:
         path: Where to.
         text: What to write.
     """
-    write_bytes(path, text.encode())
+    # a file's name may hold halves of characters, which no encoding has
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -15,6 +15,7 @@ from scodkit.cli.options import (
     DATA_FORMS,
     BatchSizeOption,
     DeviceOption,
+    ForceOption,
     JsonOption,
     ModelArgument,
     MonitorArgument,
@@ -25,8 +26,11 @@ from scodkit.errors import NotFittedError
 if TYPE_CHECKING:
     from scodkit import Monitor
 
+_HEAD_BYTES = 4096  # of a page: what it is made by is among the first
+
 
 def report(  # noqa: PLR0913 (each a choice of its own)
+    ctx: typer.Context,
     monitor: MonitorArgument,
     model: ModelArgument,
     known: Annotated[
@@ -56,6 +60,7 @@ def report(  # noqa: PLR0913 (each a choice of its own)
     batch_size: BatchSizeOption = 64,
     device: DeviceOption = "cpu",
     config: ConfigOption = None,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show a monitor at work: one HTML file that needs no network.
@@ -71,7 +76,7 @@ def report(  # noqa: PLR0913 (each a choice of its own)
     from scodkit.report import Report, WatchedStream, check_installed
 
     with shown.stoppable(f"{output} is as it was; type the same command again"):
-        shown.check_output(output)
+        shown.check_output(output, ctx.params, is_page, force=force)
         check_installed()
         found, form = open_monitor(monitor, model, weights, device)
         _check_calibration(found, false_alarm, stream)
@@ -99,6 +104,12 @@ def report(  # noqa: PLR0913 (each a choice of its own)
         shown.note(
             "no inputs were given: type --known DATA and --unknown DATA for their scores"
         )
+
+
+def is_page(path: Path) -> bool:
+    """Return whether a file is a page of ours, which may be replaced."""
+    with path.open("rb") as file:
+        return b'<meta name="generator" content="scodkit ' in file.read(_HEAD_BYTES)
 
 
 def named_data(spec: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from scodkit import Monitor
+from scodkit.cli.files import check_regular
 from scodkit.cli.inputs import Form
 from scodkit.cli.loading import load_model
 from scodkit.errors import MismatchError
@@ -39,6 +40,7 @@ def load_monitor(path: Path, model: nn.Module, weights: Path | None) -> Monitor:
     Raises:
         MismatchError: If it belongs to another model.
     """
+    check_regular(path)
     try:
         return Monitor.load(path, model)
     except MismatchError as error:

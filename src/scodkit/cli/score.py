@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from scodkit.cli.config import ConfigOption
 from scodkit.cli.options import (
     BatchSizeOption,
     DeviceOption,
+    ForceOption,
     JsonOption,
     ModelArgument,
     MonitorArgument,
@@ -29,10 +32,14 @@ if TYPE_CHECKING:
     from scodkit.cli.inputs import Form
 
 _SHOWN = 40  # rows on a terminal
+_LONGEST = 1_000_000  # letters of a first line of ours: it holds 100 numbers and a name
 _BAD_LINES = 2  # exit code
+_HEAD = re.compile(r"input,prediction(_0(,prediction_\d+)+)?,score,p_value,alarm\n")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that a spreadsheet may run
 
 
 def score(  # noqa: PLR0913 (each a choice of its own)
+    ctx: typer.Context,
     monitor: MonitorArgument,
     model: ModelArgument,
     inputs: Annotated[
@@ -73,6 +80,7 @@ def score(  # noqa: PLR0913 (each a choice of its own)
     batch_size: BatchSizeOption = 64,
     device: DeviceOption = "cpu",
     config: ConfigOption = None,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Predict and score inputs: in nats, larger = more atypical.
@@ -90,7 +98,7 @@ def score(  # noqa: PLR0913 (each a choice of its own)
 
     with shown.stoppable("no file was changed; type the same command again"):
         if output is not None:
-            shown.check_output(output)
+            shown.check_output(output, ctx.params, is_scores, force=force)
         found, form = open_monitor(monitor, model, weights, device)
         alarm = Alarm.of(found, false_alarm, confidence)
         if inputs == "-":
@@ -117,7 +125,7 @@ def _answer_stdin(monitor: Monitor, form: Form, alarm: Alarm, output: Path | Non
     if output is not None:
         raise typer.BadParameter("a stream is answered on stdout; type > scores.jsonl instead")
     code = 0
-    for answer in answers_to_lines(monitor, form, sys.stdin, alarm):
+    for answer in answers_to_lines(monitor, form, sys.stdin.buffer, alarm):
         code = _BAD_LINES if "error" in answer else code
         shown.show_json(answer)
     return code
@@ -188,5 +196,22 @@ def _write(path: Path, answers: Sequence[Answer]) -> None:
             answer.prediction if isinstance(answer.prediction, list) else [answer.prediction]
         )
         raised = None if answer.alarm is None else int(answer.alarm)
-        table.writerow([answer.name, *parts, answer.score, answer.p_value, raised])
+        name = answer.name
+        if isinstance(name, str) and name.startswith(_FORMULA):
+            name = f"'{name}"
+        table.writerow([name, *parts, answer.score, answer.p_value, raised])
     shown.write_text(path, file.getvalue())
+
+
+def is_scores(path: Path) -> bool:
+    """Return whether a file is a table of scores, or lines of them, that may be replaced."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        first = file.readline(_LONGEST)
+    if _HEAD.fullmatch(first):
+        return True
+    try:
+        found = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    names = {"input", "prediction", "score", "p_value", "alarm"}
+    return isinstance(found, dict) and found.keys() == names

@@ -98,6 +98,7 @@ class Report:
         check_place(path)
         text = self.html()
         with replacing(path) as temporary:
-            # newlines as they are: the page's policy holds the hashes of its scripts
-            temporary.write_text(text, encoding="utf-8", newline="\n")
+            # newlines as they are: the page's policy holds the hashes of its scripts; a file's
+            # name may hold bytes that are no characters
+            temporary.write_text(text, "utf-8", "backslashreplace", newline="\n")
         return path
