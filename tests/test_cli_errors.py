@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
@@ -36,6 +38,11 @@ BAD: list[tuple[tuple[str, ...], str, str]] = [
     (DATA, "{data}=nan.npy", "or an empty cell in sample 3"),
     (DATA, "{data}=gap.csv", "or an empty cell in sample 1"),
     (DATA, "{data}=words.csv", "expected a number in line 3, column b of words.csv, got 'x'"),
+    (DATA, "{data}=twice.csv", "in the first line of twice.csv, got a more than once"),
+    (DATA, "{data}=grouped.csv", "expected a number in line 3, column b of grouped.csv, got"),
+    (("fit",), "{data}=target.csv", "to fit on some columns only, type --columns a,..."),
+    (DATA, "{data}=deep", "one that pillow calls F at deep/a.tif; save it in 8 bits"),
+    (DATA, "{data}=pipe", "expected a file on disk, got a pipe or a device, pipe"),
     (DATA, "{data}=ragged.csv", "expected 3 cells in line 3 of ragged.csv"),
     (DATA, "{data}=empty.csv", "expected samples in empty.csv, found none"),
     (DATA, "{data}=blob.csv", "expected text in blob.csv"),
@@ -86,6 +93,12 @@ BAD: list[tuple[tuple[str, ...], str, str]] = [
     (("explain",), "+--references nowhere.npy", "expected a file or folder at nowhere.npy"),
     (("fit", "calibrate", "score", "explain", "merge"), "+--config absent.toml", "absent.toml"),
     (("fit",), "+--config notes.txt", "expected TOML in notes.txt"),
+    (("fit",), "+--config deep.toml", "expected TOML in deep.toml, but it cannot be read"),
+    (("fit",), "+--config pipe", "expected a file on disk, got a pipe or a device, pipe"),
+    (("fit",), "+--weights pipe", "expected a file of weights at pipe, found none"),
+    (("score", "explain", "merge", "inspect"), "m.scod=pipe",
+     "expected a file on disk, got a pipe or a device, pipe; write it to a file first, or for"),
+    (("calibrate",), "m.scod=pipe", "expected the name of a file to write, got a device, pipe"),
     (("fit",), "+--config odd.toml", "expected a key in [fit] of odd.toml among"),
     (("score",), "+--config strange.toml", "expected a key of strange.toml among"),
     (("fit",), "+--config typed.toml", "Invalid value for '--rank'"),
@@ -139,6 +152,10 @@ def folder(tmp_path_factory) -> Path:
         "nameless.csv": "1,2,3,4\n",
         "gap.csv": "a,b,c\n1,2,3\n4,,6\n",
         "words.csv": "a,b,c\n1,2,3\n4,x,6\n",
+        "twice.csv": "a,a,c\n1,2,3\n",
+        "grouped.csv": "a,b,c\n1,2,3\n4,1_000,6\n",
+        "target.csv": "a,b,c,y\n1,2,3,0\n4,5,6,1\n",
+        "deep.toml": f"a = {'[' * 100_000}",
         "ragged.csv": "a,b,c\n1,2,3\n4,5\n",
         "empty.csv": "a,b,c\n",
         "odd.toml": "[fit]\nranc = 3\n",
@@ -146,6 +163,9 @@ def folder(tmp_path_factory) -> Path:
         "typed.toml": "[fit]\nrank = 'many'\n",
         "torn/a.png": "not a picture",
     }
+    os.mkfifo(place / "pipe")
+    (place / "deep").mkdir()
+    Image.fromarray(np.zeros((2, 2), np.float32)).save(place / "deep" / "a.tif")
     (place / "shots").mkdir()
     (place / "torn").mkdir()
     for name, text in texts.items():

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import signal
 import tempfile
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +19,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
-from scodkit.cli.files import ArraySamples, read_samples
+from scodkit.cli.files import ArraySamples, check_regular, read_samples
 from scodkit.cli.inputs import Batches, Form, batches_of
-from scodkit.cli.output import show_facts, show_table
-from scodkit.errors import BatchError
+from scodkit.cli.output import note, show_facts, show_table
+from scodkit.errors import BatchError, OptionError
 
 FLOAT = Form(torch.float32)
 FITTED = Form(torch.float32, (2,))
@@ -117,3 +122,197 @@ def test_plain_tables_are_aligned(capsys) -> None:
         "one     [bold]1[/bold]",
         "second  2",
     ]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "1_000",
+        "\uff11\uff12",
+        "\u0661",
+        "1\u202f000",
+        "0x10",
+        "1,5",
+        "1e",
+        ".",
+        "1e5.0",
+        "\u0131nf",
+    ],
+)
+def test_numbers_only_python_would_read_are_refused(cell: str, tmp_path: Path) -> None:
+    for rows in (f"a;b\n1;2\n3;{cell}\n", f"1;2\n3;{cell}\n"):
+        with pytest.raises(BatchError, match=r"expected a number in line .*column (b|2)"):
+            table(tmp_path, rows)
+
+
+@pytest.mark.parametrize("cell", ["1_000", "\uff11\uff12"])
+def test_such_numbers_are_not_mistaken_for_names(cell: str, tmp_path: Path) -> None:
+    with pytest.raises(BatchError, match="expected a number in line 1, column 2"):
+        table(tmp_path, f"1,{cell}\n3,4\n")
+
+
+@pytest.mark.parametrize("cell", ["1", "-1.", "+.5", "1E-3", "NaN", "-inf", "Infinity"])
+def test_numbers_as_tables_write_them(cell: str, tmp_path: Path) -> None:
+    found = table(tmp_path, f"a,b\n0,{cell}\n").values
+    assert np.array_equal(found, [[0, float(cell)]], equal_nan=True)
+
+
+def test_columns_that_share_a_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BatchError, match=r"different names .*t\.csv, got x more than once"):
+        table(tmp_path, "x, x ,y\n1,2,3\n")
+    (tmp_path / "t.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(BatchError, match="in those to take, got y more than once"):
+        read_samples(tmp_path / "t.csv", ["y", "x", "y"])
+
+
+def saved(folder: Path, image: Image.Image, name: str = "a.png") -> np.ndarray:
+    image.save(folder / name)
+    return read_samples(folder).read(slice(0, 1))[0]
+
+
+DEEP = np.array([[0, 1000], [30000, 65535]], np.uint16)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+def test_grey_in_16_bits_is_scaled_by_16_bits(name: str, tmp_path: Path) -> None:
+    found = saved(tmp_path, Image.fromarray(DEEP), name)
+    assert found.dtype == np.float32
+    assert np.allclose(found, DEEP[None] / 65535, atol=1e-6)
+
+
+def test_grey_in_16_bits_of_the_other_byte_order(tmp_path: Path) -> None:
+    image = Image.frombytes("I;16B", (2, 2), DEEP.astype(">u2").tobytes())
+    assert np.allclose(saved(tmp_path, image, "a.tif"), DEEP[None] / 65535, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        (Image.fromarray(DEEP.astype(np.int32) * 9), "a.tif"),
+        (Image.fromarray(DEEP.astype(np.float32) / 65535), "a.tif"),
+        (Image.new("CMYK", (2, 2)), "a.jpg"),
+        (Image.new("LAB", (2, 2)), "a.tif"),
+    ],
+    ids=["int32", "float", "cmyk", "lab"],
+)
+def test_pixels_of_unknown_meaning_are_refused(image, name: str, tmp_path: Path) -> None:
+    with pytest.raises(BatchError, match=rf"one that pillow calls {image.mode} at .*8 bits"):
+        saved(tmp_path, image, name)
+
+
+def keyed(mode: str, colour: int | tuple[int, ...]) -> Image.Image:
+    """Return an image of which one colour means nothing is there."""
+    image = Image.new(mode, (2, 2), 0 if mode != "RGB" else (0, 0, 0))
+    image.info["transparency"] = colour
+    return image
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.new("RGBA", (2, 2), (9, 9, 9, 0)),
+        Image.new("RGBA", (2, 2), (9, 9, 9, 254)),
+        Image.new("LA", (2, 2), (9, 128)),
+        keyed("RGB", (0, 0, 0)),
+        keyed("L", 0),
+        keyed("P", 0),
+    ],
+    ids=["clear", "nearly opaque", "grey", "key", "grey key", "palette"],
+)
+def test_transparent_pixels_are_refused(image: Image.Image, tmp_path: Path) -> None:
+    image.save(tmp_path / "a.png", **image.info)
+    with pytest.raises(BatchError, match="opaque, got one with transparent pixels at"):
+        read_samples(tmp_path).read(slice(0, 1))
+
+
+def test_an_alpha_channel_that_hides_nothing_is_dropped(tmp_path: Path) -> None:
+    colours = np.arange(12, dtype=np.uint8).reshape(2, 2, 3) * 20
+    full = np.full((2, 2, 1), 255, np.uint8)
+    found = saved(tmp_path, Image.fromarray(np.concatenate([colours, full], 2)))
+    assert np.array_equal(found, saved(tmp_path, Image.fromarray(colours)))
+    grey = Image.fromarray(np.concatenate([colours[..., :1], full], 2))
+    assert np.allclose(saved(tmp_path, grey), colours[None, ..., 0] / 255)
+    palette = Image.fromarray(colours).quantize(4)
+    assert np.allclose(saved(tmp_path, palette), colours.transpose(2, 0, 1) / 255, atol=2e-2)
+
+
+def claiming(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
+    """Return an array's file with a hundred numbers that claims to have others."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        file, {"shape": shape, "fortran_order": False, "descr": dtype}
+    )
+    return file.getvalue() + bytes(800)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+@pytest.mark.parametrize("shape", [(10**9, 1), (10**30, 10**30), (101, 1)])
+def test_arrays_that_claim_more_than_there_is(
+    shape: tuple[int, ...], suffix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"x.{suffix}"
+    if suffix == "npy":
+        path.write_bytes(claiming(shape))
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", claiming(shape))
+    bytes_claimed = f"{8 * shape[0] * shape[1]:.3g}"
+    with pytest.raises(BatchError, match=rf"claims {re.escape(bytes_claimed)} bytes, of which"):
+        read_samples(path)
+
+
+def test_an_archive_that_unpacks_to_more_than_memory(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("x.npy", claiming((10**15, 1)))
+        archive.getinfo("x.npy").file_size = 10**16  # so says the archive of itself
+    with pytest.raises(
+        BatchError, match=r"it claims 8e\+15 bytes, and .* are free; numpy.save"
+    ):
+        read_samples(tmp_path / "x.npz")
+
+
+def test_integers_beyond_those_of_torch_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[1, 2**63]], np.uint64))
+    with pytest.raises(BatchError, match="int64 can hold, got 9223372036854775808"):
+        list(batches_of(str(tmp_path / "x.npy"), 4, Form(torch.int64, (2,))))
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """Fail, rather than wait for a writer that never comes."""
+
+    def fail(*_: object) -> None:
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("name", ["x.csv", "x.npy", "x.npz", "photos/x.png"])
+def test_pipes_are_not_waited_for(name: str, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OptionError, match=r"got a pipe or a device, .*type - \(scod score"):
+        read_samples(tmp_path / Path(name).parts[0]).read(slice(0, 1))
+
+
+@pytest.mark.usefixtures("soon")
+def test_devices_and_what_the_shell_writes_as_a_file_are_not_read() -> None:
+    reader, writer = os.pipe()
+    for path in ("/dev/zero", f"/dev/fd/{reader}"):
+        with pytest.raises(OptionError, match="got a pipe or a device, /dev/"):
+            check_regular(Path(path))
+    os.close(reader)
+    os.close(writer)
+
+
+def test_names_cannot_steer_a_terminal(capsys) -> None:
+    show_table(("input", "score"), [["\x1b]0;a\x07\u202eb\x9b\r\n\udcff.png", "1"]])
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[1] == r"\x1b]0;a\x07\u202eb\x9b\r\n\udcff.png  1"
+    note("columns left out: \x1b[2J")
+    assert capsys.readouterr().err == "scod: columns left out: \\x1b[2J\n"

@@ -118,6 +118,39 @@ def test_images_are_scored_by_name(tmp_path: Path) -> None:
     assert torch.allclose(torch.tensor(shown), outputs, atol=1e-5)
 
 
+def test_names_of_files_do_nothing_but_name(tmp_path: Path) -> None:
+    """Neither to a terminal, nor to a spreadsheet, nor where they are no characters."""
+    own_folder(tmp_path)
+    names = ["\x1b]0;x\x07.png", "=cmd|'x'!A0.png", "@a.png", "-1.png", "\udcff.png", "b.png"]
+    (tmp_path / "shots").mkdir()
+    for i, name in enumerate(names):
+        Image.new("RGB", (5, 4), (i, 2 * i, 9)).save(tmp_path / "shots" / name)
+    words = ("fit", "model.py:pictures", "shots", "-o", "m.scod", "--likelihood", "gaussian")
+    assert scod(*words, cwd=tmp_path).code == 0
+    words = ("score", "m.scod", "model.py:pictures", "shots")
+    table = scod(*words, cwd=tmp_path).out
+    assert "\x1b" not in table
+    assert {r"\x1b]0;x\x07.png", r"\udcff.png", "@a.png"} <= set(table.split())
+    found = scod(*words, "--json", cwd=tmp_path).documents
+    assert [document["input"] for document in found] == sorted(names)
+    assert scod(*words, "-o", "scores.csv", cwd=tmp_path).code == 0
+    rows = list(csv.DictReader((tmp_path / "scores.csv").read_text().splitlines()))
+    expected = {f"'{name}" if name[0] in "=@-" else name for name in names[1:4]} | {"b.png"}
+    assert expected < {row["input"] for row in rows}
+    assert any(row["prediction_1"].startswith("-") for row in rows)  # numbers are as they are
+    words = ("report", "m.scod", "model.py:pictures", "--known", "shots", "-o", "r.html")
+    assert scod(*words, cwd=tmp_path).code == 0
+
+
+def test_a_fit_without_weights_says_so(folder: Path) -> None:
+    words = (*FIT[:4], "bare.scod", *FIT[5:])
+    said = "scod: no --weights: the model as model.py:net returns it\n"
+    assert said in scod(*words, cwd=folder).err
+    assert said in scod(*words, "--json", cwd=folder).err
+    torch.save(net().state_dict(), folder / "own.pt")
+    assert "no --weights" not in scod(*words, "--weights", "own.pt", cwd=folder).err
+
+
 def test_table_of_scores(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "scores.csv"
     found = scod(

@@ -285,8 +285,9 @@ def _check_claim(file: IO[bytes], size: int) -> int:
     read = npy.read_array_header_1_0 if short else npy.read_array_header_2_0
     shape, _, dtype = read(file)
     claimed = math.prod(shape) * dtype.itemsize
-    if claimed > size:
-        raise ValueError(f"it claims {claimed:.3g} bytes, of which {size:.3g} are there")
+    there = size - file.tell()
+    if claimed > there:
+        raise ValueError(f"it claims {claimed:.3g} bytes, of which {there:.3g} are there")
     return claimed
 
 
