@@ -196,7 +196,9 @@ def test_grey_in_16_bits_of_the_other_byte_order(tmp_path: Path) -> None:
     ids=["int32", "float", "cmyk", "lab"],
 )
 def test_pixels_of_unknown_meaning_are_refused(image, name: str, tmp_path: Path) -> None:
-    with pytest.raises(BatchError, match=rf"one that pillow calls {image.mode} at .*8 bits"):
+    with pytest.raises(
+        BatchError, match=rf"^expected an image of grey.* pillow calls {image.mode} at"
+    ):
         saved(tmp_path, image, name)
 
 
@@ -221,7 +223,7 @@ def keyed(mode: str, colour: int | tuple[int, ...]) -> Image.Image:
 )
 def test_transparent_pixels_are_refused(image: Image.Image, tmp_path: Path) -> None:
     image.save(tmp_path / "a.png", **image.info)
-    with pytest.raises(BatchError, match="opaque, got one with transparent pixels at"):
+    with pytest.raises(BatchError, match=r"^expected an image that is opaque"):
         read_samples(tmp_path).read(slice(0, 1))
 
 

@@ -62,6 +62,12 @@ def folder(tmp_path_factory) -> Path:
     return place
 
 
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch) -> None:
+    """As in most locales: what is not UTF-8 is an error, in and out."""
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+
+
 def answers(lines: list[bytes], folder: Path) -> tuple[list[dict[str, Any]], int]:
     """Return what a real process says to lines in a pipe, and its exit code."""
     run = start(*SCORE, cwd=folder, text=False)

@@ -7,6 +7,7 @@ import csv
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -347,7 +348,7 @@ def _distinct(names: Sequence[str], where: str) -> list[str]:
     Raises:
         BatchError: If one is: which column is meant, nobody could say.
     """
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise BatchError(
             f"expected different names of columns in {where}, got {', '.join(twice)} more "
@@ -390,6 +391,8 @@ def _image(path: Path) -> NDArray[Any]:
     try:
         with Image.open(path) as image:
             pixels = _pixels(path, image)
+    except ScodError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BatchError(f"expected an image at {path}, but it cannot be read: {error}") from (
             error
