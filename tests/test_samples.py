@@ -146,6 +146,9 @@ KEPT: dict[str, Function] = {
     "einsum": lambda x: torch.einsum("bti,oi->tbo", x, M.w),
     "einsum, both": lambda x: torch.einsum("bti, bsi -> bts", x, x),
     "einsum, dots": lambda x: torch.einsum("b...i,oi->b...o", x, M.w),
+    "distances": lambda x: torch.cdist(x, x),
+    "distances from a table": lambda x: torch.cdist(x.transpose(0, 1), M.w),
+    "distances to a table": lambda x: torch.cdist(M.w, x[:, 0]),
     "sdpa": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
     "sdpa, masked": lambda x: F.scaled_dot_product_attention(
         x, x, x, x[:, :, :1] @ x[:, :1, :4]
@@ -217,7 +220,9 @@ MIXING: dict[str, Function] = {
     ),
     "where": lambda x: torch.where(x[:, 0, 0] > -9)[0],
     "scattered": lambda x: torch.zeros_like(x).scatter_(0, (x > 0).long(), x),
-    "unknown": lambda x: torch.cdist(x, x),
+    "unknown": lambda x: torch.cov(x.reshape(BATCH, -1)),
+    "distances": lambda x: torch.cdist(x.reshape(BATCH, -1), x.reshape(BATCH, -1)),
+    "distances of one": lambda x: torch.cdist(y := x.reshape(BATCH, -1), y),
     "conv over samples": lambda x: F.conv1d(x.permute(1, 0, 2), M.kernel[:, :3]),
 }
 

@@ -20,6 +20,7 @@ from scodkit.factors.checks import Checksum, check_some_alone, tolerance
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums, Tall
 from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import Outer, Rows, UnsupportedCallError
+from scodkit.factors.samples import Strangers
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
@@ -51,6 +52,7 @@ class HookEngine(Engine):
         self._few_kernels = False
         self._checksum = Checksum(network, parameters)
         self._batches = 0
+        self._older: Strangers = {}
         self._checked: set[object] = set()  # layouts of batches
         self._others: dict[object, Engine] = {}  # who takes the layouts this one cannot
         self._as_if: tuple[int, int] | None = None  # samples and directions to go by
@@ -83,12 +85,18 @@ class HookEngine(Engine):
         return linear
 
     def _recorded(self, call: Inputs) -> tuple[Linearization, Recorder]:
-        about = (self.network.model, self.parameters, call.batch_size)
-        recorder = Recorder(*about, copies=self._copies)
-        own = recorder.watch(call)
-        with torch.enable_grad(), recorder:
-            output = self.network(own)
-        recorder.check(output)
+        recorder = self._recorder(call.batch_size)
+        try:
+            output = self._watched(recorder, call)
+        except UnsupportedCallError:
+            if not recorder.strangers:
+                raise
+            # what is met again, as it was, is older than this pass: a mask or a table
+            self._older = recorder.strangers
+            recorder = self._recorder(call.batch_size)
+            output = self._watched(recorder, call)
+        finally:
+            self._older = recorder.strangers
         self._delta_bytes = recorder.edges.output_bytes // max(1, call.batch_size)
         if self.network.precision is not None:
             row_bytes = recorder.row_bytes(output.itemsize)
@@ -98,6 +106,17 @@ class HookEngine(Engine):
         )
         self.finds_head = linear.head is not None
         return linear, recorder
+
+    def _recorder(self, size: int) -> Recorder:
+        about = (self.network.model, self.parameters, size, self._older)
+        return Recorder(*about, copies=self._copies)
+
+    def _watched(self, recorder: Recorder, call: Inputs) -> Tensor:
+        own = recorder.watch(call)
+        with torch.enable_grad(), recorder:
+            output = self.network(own)
+        recorder.check(output)
+        return output
 
     def _check(self, call: Inputs, linear: Linearization, layout: object) -> None:
         """Check the first batch of a layout, and one in so many of the others.

@@ -179,6 +179,11 @@ def _with_index(rule: Rule) -> Rule:
     return own
 
 
+def _at_quantile(call: Call, results: list[Tensor]) -> Sequence[Where]:
+    single = isinstance(call.argument(1, "q"), float)
+    return _along(2)(call, results) if single else [MIXED]
+
+
 def _flipped(call: Call, results: list[Tensor]) -> list[Where]:
     dims = call.args[1:] if isinstance(call.argument(1), int) else call.argument(1, "dims")
     given = call.only()
@@ -264,6 +269,18 @@ def _multiplied(call: Call, results: list[Tensor]) -> list[Where]:
         place += vector is not None and place < vector
         found.add(where._replace(axis=result.ndim + place))
     return [found.pop() if len(found) == 1 else MIXED]
+
+
+def _compared(call: Call, results: list[Tensor]) -> list[Where]:
+    """Return places in distances of the rows of one matrix to those of another."""
+    found = set()
+    for tensor, where in call.given():
+        place = where.axis - tensor.ndim  # from the end
+        column = tensor is not call.args[0] and place == -_MATRIX
+        found.add(MIXED if place == -1 else where._replace(axis=place + column))
+    (where,) = found
+    both = call.args[0] is call.args[1] and where.axis == -_MATRIX
+    return [MIXED if both else where._replace(axis=where.axis + results[0].ndim)]
 
 
 def _by_letters(call: Call, results: list[Tensor]) -> list[Where]:
@@ -451,8 +468,8 @@ logcumsumexp count_nonzero narrow select aminmax
 _ASKED = """
 size dim ndimension numel nelement stride is_contiguous is_floating_point is_complex is_signed
 element_size storage_offset get_device is_inference data_ptr __len__ is_same_size is_tensor
-result_type
-"""
+result_type _nested_tensor_from_mask_left_aligned
+"""  # torch's encoder asks the last before it packs samples, which it does without gradients
 _READ = """
 shape ndim dtype device is_cuda is_cpu layout requires_grad is_leaf grad_fn itemsize nbytes
 is_sparse is_quantized is_nested is_meta
@@ -486,6 +503,7 @@ _NAMED: dict[str, Rule] = {
     "fft2 ifft2 rfft2 irfft2": _along(2, default=(-2, -1)),
     "norm vector_norm roll": _along(2),
     "repeat_interleave": _with_index(_along(2)),
+    "quantile nanquantile": _at_quantile,
     "normalize": _along(2, default=1),
     "take_along_dim": _along(2, together=True),
     "cosine_similarity": _along(2, default=1, together=True),
@@ -504,6 +522,7 @@ _NAMED: dict[str, Rule] = {
     "fold": _in_front(3),
     "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell": _in_front(2, together=True),
     "matmul __matmul__ mm bmm mv baddbmm addmm": _multiplied,
+    "cdist": _compared,
     "einsum": _by_letters,
     "scaled_dot_product_attention": _attended,
     "embedding": _looked_up,

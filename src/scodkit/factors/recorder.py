@@ -22,7 +22,7 @@ from scodkit.factors.head import Head
 from scodkit.factors.lay import FIRST, MIXED
 from scodkit.factors.rules import RULES, Batch, Layer, UnsupportedCallError
 from scodkit.factors.rules.linear import Linear
-from scodkit.factors.samples import Samples
+from scodkit.factors.samples import Samples, Strangers
 from scodkit.network import Inputs, ordinary
 from scodkit.parameters import ParameterSet
 
@@ -59,6 +59,7 @@ class Recorder(TorchFunctionMode):
         model: The model that will run.
         parameters: The chosen weights.
         size: Of the batch.
+        older: See `Samples`.
         copies: Whether the model has weights or buffers made in inference mode, which
             autograd refuses to save.
 
@@ -69,7 +70,13 @@ class Recorder(TorchFunctionMode):
     """
 
     def __init__(
-        self, model: nn.Module, parameters: ParameterSet, size: int, *, copies: bool
+        self,
+        model: nn.Module,
+        parameters: ParameterSet,
+        size: int,
+        older: Strangers | None = None,
+        *,
+        copies: bool,
     ) -> None:
         super().__init__()
         self.layers: list[Layer] = []
@@ -82,7 +89,7 @@ class Recorder(TorchFunctionMode):
         ]  # ids hold while their tensors live
         self._batch = Batch(size)
         # a sample alone owns all there is
-        self._samples = Samples(size, model) if size > 1 else None
+        self._samples = Samples(size, model, older) if size > 1 else None
         self._copies = copies
         # by a parameter's first column: the outputs' bytes a number, of each use of all of it
         self._uses: dict[int, list[int]] = {c.start: [] for c in columns.values()}
@@ -123,6 +130,11 @@ class Recorder(TorchFunctionMode):
         for tensor in own.tensors():
             self._samples.put(tensor, FIRST)
         return own
+
+    @property
+    def strangers(self) -> Strangers:
+        """Tensors that nobody saw being made."""
+        return {} if self._samples is None else self._samples.strangers
 
     def check(self, output: Tensor) -> None:
         """Make sure that a sample's output is made of what is its own.

@@ -20,6 +20,9 @@ from scodkit.factors.lay import COUNTED, MIXED, NEW, NOBODYS, Call, Where, tenso
 
 _NAME = "_scodkit_samples"
 
+# by id, and with their versions; held, so that no other tensor has the same id
+Strangers = dict[int, tuple[Tensor, int]]
+
 
 class Samples:
     """Follows the samples of one batch through a forward pass.
@@ -27,15 +30,18 @@ class Samples:
     Args:
         size: ``B``, at least two.
         model: Whose parameters, buffers and other tensors are no samples.
+        older: Tensors that were there before this pass, as they were; neither are they.
 
     Attributes:
         lost: The function after which nothing is known any more; empty if there was none.
+        strangers: Tensors that nobody saw being made in this pass.
     """
 
-    def __init__(self, size: int, model: nn.Module) -> None:
+    def __init__(self, size: int, model: nn.Module, older: Strangers | None = None) -> None:
         self.size = size
         self.lost = ""
-        self._model = model
+        self.strangers: Strangers = {}
+        self._model, self._older = model, older or {}
         self._constants: dict[int, Tensor] | None = None
 
     def put(self, tensor: Tensor, where: Where) -> None:
@@ -50,7 +56,11 @@ class Samples:
             return where
         if self._constants is None:
             self._constants = {id(t): t for t in _tensors_of(self._model)}
-        return None if id(tensor) in self._constants else MIXED
+        if id(tensor) in self._constants:
+            return None
+        version = 0 if tensor.is_inference() else tensor._version
+        self.strangers[id(tensor)] = (tensor, version)
+        return None if self._older.get(id(tensor), (None, -1))[1] == version else MIXED
 
     def follow(
         self,
