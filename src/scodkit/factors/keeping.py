@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from scodkit.factors.indexing import indexed
 from scodkit.factors.lay import (
-    COUNTED,
-    FIRST,
     MIXED,
     NEW,
     NOBODYS,
@@ -41,18 +40,7 @@ def _all(results: list[Tensor], where: Where) -> list[Where]:
 def _number_by_number(call: Call, results: list[Tensor]) -> list[Where]:
     """Return places by broadcasting: axes match from the last; that of samples never grows."""
     given = call.given()
-    return [_matched(given, result) for result in results]
-
-
-def _matched(given: list[tuple[Tensor, Lay]], result: Tensor) -> Where:
-    found: Where = None
-    for tensor, where in given:
-        moved = where._replace(axis=where.axis + result.ndim - tensor.ndim)
-        fits = moved.axis >= 0 and result.shape[moved.axis] == tensor.shape[where.axis]
-        if not fits or found not in (None, moved):
-            return MIXED
-        found = moved
-    return found
+    return [matched(given, result) for result in results]
 
 
 def _chosen(call: Call, results: list[Tensor]) -> list[Where]:
@@ -255,7 +243,7 @@ def _multiplied(call: Call, results: list[Tensor]) -> list[Where]:
     if any(True for _ in tensors_in(call.kwargs.values())):
         return [MIXED]
     result, (*added, left, right) = results[0], call.tensors
-    of_added = _matched([(t, w) for t, w in call.given() if any(t is a for a in added)], result)
+    of_added = matched([(t, w) for t, w in call.given() if any(t is a for a in added)], result)
     found = {of_added} - {None}
     vector = -2 if left.ndim < _MATRIX else -1 if right.ndim < _MATRIX else None
     for tensor, summed in ((left, -1), (right, -2)):
@@ -302,7 +290,7 @@ def _by_letters(call: Call, results: list[Tensor]) -> list[Where]:
 
 
 def _attended(call: Call, results: list[Tensor]) -> list[Where]:
-    where = _matched(call.given(), results[0])
+    where = matched(call.given(), results[0])
     return [where if where and where.axis < results[0].ndim - _MATRIX else MIXED]
 
 
@@ -329,98 +317,8 @@ def _recurrent(call: Call, results: list[Tensor]) -> list[Where]:
     return [where, *_all(results[1:], state)]
 
 
-def _indexed(call: Call, results: list[Tensor]) -> list[Where]:
-    tensor, index = call.args
-    if call.wheres[0] in NOBODYS:  # a table: whose entries are looked up?
-        single = isinstance(index, Tensor) and index.dtype != torch.bool
-        return [call.where_of(index) if single else MIXED]
-    return [_kept_by_index(call, tensor, index)]
-
-
-def _kept_by_index(call: Call, tensor: Tensor, index: Any) -> Lay:
-    """Return where the samples lie in ``tensor[index]``."""
-    where, index = call.wheres[0], index if isinstance(index, tuple) else (index,)
-    where = FIRST if where is None or where is NEW else where
-    if isinstance(index[0], Tensor) and call.where_of(index[0]) is COUNTED:
-        return _picked_from_each(call, where, index[1:])
-    spoken_of = sum(_axes_of(i) for i in index)
-    arrays = [i for i in index if isinstance(i, (Tensor, list))]
-    if len(arrays) > 1 or (arrays and any(type(i) is int for i in index)):
-        return MIXED
-    before = after = 0
-    for i in (*index, ...) if ... not in [j for j in index if j is ...] else index:
-        if i is None:
-            after += 1
-            continue
-        taken = tensor.ndim - spoken_of if i is ... else _axes_of(i)
-        full = i is ... or (isinstance(i, slice) and _is_full(i, tensor.shape[before]))
-        if before <= where.axis < before + taken:
-            return where._replace(axis=after + where.axis - before) if full else MIXED
-        before += taken
-        after += taken if i is ... else _axes_left(call, i)
-    return MIXED
-
-
-def _axes_of(index: Any) -> int:
-    """Return how many axes an index speaks of."""
-    if index is None or index is ...:
-        return 0
-    return index.ndim if isinstance(index, Tensor) and index.dtype == torch.bool else 1
-
-
-def _axes_left(call: Call, index: Any) -> int:
-    """Return how many axes an index leaves of those it speaks of.
-
-    Raises:
-        TypeError: If nobody knows.
-    """
-    if isinstance(index, slice):
-        return 1
-    if type(index) is int:
-        return 0
-    if isinstance(index, list) and all(type(i) is int for i in index):
-        return 1
-    if isinstance(index, Tensor) and index.ndim and call.where_of(index) in NOBODYS:
-        return 1 if index.dtype == torch.bool else index.ndim
-    raise TypeError(type(index))
-
-
-def _is_full(index: slice, length: int) -> bool:
-    return index.indices(length) == (0, length, 1)
-
-
-def _picked_from_each(call: Call, where: Lay, rest: tuple[Any, ...]) -> Lay:
-    """Return where samples lie in ``x[arange(B), i, ...]``: an entry of each."""
-
-    def own(i: Any) -> bool:
-        if not isinstance(i, Tensor):
-            return type(i) is int
-        whole = i.ndim == 1 and i.dtype in (torch.int64, torch.int32)
-        return whole and call.where_of(i) in (*NOBODYS, FIRST)
-
-    return FIRST if where == FIRST and all(map(own, rest)) else MIXED
-
-
 def _of_that_shape(call: Call, results: list[Tensor]) -> list[Where]:
     return [NEW if call.only() else MIXED]
-
-
-def written(call: Call) -> Lay:
-    """Return where the samples lie in ``x`` after ``x[index] = value``."""
-    (tensor, index, value), where = call.args, call.wheres[0]
-    if where is None or where is COUNTED or MIXED in call.wheres:  # others may see it, too
-        return MIXED
-    try:
-        kept = _kept_by_index(call, tensor, index)
-    except TypeError:
-        return MIXED
-    after = FIRST if where is NEW else where
-    given = [(value, w) for t, w in call.given() if t is value]
-    if given:
-        with torch._C.DisableTorchFunction():
-            part = tensor[index]
-        return after if kept != MIXED and _matched(given, part) == kept else MIXED
-    return after if kept != MIXED else MIXED
 
 
 # --- The table -----------------------------------------------------------------------------
@@ -528,7 +426,7 @@ _NAMED: dict[str, Rule] = {
     "embedding": _looked_up,
     "one_hot": _counted_out,
     "lstm gru rnn_tanh rnn_relu": _recurrent,
-    "__getitem__": _indexed,
+    "__getitem__": indexed,
     _MADE_LIKE: _of_that_shape,
 }
 _POOLS = ["avg", "max", "_max", "lp", "adaptive_avg", "adaptive_max", "_adaptive_max"]

@@ -91,3 +91,15 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
         elif isinstance(value, dict):
             yield from tensors_in(value.values())
+
+
+def matched(given: list[tuple[Tensor, Lay]], result: Tensor) -> Where:
+    """Return where samples lie after broadcasting: axes match from the last one."""
+    found: Where = None
+    for tensor, where in given:
+        moved = where._replace(axis=where.axis + result.ndim - tensor.ndim)
+        fits = moved.axis >= 0 and result.shape[moved.axis] == tensor.shape[where.axis]
+        if not fits or found not in (None, moved):
+            return MIXED
+        found = moved
+    return found
