@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scodkit.calibration import Calibration
-from scodkit.errors import CalibrationError, OptionError
+from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 
 MODEST = settings(max_examples=100, deadline=None)
 # few distinct values, so that ties are common
@@ -28,6 +28,9 @@ def counted(held_out: list[float], score: float) -> float:
 
 
 GROUPS = st.integers(-2, 3)
+ASKED = st.lists(
+    st.tuples(st.integers(0, 6).map(float) | st.just(math.inf), GROUPS), min_size=1, max_size=30
+)
 GROUPED = st.lists(st.tuples(st.integers(0, 6).map(float), GROUPS), min_size=1, max_size=30)
 
 
@@ -164,11 +167,16 @@ class TestNotFinite:
 
 
 class TestGroups:
-    @given(held_out=GROUPED, asked=GROUPED)
+    @pytest.mark.filterwarnings("ignore::scodkit.errors.CalibrationWarning")
+    @given(held_out=GROUPED, asked=ASKED)
     @MODEST
-    def test_counts_within_the_group(self, held_out, asked):
+    def test_counts_within_the_group_or_among_all(self, held_out, asked):
         found = Calibration(*apart(held_out)).p_value(*apart(asked))
-        wanted = [counted([h for h, g in held_out if g == group], s) for s, group in asked]
+        own = [[h for h, g in held_out if g == group] for _, group in asked]
+        wanted = [
+            counted(same if same and s < math.inf else [h for h, _ in held_out], s)
+            for (s, _), same in zip(asked, own, strict=True)
+        ]
         assert found.tolist() == pytest.approx(wanted, rel=1e-15)
 
     @given(held_out=GROUPED)
@@ -182,21 +190,66 @@ class TestGroups:
         assert torch.equal(again.scores, calibration.scores)
         assert torch.equal(again.groups, calibration.groups)
 
-    @given(held_out=GROUPED, asked=GROUPED, rate=st.floats(0.02, 0.99))
+    @pytest.mark.filterwarnings("ignore::scodkit.errors.CalibrationWarning")
+    @given(held_out=GROUPED, asked=ASKED, rate=st.floats(0.02, 0.99))
     @example([(1.0, 0), (2.0, 0), (3.0, 0)], [(3.0, 0), (4.0, 0), (4.0, 7)], 0.25)
     @MODEST
     def test_flags_are_p_values_up_to_the_rate(self, held_out, asked, rate):
         calibration = Calibration(*apart(held_out))
-        sizes = {group: sum(g == group for _, g in held_out) for _, group in asked}
-        lacking = [g for g, size in sizes.items() if size and 1 / (size + 1) > rate]
         scores, groups = apart(asked)
-        if lacking:
-            with pytest.raises(CalibrationError, match=f"samples of group {min(lacking)}, got"):
+        own = [sum(g == group for _, g in held_out) for _, group in asked]
+        lacking = torch.tensor([1 / (size + 1) > rate for size in own])
+        if lacking.any() and 1 / (len(held_out) + 1) > rate:
+            with pytest.raises(CalibrationError, match=r"held-out samples, got .*calibrate"):
                 calibration.flag(scores, rate, groups=groups)
-        else:
-            small = calibration.p_value(scores, groups) <= rate
-            known = torch.tensor([sizes[g] > 0 for _, g in asked])
-            assert torch.equal(calibration.flag(scores, rate, groups=groups), small & known)
+            return
+        among_all = Calibration(apart(held_out)[0]).p_value(scores)
+        p_values = torch.where(lacking, among_all, calibration.p_value(scores, groups))
+        found = calibration.flag(scores, rate, groups=groups)
+        assert torch.equal(found, p_values <= rate)
+        assert found[scores == math.inf].all()
+
+    @pytest.mark.parametrize("confidence", [None, 0.9])
+    def test_a_group_with_too_few_is_judged_against_all_and_named_once(self, confidence):
+        # 100 of group 0, 3 of group 1 that score higher, none of group 7
+        scores = torch.cat([torch.arange(100.0), torch.tensor([200.0, 300.0, 400.0])])
+        calibration = Calibration(scores, torch.tensor([0] * 100 + [1] * 3))
+        limit = Calibration(scores).threshold(0.05, confidence=confidence)
+        own = calibration.threshold(0.05, confidence=confidence, group=0)
+        asked = torch.tensor([own + 1, own, limit + 1, limit, limit + 1, limit])
+        groups = torch.tensor([0, 0, 1, 1, 7, 7])
+
+        def flags() -> list[bool]:
+            rule = {"groups": groups, "confidence": confidence}
+            return calibration.flag(asked, 0.05, **rule).tolist()
+
+        with pytest.warns(
+            CalibrationWarning, match=r"got 3 of group 1, 0 of group 7: "
+        ) as told:
+            assert flags() == [True, False] * 3
+        assert len(told) == 1
+        assert flags() == [True, False] * 3  # without a word
+        with pytest.warns(CalibrationWarning, match=r"got 0 of group 8: "):
+            calibration.p_value(torch.zeros(3), torch.tensor([0, 7, 8]))
+
+    def test_too_few_in_all_are_refused(self):
+        calibration = Calibration(normal(18, 0), torch.arange(18) % 2)
+        with pytest.raises(CalibrationError, match=r"n = 18 held-out.*at least 19 samples$"):
+            calibration.flag(normal(3, 1), groups=torch.tensor([0, 1, 2]))
+
+    def test_infinity_is_flagged_whatever_its_group_and_names_none(self):
+        calibration = Calibration(normal(43, 0), torch.tensor([0] * 40 + [1] * 3))
+        asked, groups = torch.full((3,), math.inf), torch.tensor([0, 1, 7])
+        assert calibration.p_value(asked, groups).tolist() == [1 / 44] * 3
+        assert calibration.flag(asked, groups=groups).all()
+
+    def test_many_unknown_groups_are_one_warning(self):
+        calibration = Calibration(normal(40, 0), torch.zeros(40, dtype=torch.long))
+        with pytest.warns(
+            CalibrationWarning, match=r"0 of group 10 and too few of 20 o"
+        ) as told:
+            calibration.p_value(normal(30, 1), torch.arange(1, 31))
+        assert len(told) == 1
 
     def test_thresholds_are_those_of_the_group_alone(self):
         scores, groups = normal(300, 0), torch.arange(300) % 2
@@ -247,8 +300,9 @@ class TestAgainstCrepes:
         wanted = theirs.predict_p(
             new[:, None].numpy(), bins=new_groups.numpy(), smoothing=False
         )[:, 0]
-        found = Calibration(scores, groups).p_value(new, new_groups)
-        assert found.tolist() == pytest.approx(wanted, rel=1e-15)
+        known = torch.isin(new_groups, groups)  # of the others crepes says 1
+        found = Calibration(scores, groups).p_value(new[known], new_groups[known])
+        assert found.tolist() == pytest.approx(wanted[known.numpy()], rel=1e-15)
 
 
 class TestLooksLikeTraining:

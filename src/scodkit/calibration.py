@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from scodkit.errors import CalibrationError, OptionError
+from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 from scodkit.optional import optional
 
 # of `looks_like_training`: by how much held-out data must score higher, and how surely
@@ -24,7 +26,10 @@ class Calibration:
     """Scores of held-out, in-distribution samples (split conformal).
 
     With groups, every group is calibrated by itself (class-conditional, or Mondrian): rates
-    then hold within each group, not only on average over them.
+    then hold within each group, not only on average over them. A group that too little is
+    known of is judged against the held-out scores of all groups: its rate is not promised
+    then, but what is atypical for all of them is not let through. A `CalibrationWarning` names
+    each such group, once.
 
     Args:
         scores: ``(n,)``, finite, larger = more atypical, in any order. Kept in float64 on the
@@ -42,6 +47,8 @@ class Calibration:
 
     scores: Tensor
     groups: Tensor | None = None
+    # groups that were warned of
+    _named: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         scores = self.scores.detach().flatten().cpu().double()
@@ -72,9 +79,10 @@ class Calibration:
         """Return conformal p-values ``(B,)``: ``(1 + #{held out >= score}) / (n + 1)``.
 
         Args:
-            scores: ``(B,)``; larger = more atypical. Infinity gets the smallest p-value.
+            scores: ``(B,)``; larger = more atypical. Infinity gets the smallest p-value there
+                is, ``1 / (num_data + 1)``, whatever its group.
             groups: ``(B,)`` integers, if the calibration has groups: only held-out samples
-                of the same group count then. A group without any gets 1.
+                of the same group count then. For a group without any, all of them do.
 
         Returns:
             Float64 on the scores' device. For new samples of the same kind as the held-out
@@ -84,13 +92,17 @@ class Calibration:
             CalibrationError: If a score is NaN, or groups are missing or too much.
         """
         asked, asked_groups = self._asked(scores, groups)
+        above = self.num_data - torch.searchsorted(self.pooled, asked, right=False)
+        among_all = (1 + above).double() / (self.num_data + 1)
         if self.groups is None or asked_groups is None:
-            above = self.num_data - torch.searchsorted(self.scores, asked, right=False)
-            return ((1 + above).double() / (self.num_data + 1)).to(scores.device)
+            return among_all.to(scores.device)
         first = torch.searchsorted(self.groups, asked_groups, right=False)
         last = torch.searchsorted(self.groups, asked_groups, right=True)
         above = last - _search_within(self.scores, first, last, asked)
-        return ((1 + above).double() / (1 + last - first)).to(scores.device)
+        unknown, finite = first == last, asked < math.inf
+        self._warn_of(asked_groups[unknown & finite].tolist())
+        own = (1 + above).double() / (1 + last - first)
+        return torch.where(unknown | ~finite, among_all, own).to(scores.device)
 
     def threshold(
         self, false_alarm: float, *, confidence: float | None = None, group: int | None = None
@@ -160,15 +172,16 @@ class Calibration:
         Args:
             scores: ``(B,)``; larger = more atypical.
             false_alarm: Accepted share of false alarms, within each group if there are any.
-            groups: ``(B,)`` integers, if the calibration has groups. Samples of a group
-                without held-out samples are not flagged.
-            confidence: As in `threshold`; None for ``p_value(scores) <= false_alarm``.
+            groups: ``(B,)`` integers, if the calibration has groups. Samples of a group with
+                too few held-out ones for the rate, or none, are judged against all of them.
+            confidence: As in `threshold`; None for ``p_value(scores) <= false_alarm``, but for
+                groups with too few.
 
         Returns:
-            Booleans on the scores' device.
+            Booleans on the scores' device. Infinity is always flagged.
 
         Raises:
-            CalibrationError: As `threshold`, naming the group that has too few samples, and
+            CalibrationError: As `threshold`, if all groups together have too few samples, and
                 as `p_value`.
         """
         check_share("false_alarm", false_alarm, 0.05)
@@ -177,14 +190,17 @@ class Calibration:
             limit = self.threshold(false_alarm, confidence=confidence)
             return (asked > limit).to(scores.device)
         occurring = sorted(set(asked_groups.flatten().tolist()))
-        limits = [
-            self.threshold(false_alarm, confidence=confidence, group=group)
-            if self._held(group).numel()
-            else math.inf
-            for group in occurring
-        ]
+        rule = (false_alarm, confidence)
+        limits = {group: _limit(self._held(group), *rule) for group in occurring}
+        lacking = [group for group, limit in limits.items() if limit is None]
+        if lacking:
+            above = _allowed(*rule, self.num_data, None)
+            among_all = float(self.pooled[self.num_data - 1 - above])
+            limits |= dict.fromkeys(lacking, among_all)
+            judged = set(asked_groups[asked < math.inf].tolist())
+            self._warn_of(judged.intersection(lacking))
         which = torch.searchsorted(torch.tensor(occurring, dtype=torch.int64), asked_groups)
-        limits_of = torch.tensor(limits, dtype=torch.float64)[which]
+        limits_of = torch.tensor(list(limits.values()), dtype=torch.float64)[which]
         return (asked > limits_of).to(scores.device)
 
     def looks_like_training(self, expected: float) -> bool:
@@ -219,6 +235,27 @@ class Calibration:
             return False
         error = float(self.scores.std()) / math.sqrt(self.num_data)
         return float(self.scores.mean()) + _ONE_PERCENT * error < _HIGHER * expected
+
+    @functools.cached_property
+    def pooled(self) -> Tensor:
+        """The held-out scores of all groups, ascending."""
+        return self.scores if self.groups is None else self.scores.sort().values
+
+    def _warn_of(self, groups: Iterable[int]) -> None:
+        """Name the groups that are judged against all held-out scores, each of them once."""
+        new = sorted(set(groups) - self._named)
+        if not new:
+            return
+        self._named.update(new)
+        listed = ", ".join(f"{self._held(one).numel()} of group {one}" for one in new[:10])
+        more = f" and too few of {len(new) - 10} others" if len(new) > 10 else ""
+        warnings.warn(
+            f"expected enough held-out samples of every group, got {listed}{more}: their "
+            "samples are judged against all held-out ones, without a rate of their own; "
+            "calibrate with more samples of such groups",
+            CalibrationWarning,
+            stacklevel=3,
+        )
 
     def _asked(self, scores: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return scores and groups to judge, checked, on the CPU.
@@ -326,35 +363,45 @@ def check_share(name: str, value: float, instead: float) -> None:
         raise OptionError(f"expected 0 < {name} < 1, got {value}; type {name}={instead}")
 
 
+def _limit(held: Tensor, rate: float, confidence: float | None) -> float | None:
+    """Return the threshold of a rate, None if there are too few sorted held-out scores."""
+    above = _most_above(rate, confidence, held.numel())
+    return None if above < 0 else float(held[held.numel() - 1 - above])
+
+
+def _most_above(rate: float, confidence: float | None, num_data: int) -> int:
+    """Return how many held-out scores may lie above a threshold, -1 if none is too many."""
+    check_share("false_alarm", rate, 0.05)
+    if confidence is None:
+        return _on_average(rate, num_data)
+    check_share("confidence", confidence, 0.99)
+    return _surely(rate, confidence, num_data)
+
+
 def _allowed(rate: float, confidence: float | None, num_data: int, group: int | None) -> int:
     """Return how many held-out scores may lie above a threshold.
 
     Raises:
         CalibrationError: If even none is too many for the rate.
     """
-    check_share("false_alarm", rate, 0.05)
+    above = _most_above(rate, confidence, num_data)
+    if above >= 0:
+        return above
     among = "" if group is None else f" of group {group}"
     if confidence is None:
-        above = _on_average(rate, num_data)
-        if above < 0:
-            needed = _fewest(math.ceil(1 / rate) - 1, lambda n: _on_average(rate, n) >= 0)
-            raise CalibrationError(
-                f"expected a false-alarm rate of at least 1/(n+1) = {1 / (num_data + 1):.3g} "
-                f"for n = {num_data} held-out samples{among}, got {rate:.3g}; calibrate with "
-                f"at least {needed} samples{among}"
-            )
-        return above
-    check_share("confidence", confidence, 0.99)
-    above = _surely(rate, confidence, num_data)
-    if above < 0:
-        guess = math.ceil(math.log1p(-confidence) / math.log1p(-rate))
-        needed = _fewest(guess, lambda n: _surely(rate, confidence, n) >= 0)
+        needed = _fewest(math.ceil(1 / rate) - 1, lambda n: _on_average(rate, n) >= 0)
         raise CalibrationError(
-            f"expected at least {needed} held-out samples{among} for a false-alarm rate of "
-            f"{rate:.3g} with confidence {confidence:.3g}, got {num_data}; calibrate with at "
-            f"least {needed} samples{among}, or ask for a higher rate"
+            f"expected a false-alarm rate of at least 1/(n+1) = {1 / (num_data + 1):.3g} "
+            f"for n = {num_data} held-out samples{among}, got {rate:.3g}; calibrate with "
+            f"at least {needed} samples{among}"
         )
-    return above
+    guess = math.ceil(math.log1p(-confidence) / math.log1p(-rate))
+    needed = _fewest(guess, lambda n: _surely(rate, confidence, n) >= 0)
+    raise CalibrationError(
+        f"expected at least {needed} held-out samples{among} for a false-alarm rate of "
+        f"{rate:.3g} with confidence {confidence:.3g}, got {num_data}; calibrate with at "
+        f"least {needed} samples{among}, or ask for a higher rate"
+    )
 
 
 def _on_average(rate: float, num_data: int) -> int:
