@@ -198,7 +198,7 @@ class TestOnlineDiscoveries:
 
 def drifting() -> DriftAlarm:
     # whole numbers: ties, broken at random
-    alarm = DriftAlarm(Calibration((10 * normal(50, 0)).round()), seed=7)
+    alarm = DriftAlarm(Calibration((10 * normal(50, 0)).round()))
     alarm.push_many((10 * normal(30, 1)).round())
     alarm.push(math.inf)
     return alarm

@@ -89,7 +89,7 @@ class TestGame:
         scores = normal(6050, 0)
         if levels is not None:
             scores = (scores * levels / 3).round()
-        alarm = DriftAlarm(Calibration(scores[:50]))
+        alarm = DriftAlarm(Calibration(scores[:50]), seed=0)
         p_values = [alarm._p_value(score) for score in scores[50:].tolist()]
         assert scipy.stats.kstest(p_values, "uniform").pvalue > 1e-3
         assert scipy.stats.spearmanr(p_values[1:], p_values[:-1]).pvalue > 1e-3
@@ -121,28 +121,52 @@ class TestRates:
             crossed += bool(alarm.push_many(scores[num_data:]).any())
         assert 0 < crossed < level * runs
 
+    def test_alarms_made_alike_do_not_share_their_luck(self):
+        # nothing but ties: what happens is the luck of the draws that break them
+        calibration, ties = Calibration(torch.zeros(20)), torch.zeros(300)
+        alarms = [DriftAlarm(calibration), DriftAlarm(calibration)]
+        alarms += [DriftAlarm(calibration, seed=0), DriftAlarm(calibration, seed=0)]
+        fresh, other, seeded, same = ([a._p_value(0.0) for _ in ties] for a in alarms)
+        assert fresh != other
+        assert seeded == same
+        # at a rate that the draws of seed 0 just meet, every stream would raise it
+        rate = 1 / max(gambled(seeded)) + 1e-9
+        raised = sum(
+            bool(DriftAlarm(calibration, rate).push_many(ties).any()) for _ in range(200)
+        )
+        assert raised <= scipy.stats.binom(200, rate).ppf(1 - 1e-9) < 200
+
+    def test_two_values_only(self):
+        runs, level, raised = 250, 0.05, 0
+        for seed in range(runs):
+            scores = (normal(300, seed) > 0.3).double()
+            alarm = DriftAlarm(Calibration(scores[:100]), level)
+            raised += bool(alarm.push_many(scores[100:]).any())
+        assert raised <= scipy.stats.binom(runs, level).ppf(1 - 1e-9)
+
     @pytest.mark.parametrize("quiet", [0, 500, 5000])
     def test_a_shift_is_found_within_100_samples(self, quiet):
         for seed in range(8):
             scores = normal(1000 + quiet + 100, seed)
             scores[1000 + quiet :] += 1
-            alarm = DriftAlarm(Calibration(scores[:1000]), 0.01)
+            alarm = DriftAlarm(Calibration(scores[:1000]), 0.01, seed)
             alarm.push_many(scores[1000:])
             assert alarm.alarmed_at is not None
             assert alarm.alarmed_at > quiet
 
     def test_a_long_quiet_stream_stays_quiet(self):
         scores = normal(30_200, 3)
-        assert not DriftAlarm(Calibration(scores[:200])).push_many(scores[200:]).any()
+        alarm = DriftAlarm(Calibration(scores[:200]), seed=0)
+        assert not alarm.push_many(scores[200:]).any()
 
     def test_lower_scores_are_no_alarm(self):
-        alarm = DriftAlarm(Calibration(normal(500, 0)))
+        alarm = DriftAlarm(Calibration(normal(500, 0)), seed=0)
         assert not alarm.push_many(normal(500, 1) - 3).any()
 
 
 class TestAlarm:
     def test_stays_until_reset_and_rises_again(self):
-        alarm = DriftAlarm(Calibration(normal(500, 0)))
+        alarm = DriftAlarm(Calibration(normal(500, 0)), seed=0)
         stream = iter((normal(100, 1) + 3).tolist())
         while not alarm.push(next(stream)):
             assert alarm.alarmed_at is None
@@ -187,7 +211,7 @@ class TestAlarm:
     def test_infinity_is_the_most_atypical(self):
         calibration = Calibration(normal(99, 0))
         assert DriftAlarm(calibration)._p_value(math.inf) <= 1 / 100
-        alarm = DriftAlarm(calibration)
+        alarm = DriftAlarm(calibration, seed=0)
         assert alarm.push_many(torch.full((30,), math.inf)).any()
         # ties among infinities are broken like others
         assert 0 < alarm._p_value(math.inf) <= 31 / 130
@@ -217,7 +241,7 @@ class TestAlarm:
         for rate in (0.0, 1.0, math.nan):
             with pytest.raises(OptionError, match=r"0 < false_alarm < 1, got .*; type"):
                 DriftAlarm(calibration, rate)
-        with pytest.raises(OptionError, match=r"a seed >= 0, got -1; type seed=0"):
+        with pytest.raises(OptionError, match=r"a seed >= 0 or None, got -1; type"):
             DriftAlarm(calibration, seed=-1)
         grouped = Calibration(normal(20, 0), torch.arange(20) % 2)
         with pytest.raises(OptionError, match=r"without groups, .*type DriftAlarm\(Calib"):

@@ -45,7 +45,9 @@ class DriftAlarm(Kept):
     Args:
         calibration: Held-out scores, without groups.
         false_alarm: Accepted probability of ever raising a false alarm, in (0, 1).
-        seed: Of the random numbers that break ties, >= 0.
+        seed: Of the random numbers that break ties, >= 0. By default they are fresh for every
+            alarm, as the rate is one over their luck, too: alarms that share a seed share it.
+            A saved alarm goes on with its own.
 
     Attributes:
         false_alarm: As given.
@@ -55,7 +57,7 @@ class DriftAlarm(Kept):
 
     Examples:
         >>> rng = torch.Generator().manual_seed(0)
-        >>> alarm = DriftAlarm(Calibration(torch.rand(500, generator=rng)))
+        >>> alarm = DriftAlarm(Calibration(torch.rand(500, generator=rng)), seed=0)
         >>> bool(alarm.push_many(torch.rand(500, generator=rng)).any())
         False
         >>> bool(alarm.push_many(torch.rand(50, generator=rng) + 0.5).any())
@@ -68,7 +70,7 @@ class DriftAlarm(Kept):
     plain = ("false_alarm", "num_seen", "alarmed_at", "log_wealth", "_steps", "_shares")
 
     def __init__(
-        self, calibration: Calibration, false_alarm: float = 0.01, seed: int = 0
+        self, calibration: Calibration, false_alarm: float = 0.01, seed: int | None = None
     ) -> None:
         check_share("false_alarm", false_alarm, 0.01)
         if calibration.groups is not None:
@@ -76,12 +78,12 @@ class DriftAlarm(Kept):
                 "expected a calibration without groups, got one with them; type "
                 "DriftAlarm(Calibration(calibration.scores))"
             )
-        if seed < 0:
-            raise OptionError(f"expected a seed >= 0, got {seed}; type seed=0")
+        if seed is not None and seed < 0:
+            raise OptionError(f"expected a seed >= 0 or None, got {seed}; type seed=0")
         self.false_alarm = false_alarm
         self.num_seen = 0
         self._ranks = _Ranks(calibration.scores)
-        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._random = np.random.Generator(np.random.PCG64(seed))  # None: the system's entropy
         self.reset()
 
     def reset(self) -> None:

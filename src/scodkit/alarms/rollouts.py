@@ -23,7 +23,8 @@ class RolloutAlarm(Kept):
     little; whole rollouts can be compared. The statistic of a rollout is the largest moving
     mean of its scores over the last ``window`` frames, so far. The threshold is the conformal
     one over the held-out rollouts' statistics: a new good rollout raises any alarm, at any
-    frame, with probability at most ``false_alarm``.
+    frame, with probability at most ``false_alarm``, on average over held-out sets. The rate of
+    one small set may be well above it; ``confidence`` makes it hold for this very set.
 
     The first ``window - 1`` means are over fewer frames; frames before the first count as 0,
     the most typical score. Means over the few frames there are would be the noisiest ones, and

@@ -243,7 +243,7 @@ def watch(monitor: Monitor, digits: Digits) -> WatchedStream:
 
     assert monitor.calibration is not None
     x = torch.cat([digits.test_x[:_BEFORE], digits.novel_x[:_BEFORE]])
-    alarm = DriftAlarm(monitor.calibration, false_alarm=0.01)
+    alarm = DriftAlarm(monitor.calibration, false_alarm=0.01, seed=0)
     return WatchedStream.of(alarm, monitor.score(x), changed_at=_BEFORE)
 
 

@@ -60,7 +60,7 @@ class WatchedStream:
         Examples:
             >>> from scodkit import Calibration
             >>> rng = torch.Generator().manual_seed(0)
-            >>> alarm = DriftAlarm(Calibration(torch.rand(500, generator=rng)))
+            >>> alarm = DriftAlarm(Calibration(torch.rand(500, generator=rng)), seed=0)
             >>> scores = torch.rand(300, generator=rng) + (torch.arange(300) >= 200)
             >>> WatchedStream.of(alarm, scores, changed_at=200).alarmed_at
             205
