@@ -174,6 +174,7 @@ def test_alarms_fail_only_when_asked(folder: Path) -> None:
     found = scod(*words, "--fail-on-alarm", cwd=folder)
     assert found.code == 3
     assert "ALARM" in found.out
+    assert "warning: expected inputs like those of the fit" in found.err
     assert scod("score", "m.scod", "model.py:net", "-", "--fail-on-alarm", cwd=folder,
                 stdin="[50, 50, 50]\n").code == 3  # fmt: skip
     calm = ("score", "m.scod", "model.py:net", "-", "--fail-on-alarm")

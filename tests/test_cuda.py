@@ -13,7 +13,7 @@ from cases import CASES, Case, conv_batchnorm
 from engines import Uses, close, everything, joined, noise, randomised
 from scodkit import Categorical, Monitor, kernels, likelihoods
 from scodkit.baselines import DeepEnsemble
-from scodkit.errors import NonFiniteError
+from scodkit.errors import NonFiniteError, SuspiciousInputWarning
 from scodkit.factors import Engine, HookEngine, LoopEngine, backward
 from scodkit.factors.rules import broadcast
 from scodkit.likelihoods import Likelihood
@@ -47,6 +47,19 @@ def test_maps_are_the_same_on_every_device(mapping: Map) -> None:
     on_cpu = mapping.rows(1000, 3000, shape, 7, here)
     on_gpu = mapping.rows(1000, 3000, shape, 7, here.cuda()).cpu()
     torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-12, atol=1e-14)
+
+
+def test_inputs_of_another_scale_are_noticed_within_32_calls() -> None:
+    x = torch.rand(32, 3, device="cuda")
+    for first in (0, 1, 40):
+        model = nn.Linear(3, 2).cuda()
+        monitor = Monitor(model, likelihoods.Gaussian(), rank=2).fit([x], progress=False)
+        assert monitor.fitted.input_range == {"0": (float(x.min()), float(x.max()))}
+        for _ in range(first):
+            monitor.score(x)
+        with pytest.warns(SuspiciousInputWarning, match="divide by 255") as told:
+            torch.cat([monitor.score(255 * x) for _ in range(32)])
+        assert len(told) == 1
 
 
 def test_gradients_may_take_an_eighth_of_the_memory() -> None:

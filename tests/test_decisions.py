@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from engines import close, noise, randomised
-from scodkit import Categorical, Gaussian, Monitor, predicted_class
+from scodkit import Calibration, Categorical, Gaussian, Monitor, predicted_class
+from scodkit.alarms import discoveries
 from scodkit.errors import (
     BatchError,
     CalibrationError,
@@ -78,6 +79,30 @@ class TestGroups:
             monitor.calibrate([HELD], by=by, progress=False)
         assert monitor.calibration is before
         monitor(TEST)
+
+    def test_a_nan_is_flagged_whatever_was_held_out(self):
+        # class 0, the one that argmax takes a NaN for, was never held out
+        monitor = fitted()
+        classes = monitor.model(HELD).argmax(1)
+        monitor.calibrate([HELD[classes != 0]], by=predicted_class, progress=False)
+        smallest = 1 / (monitor.calibration.num_data + 1)
+        bad = torch.full((2, 3), float("nan")).double()
+        assert monitor.model(bad).argmax(1).tolist() == [0, 0]
+        assert monitor.flag(bad).all()
+        assert monitor(bad).p_value.tolist() == [smallest] * 2
+        assert discoveries(monitor(bad).p_value).all()
+
+    def test_a_class_never_held_out_is_judged_against_all(self):
+        monitor = fitted()
+        classes, new = monitor.model(HELD).argmax(1), monitor.model(TEST).argmax(1)
+        monitor.calibrate([HELD[classes != 0]], by=predicted_class, progress=False)
+        with pytest.warns(CalibrationWarning, match="0 of group 0") as told:
+            scored, flagged = monitor(TEST), monitor.flag(TEST, 0.1)
+        assert len(told) == 1
+        wanted = Calibration(monitor.calibration.scores).p_value(scored.score)
+        assert torch.equal(scored.p_value[new == 0], wanted[new == 0])
+        assert torch.equal(flagged, scored.p_value <= 0.1)
+        assert 0 < scored.p_value[new == 0].min() < 0.5
 
     def test_a_single_logit_has_two_classes(self):
         assert predicted_class(torch.tensor([[0.5], [-0.5]])).tolist() == [1, 0]
@@ -202,7 +227,45 @@ class TestSummary:
         assert torch.equal(summary.scores, monitor.calibration.scores)
         assert summary.explained is None
         assert "captured curvature" in str(summary)
+        assert "45, by layer: 0 (24), 2 (21)" in str(summary)
+        assert "upper bounds, comparable within one monitor, not across ranks" in str(summary)
         assert summary.plot().axes
+
+    def test_says_how_wide_the_certificate_is(self):
+        monitor = fitted(rank=2)
+        summary, found = monitor.summary(TEST), monitor.certify(TEST)
+        lower, upper = (float(side.quantile(0.5)) for side in (found.lower, found.upper))
+        assert summary.bounds == pytest.approx((lower, upper), rel=0.1)
+        apart = f"bounds {summary.bounds[1] / summary.bounds[0]:.2g} times apart"
+        assert apart in str(summary)
+        assert monitor.summary().bounds is None
+        other = fitted(rank=2, sketch=TwoSided(9)).summary(TEST)
+        assert other.bounds is None
+        assert "upper bound" not in str(other)
+
+    @pytest.mark.filterwarnings("ignore::scodkit.errors.SuspiciousInputWarning")
+    @pytest.mark.parametrize("scale", [0.0, 255.0, 1e4, 1e30, float("nan"), float("inf")])
+    def test_prints_no_long_numbers(self, scale):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).eval()
+        with torch.no_grad():
+            model[2].weight *= 200  # sure of everything: L is too small for a float
+        x = torch.randn(60, 3)
+        monitor = Monitor(model, Categorical(), rank=12).fit([x], progress=False)
+        summary = monitor.summary(scale * x)
+        assert summary.explained is None or 0 <= summary.explained <= 1
+        assert max(map(len, str(summary).split())) < 20
+        assert "nan" not in str(summary)
+        str(monitor.summary(x[:0]))
+
+    def test_many_layers_are_not_all_named(self):
+        layers = [nn.Linear(3, 3) for _ in range(20)]
+        monitor = Monitor(randomised(nn.Sequential(*layers)), Gaussian(), rank=3)
+        monitor.fit([TRAIN], progress=False)
+        assert "5 (12), 14 more" in str(monitor.summary())
+        bare = Monitor(randomised(nn.Linear(3, 2)), Gaussian(), rank=3)
+        told = str(bare.fit([TRAIN], progress=False).summary())
+        assert "8, by layer: the model itself (8)" in told
 
     def test_looks_at_new_samples(self):
         monitor = fitted()
@@ -233,6 +296,9 @@ class TestSummary:
         monitor = Monitor(model, Gaussian(), rank=3, parameters=["2.bias"])
         monitor.fit([TRAIN], progress=False).calibrate([HELD], progress=False)
         assert any("constant" in note for note in monitor.summary().notes)
+        assert any(
+            "with Categorical() it cannot be" in note for note in monitor.summary().notes
+        )
 
     def test_weights_without_a_part_in_the_output_are_noticed(self):
         class Idle(nn.Module):

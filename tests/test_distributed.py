@@ -67,6 +67,7 @@ def test_processes_with_uneven_parts_are_as_one(count: int, tmp_path: Path) -> N
             for one in found:
                 assert one.basis.num_data == len(digits()) == alone.basis.num_data
                 assert one.basis.trace == pytest.approx(alone.basis.trace, rel=exact)
+                assert one.fitted.input_range == alone.fitted.input_range is not None
                 assert torch.equal(one.basis.vectors, found[0].basis.vectors)
                 if sketch.linear and not isinstance(sketch, Exact):
                     same_sums(one, alone, exact)

@@ -73,6 +73,7 @@ def test_scores_alone_are_enough(case):
     assert drawn["left"][0] == 0.0  # a score of 0 has no logarithm
 
 
+@pytest.mark.filterwarnings("ignore::scodkit.errors.SuspiciousInputWarning")
 def test_groups_have_their_own_p_values_and_no_common_threshold(case):
     monitor = Monitor(case.monitor.model, case.monitor.likelihood, 12)
     monitor.fit([torch.rand(100, 1, 6, 6)], progress=False)

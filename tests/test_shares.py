@@ -153,6 +153,7 @@ def test_weights_that_make_up_for_one_another_have_a_negative_share() -> None:
 # --- Sums, in float32 ----------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::scodkit.errors.SuspiciousInputWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("prior_scale", [0.1, 30.0])
 @pytest.mark.parametrize("likelihood", [Categorical(), Gaussian()], ids=lambda one: repr(one))

@@ -100,3 +100,7 @@ class CaptureWarning(UserWarning):
 
 class CalibrationWarning(UserWarning):
     """The held-out data does not look held out, or cannot support what is asked of it."""
+
+
+class SuspiciousInputWarning(UserWarning):
+    """Inputs look unlike the data of the fit in a way that their scores may not show."""

@@ -13,6 +13,7 @@ from scodkit.likelihoods import Likelihood
 from scodkit.parameters import ParameterSet, state_fingerprint
 from scodkit.parts import Part, in_both
 from scodkit.sketch import SketchState
+from scodkit.suspicion import Ranges, joined
 
 UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
 
@@ -57,6 +58,8 @@ class Fitted:
         skipped: Samples left out because they were not finite.
         parts: Which data it has seen.
         engine: Who computed its gradients, by name; None where nobody noted it.
+        input_range: Smallest and largest value of each floating input, by its place or keyword
+            in the call; None in fits of versions that did not look.
     """
 
     likelihood: Likelihood
@@ -68,6 +71,7 @@ class Fitted:
     skipped: int = 0
     parts: tuple[Part, ...] = ()
     engine: str | None = None
+    input_range: Ranges | None = None
 
     def check_weights(self, model: nn.Module, doing: str) -> None:
         """Make sure a model still has the weights of the fit.
@@ -155,4 +159,7 @@ class Fitted:
         if not (self.basis.certified and other.basis.certified):
             basis = replace(basis, certified=False)
         basis = replace(basis, offloaded=self.basis.offloaded)  # as the state is
-        return replace(self, basis=basis, state=state, skipped=skipped, parts=parts)
+        ranges = joined(self.input_range, other.input_range)
+        return replace(
+            self, basis=basis, state=state, skipped=skipped, parts=parts, input_range=ranges
+        )

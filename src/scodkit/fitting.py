@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ from scodkit.stream import (
     num_samples,
     open_stream,
 )
+from scodkit.suspicion import joined
 
 # pieces a GPU may be behind before it is waited for
 _LATE = 2
@@ -105,8 +107,12 @@ def fit(
     with processes.failing_together():
         done = own.run(begun, terms)
         part = own.part(done)
-    engine = None if begun is None else type(begun.source.engine).__name__
-    own_words = {"skipped": done.skipped, "part": part and part.document(), "engine": engine}
+    own_words = {
+        "skipped": done.skipped,
+        "part": part and part.document(),
+        "engine": None if begun is None else type(begun.source.engine).__name__,
+        "range": done.input_range,
+    }
     told = processes.gathered(own_words)
     parts = _parts(told)
     skipped = sum(one["skipped"] for one in told)
@@ -120,7 +126,8 @@ def fit(
     if options.precision is not None:  # a certificate would be one of rounded gradients
         basis = replace(basis, certified=False)
     engine = next((one["engine"] for one in told if one["engine"]), None)
-    about = (terms.fingerprints, terms.shape, skipped, parts, engine)
+    input_range = reduce(joined, (one["range"] for one in told))
+    about = (terms.fingerprints, terms.shape, skipped, parts, engine, input_range)
     fitted = Fitted(recipe.likelihood, terms.parameters, basis, state, *about)
     return fitted, None if begun is None else begun.source
 
@@ -369,7 +376,7 @@ def absorb(
     for piece in source.pieces(call, hold=True):
         _absorb_piece(piece, progress, on_bad, whole)
         del piece  # or its rows would be there while the next are formed
-    progress.samples += call.batch_size
+    progress.count(call)
 
 
 def _absorb_piece(
@@ -404,7 +411,7 @@ def _absorb_products(
             progress.state.sketch.update_by_products(progress.state, piece.curvature)
         progress.skipped += int((~piece.good).sum())
         del piece  # and with it a graph
-    progress.samples += call.batch_size
+    progress.count(call)
 
 
 def _finite_samples(source: FactorSource, call: Inputs) -> Tensor:

@@ -28,6 +28,7 @@ from scodkit.preparing import Preparation
 from scodkit.recipe import Recipe
 from scodkit.scorer import Question, Scorer
 from scodkit.sketch import Nystrom, Sketch
+from scodkit.suspicion import CrowdWatch
 from scodkit.task import Task
 
 
@@ -65,6 +66,7 @@ class Learner:
         self._functions = {"inputs": inputs is not None, "outputs": outputs is not None}
         self._network = Network(model, inputs, outputs)
         self._scorer: Scorer | None = None
+        self._crowd: CrowdWatch | None = None
 
     def fit(  # noqa: PLR0913 (each a choice of its own)
         self,
@@ -305,8 +307,10 @@ class Learner:
         return self._scorer
 
     def _adopt(self, fitted: Fitted, source: FactorSource | None) -> Self:
-        question = Question(self.prior_scale, self.task)
+        question, before = Question(self.prior_scale, self.task), self._scorer
         self._scorer = Scorer(self._network, self._recipe, fitted, source, question)
+        if before is not None and before.watch.seen is fitted.input_range:
+            self._scorer.watch = before.watch  # of the same data: no second warning
         self.calibration = self._by = None  # held-out scores belong to what they were asked of
         return self
 

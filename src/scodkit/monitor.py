@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from scodkit.learner import Learner
 from scodkit.scorer import Scores
 from scodkit.stream import batches_of, num_batches, open_stream
 from scodkit.summary import Summary, summarise
+from scodkit.suspicion import CrowdWatch
 
 _UNCALIBRATED = "expected a calibrated monitor; type monitor.calibrate(heldout_loader) first"
 
@@ -109,7 +111,11 @@ class Monitor(Learner):
         found = self._ready()(batch, self.memory_budget)
         p_value = None
         if self.calibration is not None:
-            p_value = self.calibration.p_value(found.score, self._groups(found))
+            score = found.score.cpu()  # once
+            p_value = self.calibration.p_value(score, self._groups(found)).to(
+                found.score.device
+            )
+            self._crowd_watch(self.calibration).look(score)
         return scoring.Scored(found.output, found.score, p_value)
 
     def score(self, batch: object) -> Tensor:
@@ -137,9 +143,12 @@ class Monitor(Learner):
         if self.calibration is None:
             raise NotFittedError(_UNCALIBRATED)
         found = self._ready()(batch, self.memory_budget)
-        return self.calibration.flag(
-            found.score, false_alarm, groups=self._groups(found), confidence=confidence
+        score = found.score.cpu()
+        flags = self.calibration.flag(
+            score, false_alarm, groups=self._groups(found), confidence=confidence
         )
+        self._crowd_watch(self.calibration).look(score)
+        return flags.to(found.score.device)
 
     def selftest(self, batch: object) -> scoring.SelfTest:
         """Compare the scores of a batch with those of each sample alone, by plain autograd.
@@ -211,11 +220,13 @@ class Monitor(Learner):
                 of the calibration are looked at.
         """
         scorer, calibration = self._ready(), self.calibration
+        blocks = scorer.fitted.parameters.blocks
         found = None if batch is None else scorer(batch, self.memory_budget, parts=True)
         scores = None if calibration is None else calibration.scores
         return summarise(
             self.basis,
             self.prior_scale,
+            {block.name: math.prod(block.shape) for block in blocks},
             self.skipped,
             scores if found is None else found.score,
             None if found is None else found.parts,
@@ -283,6 +294,11 @@ class Monitor(Learner):
     def _batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Any]:
         self._ready()  # before anything of the loader is read
         return batches_of(open_stream(loader)[1], num_batches(loader), doing, progress)
+
+    def _crowd_watch(self, calibration: Calibration) -> CrowdWatch:
+        if self._crowd is None or self._crowd.calibration is not calibration:
+            self._crowd = CrowdWatch(calibration)
+        return self._crowd
 
     def _groups(self, found: Scores) -> Tensor | None:
         return None if self._by is None else groups_of(self._by, found.output)

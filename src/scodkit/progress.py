@@ -10,8 +10,10 @@ from torch import Tensor
 
 from scodkit import artifact
 from scodkit.errors import CorruptArtifactError, MismatchError, NonFiniteError
+from scodkit.network import Inputs
 from scodkit.replacing import remove_leftovers
 from scodkit.sketch import SketchState
+from scodkit.suspicion import Ranges, ranges_of, seen_in, widen
 
 _KIND = "checkpoint"
 _STATE = "state."
@@ -54,6 +56,8 @@ class Progress:
         data_digest: Hash of all batches read, kept only for checkpoints.
         skipped: Samples left out because they were not finite.
         unchecked: Pieces not yet known to be finite: asking at once would idle a GPU.
+        seen: The ranges of the inputs, as `scodkit.suspicion.widen` keeps them; None if a part
+            of the pass did not look.
     """
 
     state: SketchState
@@ -62,6 +66,18 @@ class Progress:
     skipped: int = 0
     data_digest: str = ""
     unchecked: list[FiniteCheck] = field(default_factory=list)
+    seen: dict[str, Tensor] | None = field(default_factory=dict)
+
+    def count(self, call: Inputs) -> None:
+        """Note that a batch was read."""
+        self.samples += call.batch_size
+        if self.seen is not None:
+            widen(self.seen, call)
+
+    @property
+    def input_range(self) -> Ranges | None:
+        """The ranges of the inputs, if they are known."""
+        return None if self.seen is None else ranges_of(self.seen)
 
     def check(self, but: int = 0) -> None:
         """Refuse pieces that were not finite, the last few left for later."""
@@ -114,13 +130,17 @@ class Checkpoint:
             )
         held = next(iter(state.tensors.values()))
         resumed = artifact.unpack_state(header["state"], tensors, _STATE, state.sketch)
-        return Progress(resumed.to(held.device), **{name: header[name] for name in _COUNTS})
+        progress = Progress(resumed.to(held.device), **{n: header[n] for n in _COUNTS})
+        ranges = header.get("input_range")  # checkpoints of earlier versions have none
+        progress.seen = None if ranges is None else seen_in(ranges, held.device)
+        return progress
 
     def save(self, progress: Progress) -> None:
         """Write how far a pass has come, atomically."""
         header, tensors = artifact.pack_state(progress.state, _STATE)
         counts = {name: getattr(progress, name) for name in _COUNTS}
         about = {"state": header, "identity": self.identity, **counts}
+        about["input_range"] = progress.input_range
         artifact.write(self.path, _KIND, about, tensors)
 
     def other_data(self) -> MismatchError:

@@ -19,6 +19,7 @@ from scodkit.fitted import Fitted
 from scodkit.network import Inputs, Network
 from scodkit.recipe import Recipe
 from scodkit.score import Energies
+from scodkit.suspicion import RangeWatch
 from scodkit.task import Task
 
 
@@ -69,6 +70,7 @@ class Scorer:
         self._network = network
         self._recipe = recipe
         self._prior_scale, self._task = question.prior_scale, question.task
+        self.watch = RangeWatch(fitted.input_range)
         self._captured: Captured | None = None
         # of the recorded call: what is not a tensor, and where weights and basis lay
         self._rest: list[object] = []
@@ -89,7 +91,7 @@ class Scorer:
             budget: Bytes that rows in weight space may take at a time.
             parts: Whether to say what the scores are made of.
         """
-        call = self._network.inputs_of(batch)
+        call = self._inputs_of(batch)
         recording = self._captured
         if recording and recording.fits(call.tensors()) and self._is_current(call):
             output, score, *rest = recording(call.tensors(), 4 if parts else 2)
@@ -182,7 +184,7 @@ class Scorer:
         """
         basis = self.basis()
         with self._network.evaluating():
-            call = self._network.inputs_of(batch)
+            call = self._inputs_of(batch)
             if call.batch_size == 0:
                 asked = (self._task or self.fitted.likelihood).named()
                 directions = asked.num_directions(self.fitted.shape)
@@ -205,13 +207,18 @@ class Scorer:
         """
         basis = self.basis()
         with self._network.evaluating():
-            call = self._network.inputs_of(batch)
+            call = self._inputs_of(batch)
             if call.batch_size == 0:
                 raise BatchError("expected samples to explain, got none")
             source = self._source_for(call, budget)
             return explain(
                 source, call, basis, self._prior_scale, saliency=saliency, references=references
             )
+
+    def _inputs_of(self, batch: object) -> Inputs:
+        call = self._network.inputs_of(batch)
+        self.watch.look(call)
+        return call
 
     def _scores(self, call: Inputs, basis: Eigenbasis, source: FactorSource) -> Scores:
         output, parts = scoring.score_batch(source, call, basis)

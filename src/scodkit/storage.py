@@ -95,6 +95,8 @@ def save(
         "basis": numbers,
         "notes": dict(stored.notes),
     }
+    if fitted.input_range is not None:
+        header["input_range"] = fitted.input_range
     if shard is not None:
         header["shard"] = asdict(shard)
     tensors = {"values": basis.values, "vectors": basis.vectors}
@@ -278,7 +280,10 @@ def _fitted(
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
     shape, skipped = tuple(header["output_shape"]), header["skipped"]
     parts = tuple(Part(**part) for part in header.get("parts", ()))
-    about = (fingerprints, shape, skipped, parts, header.get("engine"))
+    ranges = header.get("input_range")  # files of earlier versions have none
+    if ranges is not None:
+        ranges = {name: (low, high) for name, (low, high) in ranges.items()}
+    about = (fingerprints, shape, skipped, parts, header.get("engine"), ranges)
     fitted = Fitted(likelihood, parameters, basis, state, *about)
     fitted.check_weights(model, "loading")
     return fitted.to(next(model.parameters()).device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _LITTLE = 0.5
 # spread of scores over their mean below which they are called constant
 _CONSTANT = 1e-3
+# layers that are named
+_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -30,23 +33,28 @@ class Summary:
         num_data: ``M``, samples in the fit.
         skipped: Samples left out of it because they were not finite.
         num_parameters: ``N``, weights it is about.
+        layers: How many of them each layer has, by its name.
         captured: Share of the curvature that was kept, in [0, 1].
         effective_rank: How many directions the kept curvature is spread over: the exponential
             of the entropy of the eigenvalues.
         values: The spectrum, ``(k,)``, descending; nats per squared weight.
         determined: How far data rather than the prior decides along each direction, ``(k,)``
             in [0, 1).
-        certified: Whether scores are known to be upper bounds of the exact ones.
+        certified: Whether scores are known to be upper bounds of those that all of the
+            curvature would give.
         scores: Scores looked at, ``(n,)`` ascending; nats, larger = more atypical. None if
             there were none.
         explained: Mean share of ``|L|^2`` of the samples looked at that lies in the basis, in
-            [0, 1]; None if there were none.
+            [0, 1]; None if there were none with an ``L``.
+        bounds: Medians of their certificates' lower and upper bounds, nats; None if there were
+            none, or there is no certificate.
         notes: What looks wrong, and what to do about it.
     """
 
     num_data: int
     skipped: int
     num_parameters: int
+    layers: Mapping[str, int]
     captured: float
     effective_rank: float
     values: Tensor
@@ -54,13 +62,14 @@ class Summary:
     certified: bool
     scores: Tensor | None
     explained: float | None
+    bounds: tuple[float, float] | None
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
         lines = [
             f"fitted on            {self.num_data} samples"
             + (f", {self.skipped} skipped" if self.skipped else ""),
-            f"weights              {self.num_parameters}",
+            f"weights              {self.chosen}",
             f"captured curvature   {self.captured:.3f} with rank {len(self.values)}, "
             f"{'certified' if self.certified else 'not certified'}",
             f"effective rank       {self.effective_rank:.1f}",
@@ -68,13 +77,27 @@ class Summary:
         if len(self.determined):
             first, last = float(self.determined[0]), float(self.determined[-1])
             lines.append(f"determined by data   {first:.3f} (first) to {last:.3f} (last)")
-        if self.scores is not None:
+        if self.scores is not None and len(self.scores):
             low, middle, high = _quantiles(self.scores)
-            lines.append(f"scores               {middle:.3g} ({low:.3g} to {high:.3g})")
+            lines += [
+                f"scores               {middle:.3g} ({low:.3g} to {high:.3g})",
+                f"                     {'upper bounds, ' if self.certified else ''}comparable "
+                "within one monitor, not across ranks",
+            ]
+        if self.bounds is not None:
+            lines.append(f"certificate          {_interval(*self.bounds)}")
         if self.explained is not None:
             lines.append(f"explained            {self.explained:.3f} of |L|^2 in the basis")
         lines += [f"! {note}" for note in self.notes] or ["nothing looks wrong"]
         return "\n".join(lines)
+
+    @property
+    def chosen(self) -> str:
+        """How many weights were chosen, and of which layers, in words."""
+        named = [f"{layer} ({count})" for layer, count in list(self.layers.items())[:_NAMED]]
+        if len(self.layers) > _NAMED:
+            named.append(f"{len(self.layers) - _NAMED} more")
+        return f"{self.num_parameters}, by layer: {', '.join(named)}"
 
     def plot(self) -> Figure:
         """Return a figure: the spectrum, how far data decides, and scores if there are some."""
@@ -101,6 +124,7 @@ class Summary:
 def summarise(
     basis: Eigenbasis,
     prior_scale: float,
+    weights: Mapping[str, int],
     skipped: int,
     scores: Tensor | None,
     parts: Energies | None,
@@ -110,6 +134,7 @@ def summarise(
     Args:
         basis: Its basis.
         prior_scale: ``eps``.
+        weights: How many weights each chosen parameter has, by its name.
         skipped: Samples it left out.
         scores: Scores of samples it has not seen, ``(n,)``, if there are any.
         parts: What such scores are made of, if known.
@@ -118,15 +143,27 @@ def summarise(
     determined = scoring.determined(basis, prior_scale).cpu()
     if scores is not None:
         scores = scores.detach().double().cpu().sort().values
-    explained = None
+    explained = bounds = None
     if parts is not None:
-        total = parts.total[parts.total.isfinite()]
-        along = parts.along[parts.total.isfinite()].sum(1)
-        explained = float((along / total.clamp_min(torch.finfo(total.dtype).tiny)).mean())
+        finite = parts.total.isfinite()
+        parts = Energies(parts.total[finite], parts.along[finite])
+        # a sure classifier's L may be too small for a float: 0, with parts that are not
+        some = parts.total > 0
+        if bool(some.any()):
+            shares = parts.along[some].sum(1) / parts.total[some]
+            explained = float(shares.clamp_max(1).mean())
+        if basis.certified and bool(finite.any()):
+            found = scoring.certificate(parts, basis, prior_scale)
+            bounds = _quantiles(found.lower)[1], _quantiles(found.upper)[1]
+    layers: dict[str, int] = {}
+    for name, count in weights.items():
+        layer = name.rpartition(".")[0] or "the model itself"
+        layers[layer] = layers.get(layer, 0) + count
     return Summary(
         num_data=basis.num_data,
         skipped=skipped,
         num_parameters=basis.vectors.shape[0],
+        layers=layers,
         captured=basis.captured,
         effective_rank=_effective_rank(values),
         values=values,
@@ -134,6 +171,7 @@ def summarise(
         certified=basis.certified,
         scores=scores,
         explained=explained,
+        bounds=bounds,
         notes=tuple(_notes(basis, determined, scores)),
     )
 
@@ -147,8 +185,15 @@ def _effective_rank(values: Tensor) -> float:
 
 
 def _quantiles(scores: Tensor) -> list[float]:
-    levels = torch.tensor([0.05, 0.5, 0.95], dtype=scores.dtype)
-    return [float(q) for q in torch.quantile(scores, levels)]
+    levels = torch.tensor([0.05, 0.5, 0.95], dtype=scores.dtype, device=scores.device)
+    # between two infinities there is no number
+    return torch.quantile(scores, levels, interpolation="nearest").tolist()
+
+
+def _interval(lower: float, upper: float) -> str:
+    """Return what a certificate says of a typical score, in words."""
+    apart = f"bounds {upper / lower:.2g} times apart" if lower > 0 else "nothing from below"
+    return f"{lower:.3g} to {upper:.3g} (medians), {apart}"
 
 
 def _notes(basis: Eigenbasis, determined: Tensor, scores: Tensor | None) -> list[str]:
@@ -173,6 +218,7 @@ def _notes(basis: Eigenbasis, determined: Tensor, scores: Tensor | None) -> list
         if len(finite) > 1 and float(finite.std()) <= _CONSTANT * float(finite.mean().abs()):
             notes.append(
                 "the scores are constant: they do not tell inputs apart; choose parameters "
-                "whose gradients depend on the input (not the last bias alone)"
+                "whose gradients depend on the input (not the last bias alone), and for a "
+                "single output Bernoulli() or Gaussian(): with Categorical() it cannot be right"
             )
     return notes

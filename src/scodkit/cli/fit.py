@@ -265,7 +265,7 @@ def show_fit(path: Path, monitor: Monitor, as_json: bool) -> None:
         {
             "monitor": str(path),
             "samples": f"{summary.num_data}{skipped}",
-            "weights": str(summary.num_parameters),
+            "weights": summary.chosen,
             "captured curvature": f"{summary.captured:.1%} with rank {len(summary.values)}",
             "certified": "yes" if summary.certified else "no",
             "looks wrong": "; ".join(summary.notes) or "nothing",

@@ -35,7 +35,9 @@ def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
     if held is not None:
         calibration = Calibration(held, tensors.get("calibration_groups"))
     scores = None if calibration is None else calibration.scores
-    summary = summarise(basis, header["prior_scale"], header["skipped"], scores, None)
+    weights = {name: math.prod(shape) for name, shape in header["parameters"].items()}
+    about = (header["prior_scale"], weights, header["skipped"])
+    summary = summarise(basis, *about, scores, None)
     document = {
         "monitor": str(monitor),
         "bytes": monitor.stat().st_size,

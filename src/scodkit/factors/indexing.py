@@ -11,6 +11,7 @@ from scodkit.factors.lay import COUNTED, FIRST, MIXED, NEW, NOBODYS, Call, Lay, 
 
 
 def indexed(call: Call, results: list[Tensor]) -> list[Where]:
+    """Return where the samples lie in ``x[index]``."""
     tensor, index = call.args
     if call.wheres[0] in NOBODYS:  # a table: whose entries are looked up?
         single = isinstance(index, Tensor) and index.dtype != torch.bool

@@ -22,6 +22,7 @@ from scodkit.factors.lay import (
     Call,
     Lay,
     Where,
+    matched,
     tensors_in,
 )
 
