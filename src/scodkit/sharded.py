@@ -136,7 +136,8 @@ class ShardedMonitor:
         salt = f"{done.samples} {float(state.squared_norm)!r}"
         unnamed = processes.gathered(sampled_hash(state.tensors, salt))[0]
         part = part_behind(loader) or Part(unnamed, 0, done.samples)
-        about = (fingerprints, source.shape, done.skipped, (part,), done.input_range)
+        engine = type(source.engine).__name__
+        about = (fingerprints, source.shape, done.skipped, (part,), engine, done.input_range)
         self._fitted = Fitted(recipe.likelihood, whole, basis, state, *about)
         self._source = source
         return self

@@ -20,7 +20,7 @@ from scodkit.parameters import ParameterSet
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _TOLERANCE_HALF = 1e-1
 # and between a sample's output alone and in a batch, which differ by the order of sums alone
-_TOLERANCE_ALONE = {torch.float64: 1e-8, torch.float32: 3e-4}
+_TOLERANCE_ALONE = {torch.float64: 1e-10, torch.float32: 3e-4}
 
 # weights up to which a direction among them is at hand beside the batch
 _MANY_WEIGHTS = 50_000_000
