@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dense_reference import OddModel, Reference, Verdict, difference, engine_of, judged
-from odd_models import ODD_MODELS
+from odd_models import LOOPED, ODD_MODELS, SLOWER
 from scodkit import Monitor
 from scodkit.sketch import Exact
 
@@ -47,6 +47,12 @@ def test_scores_are_those_of_the_formula(odd: OddModel) -> None:
     found = verdict(odd)
     allowed = ("right", "refused") if odd.refusal else ("right",)
     assert found.kind in allowed, f"{found.kind} by {found.engine}: {found.detail}"
+    if not odd.refusal:
+        assert found.engine in {
+            "HookEngine",
+            *(["FunctionalEngine"] if odd.name in SLOWER else []),
+            *(["LoopEngine"] if odd.name in LOOPED else []),
+        }, f"right, but by {found.engine}: slower than what odd_models.py says"
 
 
 def main() -> None:
