@@ -86,18 +86,23 @@ def check_alone(network: Network, together: Tensor, alone: Tensor) -> None:
         )
 
 
-def check_some_alone(network: Network, call: Inputs, output: Tensor) -> None:
+def check_some_alone(network: Network, call: Inputs, output: Tensor) -> bool:
     """Make sure a few samples of a batch have the same output alone.
 
     Args:
         network: The model.
         call: The batch.
         output: What the model made of it.
+
+    Returns:
+        Whether that proves anything: of samples that are all alike nothing can be told.
     """
     which = distinct(call, _ALONE)
     with torch.no_grad():
-        alone = [network(call.samples(slice(i, i + 1)).map(torch.clone)) for i in which]
-    check_alone(network, output[torch.tensor(which, device=output.device)], torch.cat(alone))
+        each = [network(call.samples(slice(i, i + 1)).map(torch.clone)) for i in which]
+    alone = torch.cat(each)
+    check_alone(network, output[torch.tensor(which, device=output.device)], alone)
+    return bool((alone != alone[:1]).any())
 
 
 class Checksum:
