@@ -181,9 +181,9 @@ class ProductSource:
 
     def _check(self, call: Inputs, jacobian: Jacobian) -> None:
         """Make sure the samples of the first batch of a size are alone what they are in it."""
-        if call.batch_size > 1 and call.batch_size not in self.checked:
-            if check_some_alone(self.network, call, jacobian.output):
-                self.checked.add(call.batch_size)
+        unchecked = call.batch_size > 1 and call.batch_size not in self.checked
+        if unchecked and check_some_alone(self.network, call, jacobian.output):
+            self.checked.add(call.batch_size)
 
     def portions(self, batch_size: int) -> Portions:
         """Return how batches of a size are cut up."""
