@@ -14,6 +14,7 @@ from torch import Tensor, distributed
 
 from scodkit.artifact import check_place, pack_state, unpack_state
 from scodkit.errors import MismatchError, ProcessError
+from scodkit.replacing import file_errors
 from scodkit.sketch import SketchState
 
 # numbers added up at a time: large enough for a network, small beside a sketch, of which no
@@ -206,8 +207,9 @@ def files_of_all(path: Path) -> list[Path]:
         path: Where one alone would.
     """
     name = re.compile(re.escape(path.name) + r"\.\d+-of-\d+")
-    there = path.parent.iterdir() if path.parent.is_dir() else ()
-    return sorted(file for file in there if name.fullmatch(file.name))
+    with file_errors(path, "read"):
+        there = path.parent.iterdir() if path.parent.is_dir() else ()
+        return sorted(file for file in there if name.fullmatch(file.name))
 
 
 def _device() -> torch.device:

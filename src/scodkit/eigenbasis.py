@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scodkit.replacing import replacing
+from scodkit.replacing import file_errors, own_folder, target_of
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,18 @@ class Eigenbasis:
         """Return the basis with its vectors in the CPU's memory, or in a file.
 
         Args:
-            path: A file they are written to, and read from as they are needed; the system
-                keeps as much of it in memory as there is room for.
+            path: Where to write a file they are read from as they are needed; the system keeps
+                as much of it in memory as there is room for. It has no name there: nobody can
+                change it or cut it off under a score, and it goes with its last reader.
 
         Returns:
             A basis whose vectors stay there; a GPU is sent them piece by piece.
         """
         vectors = self.vectors.cpu()
         if path is not None:
-            with replacing(path) as temporary:
-                save_file({"vectors": vectors}, temporary)
-            vectors = load_file(path)["vectors"]  # mapped, not read
+            with file_errors(path, "written"), own_folder(target_of(path)) as folder:
+                save_file({"vectors": vectors}, folder / path.name)
+                vectors = load_file(folder / path.name)["vectors"]  # mapped, not read
         return replace(self, vectors=vectors, offloaded=True)
 
     def to(self, device: torch.device | str) -> Eigenbasis:

@@ -62,6 +62,10 @@ class MissingFileError(ScodError, FileNotFoundError):
     """There is no such file, or no such folder for one."""
 
 
+class FileError(ScodError, OSError):
+    """A file cannot be read or written: no room, no rights, no such name, no ordinary file."""
+
+
 class CorruptArtifactError(ArtifactError):
     """The file is cut off, altered, or not ours."""
 

@@ -266,7 +266,9 @@ class Monitor(Learner):
         Scoring then sends the basis to the GPU piece by piece, and takes longer for it.
 
         Args:
-            path: A file for the basis, mapped into memory: for bases larger than that.
+            path: Where to keep a file of the basis, mapped into memory: for bases larger than
+                that. It has no name there, so that nobody can change it, and is gone with the
+                process.
 
         Returns:
             The monitor itself, with the same scores.

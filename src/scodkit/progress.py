@@ -9,15 +9,28 @@ from typing import Any
 from torch import Tensor
 
 from scodkit import artifact
-from scodkit.errors import CorruptArtifactError, MismatchError, NonFiniteError
+from scodkit.errors import (
+    CorruptArtifactError,
+    MismatchError,
+    MissingFileError,
+    NonFiniteError,
+)
 from scodkit.network import Inputs
 from scodkit.replacing import remove_leftovers
+from scodkit.schema import OBJECT, TEXT, all_of, fields, refuse, that, whole
 from scodkit.sketch import SketchState
 from scodkit.suspicion import Ranges, ranges_of, seen_in, widen
 
 _KIND = "checkpoint"
 _STATE = "state."
-_COUNTS = ("batches", "samples", "skipped", "data_digest")
+_COUNTS = {"batches": whole(), "samples": whole(), "skipped": whole(), "data_digest": TEXT}
+_HEADER = all_of(
+    fields({"state": artifact.STATE, "identity": OBJECT, **_COUNTS}, others=True),
+    that(
+        "as many samples as are in the sketch, or were skipped,",
+        lambda header: header["state"]["num_data"] + header["skipped"] <= header["samples"],
+    ),
+)
 
 
 class FiniteCheck:
@@ -108,10 +121,11 @@ class Checkpoint:
             CorruptArtifactError: If it is no checkpoint.
         """
         remove_leftovers(self.path)
-        if not self.path.exists():
-            return Progress(state)
         try:
-            header, tensors = artifact.read(self.path, _KIND)
+            header, tensors = artifact.read(self.path, _KIND, _HEADER)
+            fields(artifact.state_checks(tensors, _STATE))(str(self.path), tensors)
+        except MissingFileError:
+            return Progress(state)
         except CorruptArtifactError as error:
             raise CorruptArtifactError(
                 f"expected a checkpoint or nothing at {self.path}, got something else "
@@ -130,6 +144,10 @@ class Checkpoint:
             )
         held = next(iter(state.tensors.values()))
         resumed = artifact.unpack_state(header["state"], tensors, _STATE, state.sketch)
+        shape = (resumed.num_parameters, resumed.columns)
+        dtypes = {tensor.dtype for tensor in resumed.tensors.values()}
+        if shape != (state.num_parameters, state.columns) or dtypes != {held.dtype}:
+            refuse(f"a sketch of {state.num_parameters} weights at {self.path}", "another")
         progress = Progress(resumed.to(held.device), **{n: header[n] for n in _COUNTS})
         ranges = header.get("input_range")  # checkpoints of earlier versions have none
         progress.seen = None if ranges is None else seen_in(ranges, held.device)

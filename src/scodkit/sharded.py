@@ -198,8 +198,7 @@ class ShardedMonitor:
             storage.save(processes.own_file(path), stored, True, shard)
         with processes.failing_together():  # when all are there, what they replace may go
             if processes.rank == 0:
-                for file in processes.kept_files(path)[1]:
-                    file.unlink(missing_ok=True)
+                storage.remove_replaced(path, processes.kept_files(path)[1])
 
     @classmethod
     def load(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,95 @@ from scodkit import artifact
 from scodkit.calibration import Calibration
 from scodkit.distributed import files_of_all
 from scodkit.eigenbasis import Eigenbasis
-from scodkit.errors import MismatchError
+from scodkit.errors import MismatchError, OptionError
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
 from scodkit.parameters import ParameterSet, select_names
 from scodkit.parts import Part
-from scodkit.sketch import Sketch
+from scodkit.replacing import file_errors
+from scodkit.schema import (
+    ANY_TENSOR,
+    FLAG,
+    OBJECT,
+    TEXT,
+    WIDE,
+    all_of,
+    each,
+    falling,
+    fields,
+    finite,
+    maybe,
+    number,
+    refuse,
+    table,
+    tensor,
+    that,
+    whole,
+)
+from scodkit.sketch import Sketch, SketchState
+from scodkit.sketch.tall import tall_chunks
 from scodkit.version import __version__
 
 _KIND = "monitor"
 _STATE = "sketch."
+_PROBE = "probe."
+
+# what a header must have, and what it may have besides
+_HEADER = fields(
+    {
+        "scodkit_version": TEXT,
+        "torch_version": TEXT,
+        "likelihood": artifact.DESCRIPTION,
+        "sketch": artifact.DESCRIPTION,
+        "rank": whole(1),
+        "prior_scale": number("a number > 0", lambda value: 1e-100 < value < 1e100),
+        "functions": fields({"inputs": FLAG, "outputs": FLAG, "task": FLAG, "by": FLAG}),
+        "parameters": table(each(whole())),
+        "fingerprints": fields({"parameters": TEXT, "model": TEXT}),
+        "output_shape": each(whole()),
+        "skipped": whole(),
+        "basis": fields(
+            {
+                "num_data": whole(1),
+                "trace": number(),
+                "certified": FLAG,
+                "residual_norm": maybe(number()),
+                "residual_rank": whole(),
+                "slack": number(),
+                "clamped": whole(),
+            }
+        ),
+    },
+    {
+        "parts": each(
+            all_of(
+                fields({"data": TEXT, "start": whole(), "stop": whole()}),
+                that("samples in ascending order", lambda part: part["start"] <= part["stop"]),
+            )
+        ),
+        "notes": OBJECT,
+        "state": artifact.STATE,
+        "shard": fields(dict.fromkeys(("index", "count", "start", "stop"), whole())),
+        "engine": TEXT,
+        "probes": OBJECT,
+        "input_range": OBJECT,
+    },
+    others=True,
+)
+
+# tensors that must be there, and that may be, besides those of sketch and probes
+_BASIS = {
+    "values": tensor((None,), WIDE, falling, "finite numbers >= 0, descending,"),
+    "vectors": ANY_TENSOR,
+}
+_CALIBRATION = {
+    "calibration": tensor((None,), (torch.float64,), lambda t: t.numel() > 0 and finite(t)),
+    "calibration_groups": ANY_TENSOR,
+}
+_OTHERS = {"samples": tensor((None,), (torch.int64,))}
+
+# directions that columns are tried along
+_TRIED = 4
 
 
 @dataclass(frozen=True)
@@ -109,8 +189,21 @@ def save(
             tensors["calibration_groups"] = stored.calibration.groups
     artifact.write(path, _KIND, header, tensors)
     if shard is None:
-        for file in files_of_all(Path(path)):  # of what this replaces
-            file.unlink(missing_ok=True)
+        remove_replaced(Path(path), files_of_all(Path(path)))
+
+
+def remove_replaced(path: Path, files: Iterable[Path]) -> None:
+    """Remove what a monitor was before; other files that only have such names stay.
+
+    Args:
+        path: The name of the monitor, which may have been one file.
+        files: Which to look into: that, and its shards.
+    """
+    for file in files:
+        header = artifact.header_of(file) or {}
+        if header.get("kind") == _KIND and (file == path or "shard" in header):
+            with file_errors(file, "removed"):
+                file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -144,39 +237,122 @@ def read(
     """
     path = Path(path)
     files = files_of_all(path)
-    if path.exists() and files:
+    with file_errors(path, "read"):
+        one = path.exists()
+    if one:  # others may have files of such names
+        files = [file for file in files if "shard" in (artifact.header_of(file) or ())]
+    if one and files:
         raise MismatchError(
             f"expected one monitor at {path}, found a whole one and {len(files)} parts of one "
             f"({files[0].name} ...); delete the older"
         )
     if not files:
-        header, tensors = artifact.read(path, _KIND)
+        header, tensors = read_file(path)
         if "shard" in header:
             raise MismatchError(
                 f"expected a whole monitor at {path}, got a part of its weights; type the name "
                 "it was saved under, without the numbers at its end"
             )
+        _check_columns(path, [tensors["vectors"]])
         if rows is None:
             return header, tensors
         # copies, or all of it would stay in memory
         return header, {n: _rows_of(n, t, rows, 0).clone() for n, t in tensors.items()}
-    parts = [artifact.read(file, _KIND) for file in files]
-    shards = [Shard(**header.pop("shard")) for header, _ in parts]
-    order = sorted(range(len(parts)), key=lambda i: shards[i].index)
+    header, shards, parts = _read_shards(path, files)
+    _check_columns(path, [part["vectors"] for part in parts])
+    joined: dict[str, Tensor] = {}
+    for name, small in parts[0].items():
+        own = [
+            _rows_of(name, part[name], rows, shard.start)
+            for part, shard in zip(parts, shards, strict=True)
+        ]
+        joined[name] = torch.cat(own) if _is_tall(name) else small
+    return header, joined
+
+
+def _read_shards(
+    path: Path, files: list[Path]
+) -> tuple[dict[str, Any], list[Shard], list[dict[str, Tensor]]]:
+    """Return the header that all shards of a monitor share, and the shards, in order.
+
+    Raises:
+        MismatchError: If there are others, or not all.
+    """
+    found = [read_file(file) for file in files]
+    if any("shard" not in header for header, _ in found):
+        raise MismatchError(f"expected parts of a monitor at {path}, got a whole one")
+    both = [(Shard(**header.pop("shard")), header, tensors) for header, tensors in found]
+    both.sort(key=lambda one: one[0].index)
+    shards = [shard for shard, _, _ in both]
     alike = {shard.count for shard in shards} == {len(files)}
-    if not alike or [shards[i].index for i in order] != list(range(len(files))):
+    if not alike or [shard.index for shard in shards] != list(range(len(files))):
         raise MismatchError(
             f"expected {shards[0].count} files {path.name}.0-of-{shards[0].count} and so on, "
             f"got {', '.join(file.name for file in files)}; bring all of them, and no others"
         )
-    header = parts[order[0]][0]
-    if any(other != header for other, _ in parts):
+    _, header, first = both[0]
+    ends = [0, *(shard.stop for shard in shards)]
+    joined = [shard.start for shard in shards] == ends[:-1] and ends[-1] == _size(header)
+    for _, other, tensors in both:
+        joined = joined and other == header and set(tensors) == set(first)
+        joined = joined and all(
+            _is_tall(name) or torch.equal(tensors[name], first[name]) for name in first
+        )
+    if not joined:
         raise MismatchError(f"expected parts of one monitor at {path}, got parts of several")
-    joined: dict[str, Tensor] = {}
-    for name, small in parts[order[0]][1].items():
-        own = [_rows_of(name, parts[i][1][name], rows, shards[i].start) for i in order]
-        joined[name] = torch.cat(own) if _is_tall(name) else small
-    return header, joined
+    return header, shards, [tensors for _, _, tensors in both]
+
+
+def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the header and the tensors of one file of a monitor, each as it must be.
+
+    Args:
+        path: Where it is.
+    """
+    header, tensors = artifact.read(path, _KIND, _HEADER)
+    name, size = str(path), _size(header)
+    if "shard" in header:
+        start, stop = header["shard"]["start"], header["shard"]["stop"]
+        whole(start, size)(f"the end of the shard {name}", stop)
+        size = stop - start
+    state = artifact.state_checks(tensors, _STATE) if "state" in header else {}
+    probes = {probe: ANY_TENSOR for probe in tensors if probe.startswith(_PROBE)}
+    fields({**_BASIS, **state}, {**_CALIBRATION, **_OTHERS, **probes})(name, tensors)
+    rank = len(tensors["values"])
+    whole(0, header["rank"])(f"the number of values of {name}", rank)
+    tensor((size, rank))(f"vectors of {name}", tensors["vectors"])
+    if "calibration_groups" in tensors:
+        held_out = tensors.get("calibration", torch.empty(0))
+        tensor(held_out.shape, (torch.int64,))(
+            f"groups of {name}", tensors["calibration_groups"]
+        )
+    return header, tensors
+
+
+def _size(header: Mapping[str, Any]) -> int:
+    return sum(math.prod(shape) for shape in header["parameters"].values())
+
+
+def _check_columns(path: Path, parts: Sequence[Tensor]) -> None:
+    """Make sure that vectors are orthonormal: ``U^T U z = z``, for a few random ``z``.
+
+    Args:
+        path: Of the monitor.
+        parts: Parts of their rows, which make up all of them.
+
+    Raises:
+        CorruptArtifactError: If they are not.
+    """
+    shape, random = (parts[0].shape[1], _TRIED), torch.Generator().manual_seed(0)
+    tried = torch.randn(shape, dtype=torch.float64, generator=random)
+    found = torch.zeros_like(tried)
+    for part in parts:
+        for chunk in tall_chunks(part):
+            rows = part[chunk].double()
+            found += rows.mT @ (rows @ tried)
+    # rounding is far below, in half precision too; a wrong column is far above
+    if not bool(((found - tried).abs() <= math.sqrt(torch.finfo(part.dtype).eps)).all()):
+        refuse(f"orthonormal vectors in {path}", "others")
 
 
 def _is_tall(name: str) -> bool:
@@ -227,8 +403,8 @@ def load(
             f"expected functions as at the fit ({header['functions']}), got {dict(functions)}; "
             "pass the same inputs=, outputs=, task= and by= to Monitor.load"
         )
-    own_likelihood = _chosen("likelihood", header, likelihood)
-    own_sketch = _chosen("sketch", header, sketch)
+    own_likelihood = _chosen("likelihood", header, likelihood, Likelihood)
+    own_sketch = _chosen("sketch", header, sketch, Sketch)
     return Stored(
         likelihood=own_likelihood,
         rank=header["rank"],
@@ -247,14 +423,14 @@ def _calibration(tensors: Mapping[str, Tensor]) -> Calibration | None:
     return Calibration(tensors["calibration"], tensors.get("calibration_groups"))
 
 
-def _chosen(what: str, header: Mapping[str, Any], given: Any) -> Any:
+def _chosen(what: str, header: Mapping[str, Any], given: Any, family: type) -> Any:
     """Return the likelihood or sketch of a file, or the one given if it agrees.
 
     Raises:
         MismatchError: If it does not.
     """
     described = header[what]
-    chosen = artifact.build(described) if given is None else given
+    chosen = artifact.build(described, family) if given is None else given
     if artifact.describe(chosen) != described:
         raise MismatchError(f"expected the {what} of the fit, {described}, got {chosen!r}")
     return chosen
@@ -274,10 +450,11 @@ def _fitted(
     if numbers["residual_norm"] is None:
         numbers["residual_norm"] = float("inf")
     state = None
-    if "state" in header and (rows is None or sketch.takes_products):  # others hold whole rows
-        state = artifact.unpack_state(header["state"], tensors, _STATE, sketch)
-        state.held = rows
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
+    _check_basis(basis, sketch)
+    if "state" in header and (rows is None or sketch.takes_products):  # others hold whole rows
+        state = artifact.unpack_state(header["state"], tensors, _STATE, sketch, rows)
+        _check_state(state, basis, parameters.num_parameters, header["rank"])
     shape, skipped = tuple(header["output_shape"]), header["skipped"]
     parts = tuple(Part(**part) for part in header.get("parts", ()))
     ranges = header.get("input_range")  # files of earlier versions have none
@@ -287,6 +464,42 @@ def _fitted(
     fitted = Fitted(likelihood, parameters, basis, state, *about)
     fitted.check_weights(model, "loading")
     return fitted.to(next(model.parameters()).device)
+
+
+def _check_basis(basis: Eigenbasis, sketch: Sketch) -> None:
+    """Make sure a basis is certified only where it can be.
+
+    Raises:
+        CorruptArtifactError: If it cannot.
+    """
+    rounding = math.sqrt(torch.finfo(basis.values.dtype).eps)
+    most = (basis.trace + basis.rank * basis.slack) * (1 + rounding)
+    below = float(basis.values.double().sum()) <= most
+    exact = sketch.certified and basis.vectors.dtype == basis.values.dtype
+    if basis.certified and not (below and exact):
+        refuse("a basis below the curvature, as certified", "one that cannot be")
+
+
+def _check_state(state: SketchState, basis: Eigenbasis, size: int, rank: int) -> None:
+    """Make sure a sketch is the one behind a basis, as far as that is known without solving.
+
+    Raises:
+        CorruptArtifactError: If it is not.
+    """
+    trace = float(state.squared_norm) / max(1, state.num_data)
+    try:
+        fewest = state.sketch.columns(size, rank)
+    except OptionError as error:
+        refuse(f"a sketch that can give rank {rank}", f"{state.sketch} ({error})")
+    agrees = (
+        (state.num_parameters, state.num_data) == (size, basis.num_data)
+        and state.columns >= fewest
+        and state.num_estimated <= state.num_data
+        and (state.num_estimated > 0 or math.isclose(trace, basis.trace, rel_tol=1e-9))
+        and not (state.num_estimated and basis.certified)
+    )
+    if not agrees:
+        refuse("the sketch behind the basis", "another")
 
 
 def _parameters_in(model: nn.Module, shapes: Mapping[str, list[int]]) -> ParameterSet:
@@ -302,5 +515,10 @@ def _parameters_in(model: nn.Module, shapes: Mapping[str, list[int]]) -> Paramet
             "expected the model this monitor was fitted on, but parameters differ ("
             + "; ".join(differing[:5])
             + "); build the model as it was then"
+        )
+    if list(shapes) != [name for name in named if name in shapes]:
+        raise MismatchError(
+            "expected parameters in the order of the model, got another order; build the model "
+            "as it was then, or fit again"
         )
     return select_names(model, list(shapes))

@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 from scodkit import artifact
 from scodkit.errors import CalibrationError
+from scodkit.schema import Check, fields, refuse
 
 
 class Kept:
@@ -19,11 +20,15 @@ class Kept:
 
     Attributes:
         kind: What its files are called.
-        plain: Names of its attributes that go into a file as they are.
+        plain: Its attributes that go into a file as they are, and what they may be.
+        others: What else is in the headers of its files, likewise.
+        tensors: The tensors of its files, likewise.
     """
 
     kind: ClassVar[str]
-    plain: ClassVar[tuple[str, ...]]
+    plain: ClassVar[Mapping[str, Check]]
+    others: ClassVar[Mapping[str, Check]] = {}
+    tensors: ClassVar[Mapping[str, Check]] = {}
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, atomically; see `load`.
@@ -45,19 +50,32 @@ class Kept:
         Raises:
             ArtifactError: As a subclass: a file cut off, altered, or of another kind.
         """
-        header, tensors = artifact.read(path, cls.kind)
+        known = fields({**cls.plain, **cls.others}, others=True)
+        header, tensors = artifact.read(path, cls.kind, known)
+        fields(cls.tensors)(str(path), tensors)
         alarm = cls.__new__(cls)
         for name in cls.plain:
             setattr(alarm, name, header[name])
-        alarm._unpack(header, tensors)
+        if not alarm._unpack(header, tensors):
+            refuse(f"one state of a {cls.kind} in {path}", "parts of several")
         return alarm
 
     def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the rest of the state: what a header can hold, and tensors."""
         return {}, {}
 
-    def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Take back what `_packed` returned; the plain attributes are there already."""
+    def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+        """Take back what `_packed` returned; the plain attributes are there already.
+
+        Returns:
+            Whether all of it can belong together.
+        """
+        return True
+
+
+def are_scores(numbers: Tensor) -> bool:
+    """Return whether there is neither a NaN nor a minus infinity."""
+    return bool((numbers > -torch.inf).all())
 
 
 def one_number(value: float | Tensor) -> float:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from scodkit.alarms.alarm import Kept, one_number
 from scodkit.calibration import check_share
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 from scodkit.optional import optional
+from scodkit.schema import FLAG, SHARE, maybe, number, whole
 
 
 def discoveries(p_values: Tensor, fdr: float = 0.1) -> Tensor:
@@ -93,7 +96,13 @@ class OnlineDiscoveries(Kept):
     """
 
     kind = "online discoveries"
-    plain = ("fdr", "smallest", "num_seen", "num_found", "_warned")
+    plain: ClassVar = {
+        "fdr": SHARE,
+        "smallest": maybe(number("a number in (0, 1]", lambda value: 0 < value <= 1)),
+        "num_seen": whole(),
+        "num_found": whole(),
+        "_warned": FLAG,
+    }
 
     def __init__(self, fdr: float = 0.1, smallest: float | None = None) -> None:
         check_share("fdr", fdr, 0.1)
@@ -147,6 +156,9 @@ class OnlineDiscoveries(Kept):
             CalibrationWarning,
             stacklevel=3,
         )
+
+    def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+        return self.num_found <= self.num_seen
 
 
 def _spent(step: int) -> float:

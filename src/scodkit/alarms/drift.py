@@ -5,16 +5,17 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scodkit.alarms.alarm import Kept, many_scores, one_score
+from scodkit.alarms.alarm import Kept, are_scores, many_scores, one_score
 from scodkit.calibration import Calibration, check_share
 from scodkit.errors import OptionError
+from scodkit.schema import SHARE, each, fields, maybe, number, tensor, that, whole
 
 # exponents e of the bets e p^(e-1), from bold to timid: each pays for small p-values
 _EXPONENTS = (0.25, 0.5, 0.75)
@@ -67,7 +68,29 @@ class DriftAlarm(Kept):
     """
 
     kind = "drift alarm"
-    plain = ("false_alarm", "num_seen", "alarmed_at", "log_wealth", "_steps", "_shares")
+    plain: ClassVar = {
+        "false_alarm": SHARE,
+        "num_seen": whole(),
+        "alarmed_at": maybe(whole(1)),
+        "log_wealth": number("a finite number", lambda value: True),
+        "_steps": whole(),
+        "_shares": each(number("a number in [0, 1]", lambda value: 0 <= value <= 1)),
+    }
+    others: ClassVar = {
+        "random": fields(
+            {
+                "bit_generator": that("PCG64", lambda value: value == "PCG64"),
+                "state": fields(dict.fromkeys(("state", "inc"), whole(0, 2**128 - 1))),
+                "has_uint32": whole(0, 1),
+                "uinteger": whole(0, 2**32 - 1),
+            }
+        )
+    }
+    tensors: ClassVar = {
+        "scores": tensor(
+            (None,), (torch.float64,), lambda t: are_scores(t) and _rises(t), "ascending scores"
+        )
+    }
 
     def __init__(
         self, calibration: Calibration, false_alarm: float = 0.01, seed: int | None = None
@@ -136,10 +159,15 @@ class DriftAlarm(Kept):
         random = {"random": self._random.bit_generator.state}
         return random, {"scores": self._ranks.scores()}
 
-    def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
         self._ranks = _Ranks(tensors["scores"])
         self._random = np.random.default_rng()
         self._random.bit_generator.state = header["random"]
+        return (
+            max(self._steps, self.alarmed_at or 0) <= self.num_seen < len(tensors["scores"])
+            and len(self._shares) == 1 + len(_EXPONENTS)
+            and math.isclose(sum(self._shares), 1)
+        )
 
     def _push(self, score: float) -> bool:
         self._bet(self._p_value(score))
@@ -179,6 +207,10 @@ class DriftAlarm(Kept):
 def _payoffs(p_value: float) -> list[float]:
     """Return what a unit in each bet becomes; each averages 1 over uniform p-values."""
     return [e * p_value ** (e - 1) for e in _EXPONENTS]
+
+
+def _rises(numbers: Tensor) -> bool:
+    return bool((numbers[1:] >= numbers[:-1]).all())
 
 
 class _Ranks:

@@ -6,14 +6,15 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from scodkit.alarms.alarm import Kept, many_scores, one_score
+from scodkit.alarms.alarm import Kept, are_scores, many_scores, one_score
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
+from scodkit.schema import SHARE, maybe, number, tensor, whole
 
 
 class RolloutAlarm(Kept):
@@ -63,7 +64,19 @@ class RolloutAlarm(Kept):
     """
 
     kind = "rollout alarm"
-    plain = ("false_alarm", "confidence", "window", "threshold", "num_frames", "_longest")
+    plain: ClassVar = {
+        "false_alarm": SHARE,
+        "confidence": maybe(SHARE),
+        "window": whole(1),
+        "threshold": number("a finite number", lambda value: True),
+        "num_frames": whole(),
+        "_longest": whole(1),
+    }
+    tensors: ClassVar = {
+        "held_out": tensor((None,), (torch.float64,)),
+        "last": tensor((None,), (torch.float64,), are_scores, "scores"),
+        "statistic": tensor((), (torch.float64,), lambda one: not bool(one.isnan()), "a score"),
+    }
 
     def __init__(
         self,
@@ -151,11 +164,17 @@ class RolloutAlarm(Kept):
         }
         return {}, tensors
 
-    def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
         self._calibration = Calibration(tensors["held_out"])
         self._so_far = _Largest(self.window)
         self._so_far.last.extend(tensors["last"].tolist())
         self._so_far.mean = float(tensors["statistic"])
+        begun = self.num_frames > 0
+        return (
+            self.threshold in self._calibration.scores
+            and len(tensors["last"]) == min(self.num_frames, self.window)
+            and (self.statistic > -math.inf) == begun
+        )
 
     def _warn_too_long(self, num_frames: int) -> None:
         warnings.warn(

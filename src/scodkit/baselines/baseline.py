@@ -202,7 +202,7 @@ class Baseline(ABC):
                 f"expected a saved {cls.__name__} at {path}, got a {header['method']}; type "
                 f"{header['method']}.load(...)"
             )
-        likelihood = likelihood or artifact.build(header["likelihood"])
+        likelihood = likelihood or artifact.build(header["likelihood"], Likelihood)
         method = cls(model, likelihood, **header["options"], **picks)
         fingerprints = [state_fingerprint(model) for model in method._models()]
         if fingerprints != header["fingerprints"]:

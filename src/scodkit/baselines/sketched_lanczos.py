@@ -110,7 +110,7 @@ class SketchedLanczos(WeightSpaceBaseline):
     ) -> None:
         super().__init__(model, likelihood, parameters=parameters, **picks)
         # a saved file describes the map in plain data
-        self.map = artifact.build(map) if isinstance(map, Mapping) else map
+        self.map = artifact.build(map, Map) if isinstance(map, Mapping) else map
         check_map(self.map, seed)
         self.rank, self.seed, self.sketched_length = rank, seed, sketched_length
         self.size = _SIZE_PER_RANK * rank if size is None else size

@@ -20,13 +20,11 @@ def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
     scod inspect monitor.scod
     scod inspect monitor.scod --json | jq .captured_curvature
     """  # noqa: D301 (\b keeps the lines of the examples)
-    from scodkit import Calibration, Eigenbasis, artifact
-    from scodkit.cli.files import check_regular
+    from scodkit import Calibration, Eigenbasis, storage
     from scodkit.summary import summarise
 
     with shown.stoppable("nothing was changed"):
-        check_regular(monitor)
-        header, tensors = artifact.read(monitor, "monitor")
+        header, tensors = storage.read_file(monitor)
     # the residual is not shown, and may be infinite, which JSON cannot say
     numbers = {**header["basis"], "residual_norm": math.inf}
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)

@@ -59,6 +59,21 @@ class SketchState:
     matrices: dict[int, SeededMatrix] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of its tensors, by name."""
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+    @property
+    def num_held(self) -> int:
+        """How many of the ``N`` weights it is about."""
+        return self.num_parameters if self.held is None else len(self.held)
+
+    def has_whole(self, name: str, least: int, most: int) -> bool:
+        """Return whether a number is there, whole and in a range."""
+        number = self.numbers.get(name, math.nan)
+        return least <= number <= most and number == int(number)
+
+    @property
     def num_estimated(self) -> int:
         """Of how many samples ``|L_i|_F^2`` is an estimate: of those seen in products only."""
         return int(self.numbers.get(_ESTIMATED, 0))
@@ -186,6 +201,14 @@ class Sketch(ABC):
             state: What was seen.
             rank: How many pairs to keep; fewer come back where there are fewer.
         """
+
+    def can_have(self, state: SketchState) -> bool:
+        """Return whether a state is one of this sketch, to go by its form; it is from a file.
+
+        Args:
+            state: Of finite numbers.
+        """
+        return True
 
     def update(
         self, state: SketchState, factors: Factors, squared_norm: Tensor, num_data: int

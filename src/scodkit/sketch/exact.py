@@ -87,6 +87,14 @@ class Exact(Sketch):
         state.numbers = {"filled": 0}
         return state
 
+    def can_have(self, state: SketchState) -> bool:
+        """Return whether a state has rows, and knows how many, or the dense matrix alone."""
+        size = state.num_parameters
+        if "rows" not in state.tensors:
+            return state.shapes == {"fisher": (size, size)}
+        count = state.tensors["rows"].numel() // size
+        return state.shapes == {"rows": (count, size)} and state.has_whole("filled", 0, count)
+
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Append rows, or add their Gram matrix once that is the smaller thing to hold."""
         held = next(iter(state.tensors.values()))

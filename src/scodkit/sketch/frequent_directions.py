@@ -98,6 +98,15 @@ class FrequentDirections(Sketch):
         state.numbers = {"filled": 0, "delta": 0.0, "kept": self._kept(rank)}
         return state
 
+    def can_have(self, state: SketchState) -> bool:
+        """Return whether a state has a buffer alone, and knows what is in it."""
+        return (
+            state.shapes == {"buffer": (state.columns, state.num_parameters)}
+            and state.has_whole("filled", 0, state.columns)
+            and state.has_whole("kept", 1, state.columns // 2)
+            and "delta" in state.numbers
+        )
+
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Copy rows into the buffer, as many at a time as there is room for."""
         buffer = state.tensors["buffer"]

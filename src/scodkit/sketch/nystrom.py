@@ -102,6 +102,10 @@ class Nystrom(Sketch):
         y = torch.zeros(rows, size, dtype=dtype, device=device)
         return empty_state(self, (num_parameters, size), {"y": y}, held)
 
+    def can_have(self, state: SketchState) -> bool:
+        """Return whether a state has ``Y`` alone."""
+        return state.shapes == {"y": (state.num_held, state.columns)}
+
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)``: two sweeps over the blocks, one product each."""
         y = state.tensors["y"]

@@ -117,6 +117,11 @@ class TwoSided(Sketch):
         }
         return empty_state(self, (num_parameters, r + s), tensors, held)
 
+    def can_have(self, state: SketchState) -> bool:
+        """Return whether a state has ``Y`` and ``W^T`` alone."""
+        r, s = _split(state.columns)
+        return state.shapes == {"y": (state.num_held, r), "w": (state.num_held, s)}
+
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)`` to ``Y`` and ``G^T (G Psi^T)`` to ``W^T``."""
         for name, matrix in self.test_matrices(state).items():
