@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -95,3 +96,27 @@ def test_a_saved_monitor_is_not_written_over(tmp_path: Path) -> None:
     assert not monitor.basis.offloaded
     Monitor.load(tmp_path / "m.scod", monitor.model, by=predicted_class)
     monitor.offload(tmp_path / "basis").offload(tmp_path / "basis")  # which is not
+
+
+CHANGED = """
+    import sys, torch
+    from pathlib import Path
+    from test_offload import fitted
+    monitor, x = fitted()
+    before = monitor.score(x)
+    folder = Path(sys.argv[1])
+    monitor.offload(folder / "basis")
+    for change in (lambda file: file.write(bytes(10**5)), lambda file: file.truncate(100)):
+        for path in folder.rglob("*"):
+            with open(path, "r+b") as file:
+                change(file)
+        print(torch.equal(monitor.score(x), before))
+    monitor.to("cpu").update([x + 1], progress=False)
+"""
+
+
+def test_nobody_can_change_a_basis_in_a_file_or_cut_it_off(tmp_path: Path) -> None:
+    # in a process of its own: reading what was cut off ends it
+    said = printed_by(CHANGED, tmp_path, PYTHONPATH=os.pathsep.join(sys.path))
+    assert said.split() == ["True", "True"]
+    assert not list(tmp_path.iterdir())

@@ -79,8 +79,8 @@ def file_errors(
         number, reason = _system_error(error)
         unchanged = "nothing was changed: " if done == "written" else ""
         failure = FileError(
-            f"expected a file that can be {done}, but {path} could not be {done} ({reason}); "
-            f"{unchanged}{_INSTEAD.get(number, 'choose another place')}"
+            f"expected a file that can be {done}, got one that could not be {done}: {reason} "
+            f"({path}); {unchanged}{_INSTEAD.get(number, 'choose another place')}"
         )
         failure.errno = number
         raise failure from error
@@ -118,7 +118,8 @@ def regular_file(path: str | Path, what: str = "file") -> Path:
         raise FileError(
             f"expected a {what} at {path}, got {kind}; type the name of an ordinary file"
         )
-    return Path(path)
+    with file_errors(path, "read"), open(path, "rb"):
+        return Path(path)  # safetensors would not say why it cannot
 
 
 @contextlib.contextmanager

@@ -188,6 +188,12 @@ def tensor(
     return that(f"a tensor ({sizes}) of {words} in {listed}", is_one)
 
 
+SCORES = tensor(
+    (None,),
+    (torch.float64,),
+    lambda found: found.numel() > 0 and finite(found),
+    "finite scores",
+)
 ANY_TENSOR = that("a tensor", lambda value: isinstance(value, Tensor))
 FINITE = that(
     "a tensor of finite numbers in float32 or float64",

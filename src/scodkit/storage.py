@@ -25,13 +25,13 @@ from scodkit.schema import (
     ANY_TENSOR,
     FLAG,
     OBJECT,
+    SCORES,
     TEXT,
     WIDE,
     all_of,
     each,
     falling,
     fields,
-    finite,
     maybe,
     number,
     refuse,
@@ -96,11 +96,11 @@ _BASIS = {
     "values": tensor((None,), WIDE, falling, "finite numbers >= 0, descending,"),
     "vectors": ANY_TENSOR,
 }
-_CALIBRATION = {
-    "calibration": tensor((None,), (torch.float64,), lambda t: t.numel() > 0 and finite(t)),
+_OTHERS = {
+    "calibration": SCORES,
     "calibration_groups": ANY_TENSOR,
+    "samples": tensor((None,), (torch.int64,)),
 }
-_OTHERS = {"samples": tensor((None,), (torch.int64,))}
 
 # directions that columns are tried along
 _TRIED = 4
@@ -317,7 +317,7 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         size = stop - start
     state = artifact.state_checks(tensors, _STATE) if "state" in header else {}
     probes = {probe: ANY_TENSOR for probe in tensors if probe.startswith(_PROBE)}
-    fields({**_BASIS, **state}, {**_CALIBRATION, **_OTHERS, **probes})(name, tensors)
+    fields({**_BASIS, **state}, {**_OTHERS, **probes})(name, tensors)
     rank = len(tensors["values"])
     whole(0, header["rank"])(f"the number of values of {name}", rank)
     tensor((size, rank))(f"vectors of {name}", tensors["vectors"])

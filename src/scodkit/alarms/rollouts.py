@@ -14,7 +14,7 @@ from torch import Tensor
 from scodkit.alarms.alarm import Kept, are_scores, many_scores, one_score
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
-from scodkit.schema import SHARE, maybe, number, tensor, whole
+from scodkit.schema import SCORES, SHARE, maybe, number, tensor, whole
 
 
 class RolloutAlarm(Kept):
@@ -73,7 +73,7 @@ class RolloutAlarm(Kept):
         "_longest": whole(1),
     }
     tensors: ClassVar = {
-        "held_out": tensor((None,), (torch.float64,)),
+        "held_out": SCORES,
         "last": tensor((None,), (torch.float64,), are_scores, "scores"),
         "statistic": tensor((), (torch.float64,), lambda one: not bool(one.isnan()), "a score"),
     }
