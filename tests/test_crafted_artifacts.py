@@ -17,8 +17,9 @@ from cases import mlp
 from crafted import Change, add, craft, drop, put, turn, without
 from scodkit import Categorical, Monitor, artifact, predicted_class
 from scodkit.alarms import DriftAlarm, OnlineDiscoveries, RolloutAlarm
+from scodkit.baselines import KNN
 from scodkit.calibration import Calibration
-from scodkit.errors import ArtifactError, CorruptArtifactError, OptionError
+from scodkit.errors import ArtifactError, CorruptArtifactError, OptionError, ScodError
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
 
 
@@ -419,6 +420,29 @@ def test_a_crafted_alarm_is_refused(name: str, tmp_path: Path) -> None:
     craft(path, change)
     with pytest.raises(CorruptArtifactError):
         type(alarm).load(path)
+
+
+BASELINES: dict[str, Change] = {
+    "no options": drop("options"),
+    "options of another": put("options.more", 1),
+    "options in text": put("options.k", "3"),
+    "no likelihood": drop("likelihood"),
+    "a sketch as likelihood": put("likelihood", {"type": "Exact"}),
+    "fingerprints in numbers": put("fingerprints", [1]),
+    "no bank": without("bank"),
+    "a bank of NaN": turn("bank", lambda t: t * NAN),
+    "more": add("more", torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_crafted_baseline_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "knn"
+    KNN(network(), Categorical(), k=3).fit([data(9)], progress=False).save(path)
+    KNN.load(path, network())
+    craft(path, BASELINES[name])
+    with pytest.raises(ScodError):
+        KNN.load(path, network())
 
 
 def written(header: bytes, rest: bytes = b"", length: int | None = None) -> bytes:

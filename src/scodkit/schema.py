@@ -195,6 +195,10 @@ SCORES = tensor(
     "finite scores",
 )
 ANY_TENSOR = that("a tensor", lambda value: isinstance(value, Tensor))
+NUMBERS = that(
+    "a tensor without NaN or infinity",
+    lambda value: isinstance(value, Tensor) and not value.is_complex() and finite(value),
+)
 FINITE = that(
     "a tensor of finite numbers in float32 or float64",
     lambda value: value.dtype in WIDE and finite(value),

@@ -25,10 +25,20 @@ from scodkit.errors import (
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.network import Inputs, Network
 from scodkit.parameters import state_fingerprint
+from scodkit.schema import NUMBERS, OBJECT, TEXT, each, fields, refuse
 from scodkit.score import Scored
 from scodkit.version import __version__
 
 _KIND = "baseline"
+_HEADER = fields(
+    {
+        "method": TEXT,
+        "likelihood": artifact.DESCRIPTION,
+        "options": OBJECT,
+        "fingerprints": each(TEXT),
+    },
+    others=True,
+)
 
 State = dict[str, Tensor]
 
@@ -60,11 +70,13 @@ class Baseline(ABC):
         handles: Likelihoods the method is defined for.
         because: Why not for others, to end the sentence "... is not for this one: ".
         learns: Whether it has to be fitted before it can score.
+        learnt: Names of the tensors it then has; None where those depend on the model.
     """
 
     handles: ClassVar[tuple[type[Likelihood], ...]]
     because: ClassVar[str]
     learns: ClassVar[bool] = True
+    learnt: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(
         self, model: nn.Module, likelihood: Likelihood, **picks: Unpack[Picks]
@@ -196,14 +208,19 @@ class Baseline(ABC):
             MismatchError: If the file is of another method, or of other weights.
             ArtifactError: As a subclass: a file cut off or altered.
         """
-        header, tensors = artifact.read(path, _KIND)
+        header, tensors = artifact.read(path, _KIND, _HEADER)
         if header["method"] != cls.__name__:
             raise MismatchError(
                 f"expected a saved {cls.__name__} at {path}, got a {header['method']}; type "
                 f"{header['method']}.load(...)"
             )
+        learnt = (tensors if cls.learnt is None else cls.learnt) if cls.learns else ()
+        fields(dict.fromkeys(learnt, NUMBERS))(str(path), tensors)
         likelihood = likelihood or artifact.build(header["likelihood"], Likelihood)
-        method = cls(model, likelihood, **header["options"], **picks)
+        try:
+            method = cls(model, likelihood, **header["options"], **picks)
+        except TypeError as error:
+            refuse(f"options of {cls.__name__} in {path}", f"others ({error})")
         fingerprints = [state_fingerprint(model) for model in method._models()]
         if fingerprints != header["fingerprints"]:
             raise MismatchError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,7 @@ class KNN(FeatureBaseline):
         tensor([1., 8.])
     """
 
+    learnt: ClassVar = ("bank", "squares")
     memory_budget: int = 2**28
 
     def __init__(

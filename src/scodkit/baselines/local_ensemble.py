@@ -63,6 +63,7 @@ class LocalEnsemble(WeightSpaceBaseline):
         tensor([0., 4.])
     """
 
+    learnt: ClassVar = ("vectors",)
     handles: ClassVar[Any] = (Gaussian, HeteroscedasticGaussian, Bernoulli, Categorical)
     because: ClassVar = "it needs the loss of training targets, and labels of its own"
 

@@ -45,6 +45,7 @@ class Mahalanobis(FeatureBaseline):
         tensor([0., 9.])
     """
 
+    learnt: ClassVar = ("centre", "whitener", "means")
     handles: ClassVar = (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian)
     because: ClassVar = "it does not say whether there are classes, each with its own mean"
 

@@ -6,7 +6,7 @@ As a score by itself: Ndiour et al. (2020); as part of ViM: Wang et al. (2022).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,8 @@ class Residual(PrincipalSpaceBaseline):
         >>> method.score(torch.tensor([[100.0, 0.5]]))
         tensor([0.5000])
     """
+
+    learnt: ClassVar = ("mean", "outside")
 
     def _learn(self, data: TrainingData) -> State:
         moments = Moments()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,8 @@ class SketchedLanczos(WeightSpaceBaseline):
         >>> method.score(torch.tensor([[3.0, 0.0], [3.0, 4.0]]))
         tensor([ 0., 16.])
     """
+
+    learnt: ClassVar = ("basis", "passes")
 
     def __init__(
         self,

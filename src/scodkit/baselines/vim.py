@@ -46,6 +46,7 @@ class ViM(PrincipalSpaceBaseline):
         tensor([-3.0000, 54.0000])
     """
 
+    learnt: ClassVar = ("origin", "outside", "alpha")
     handles: ClassVar = (Categorical,)
     because: ClassVar = "it needs one logit per class, whose common offset means something"
 
