@@ -26,7 +26,14 @@ from scodkit.errors import (
     ScodError,
 )
 from scodkit.parameters import digest_of
-from scodkit.replacing import file_errors, own_folder, regular_file, replacing, target_of
+from scodkit.replacing import (
+    file_errors,
+    kind_of,
+    own_folder,
+    regular_file,
+    replacing,
+    target_of,
+)
 from scodkit.schema import (
     FINITE,
     FLAG,
@@ -123,6 +130,7 @@ def check_place(path: Path) -> None:
     Raises:
         MissingFileError: If its folder does not exist.
         OptionError: If something is there that is not a file.
+        FileError: If the place, or the name, does not allow it.
     """
     with file_errors(path, "written"):
         if not path.parent.is_dir():
@@ -131,7 +139,7 @@ def check_place(path: Path) -> None:
                 f"type: mkdir -p {path.parent}"
             )
         if path.exists() and not path.is_file():
-            what = "a folder" if path.is_dir() else "a device"
+            what = kind_of(path.stat().st_mode)
             raise OptionError(f"expected the name of a file to write, got {what}, {path}")
         with own_folder(target_of(path)):
             pass  # what the place does not allow shows now

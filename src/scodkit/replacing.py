@@ -95,6 +95,11 @@ def _system_error(error: Exception) -> tuple[int, str]:
     return (number, os.strerror(number)) if number else (0, str(error))
 
 
+def kind_of(mode: int) -> str:
+    """Return in words what is no ordinary file, by its mode."""
+    return _KINDS.get(stat.S_IFMT(mode), "something else")
+
+
 def regular_file(path: str | Path, what: str = "file") -> Path:
     """Return the path of an ordinary file, links followed: others may keep a reader waiting.
 
@@ -114,9 +119,9 @@ def regular_file(path: str | Path, what: str = "file") -> Path:
                 f"expected a {what} at {path}, found no file there"
             ) from None
     if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise FileError(
-            f"expected a {what} at {path}, got {kind}; type the name of an ordinary file"
+            f"expected a {what} at {path}, got {kind_of(mode)}; type the name of an ordinary "
+            "file"
         )
     with file_errors(path, "read"), open(path, "rb"):
         return Path(path)  # safetensors would not say why it cannot

@@ -18,6 +18,7 @@ from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MismatchError, OptionError
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
+from scodkit.mixed import sum_dtype
 from scodkit.parameters import ParameterSet, select_names
 from scodkit.parts import Part
 from scodkit.replacing import file_errors
@@ -344,11 +345,11 @@ def _check_columns(path: Path, parts: Sequence[Tensor]) -> None:
         CorruptArtifactError: If they are not.
     """
     shape, random = (parts[0].shape[1], _TRIED), torch.Generator().manual_seed(0)
-    tried = torch.randn(shape, dtype=torch.float64, generator=random)
+    tried = torch.randn(shape, dtype=sum_dtype(*parts), generator=random)
     found = torch.zeros_like(tried)
     for part in parts:
         for chunk in tall_chunks(part):
-            rows = part[chunk].double()
+            rows = part[chunk].to(tried.dtype)
             found += rows.mT @ (rows @ tried)
     # rounding is far below, in half precision too; a wrong column is far above
     if not bool(((found - tried).abs() <= math.sqrt(torch.finfo(part.dtype).eps)).all()):
