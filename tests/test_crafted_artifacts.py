@@ -197,6 +197,9 @@ CHANGES: dict[str, Change] = {
     "an engine": put("engine", "hooks"),
     "probes in a list": put("probes", []),
     "a range of text": put("input_range", "0 to 1"),
+    "a range backwards": put("input_range", {"0": [1.0, 0.0]}),
+    "a range of three": put("input_range", {"0": [0.0, 1.0, 2.0]}),
+    "a range without end": put("input_range", {"0": [0.0, float("inf")]}),
     "what nobody reads": put("colour", "blue"),
     "values NaN": turn("values", lambda t: t * NAN),
     "values infinite": turn("values", lambda t: t * INF),
@@ -272,7 +275,6 @@ OTHERS: dict[str, tuple[str, Change]] = {
 HARMLESS = {
     "parts with less",
     "notes that are deep",
-    "an engine",
     "what nobody reads",
     "probes",
     "samples",

@@ -17,7 +17,7 @@ from scodkit.errors import (
 )
 from scodkit.network import Inputs
 from scodkit.replacing import remove_leftovers
-from scodkit.schema import OBJECT, TEXT, all_of, fields, refuse, that, whole
+from scodkit.schema import OBJECT, RANGES, TEXT, all_of, fields, maybe, refuse, that, whole
 from scodkit.sketch import SketchState
 from scodkit.suspicion import Ranges, ranges_of, seen_in, widen
 
@@ -25,7 +25,11 @@ _KIND = "checkpoint"
 _STATE = "state."
 _COUNTS = {"batches": whole(), "samples": whole(), "skipped": whole(), "data_digest": TEXT}
 _HEADER = all_of(
-    fields({"state": artifact.STATE, "identity": OBJECT, **_COUNTS}, others=True),
+    fields(
+        {"state": artifact.STATE, "identity": OBJECT, **_COUNTS},
+        {"input_range": maybe(RANGES)},
+        others=True,
+    ),
     that(
         "as many samples as are in the sketch, or were skipped,",
         lambda header: header["state"]["num_data"] + header["skipped"] <= header["samples"],

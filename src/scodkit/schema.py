@@ -211,3 +211,15 @@ def _short(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return reprlib.repr(value)
+
+
+# smallest and largest value of each input, by its name
+RANGES = table(
+    all_of(
+        each(number("a finite number", lambda _: True)),
+        that(
+            "a smallest value and a largest",
+            lambda ends: len(ends) == 2 and ends == sorted(ends),
+        ),
+    )
+)

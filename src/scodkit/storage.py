@@ -16,6 +16,7 @@ from scodkit.calibration import Calibration
 from scodkit.distributed import files_of_all
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MismatchError, OptionError
+from scodkit.factors import ENGINES
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
 from scodkit.mixed import sum_dtype
@@ -26,6 +27,7 @@ from scodkit.schema import (
     ANY_TENSOR,
     FLAG,
     OBJECT,
+    RANGES,
     SCORES,
     TEXT,
     WIDE,
@@ -48,6 +50,7 @@ from scodkit.version import __version__
 _KIND = "monitor"
 _STATE = "sketch."
 _PROBE = "probe."
+_ENGINES = tuple(kind.__name__ for kind in ENGINES)
 
 # what a header must have, and what it may have besides
 _HEADER = fields(
@@ -85,9 +88,9 @@ _HEADER = fields(
         "notes": OBJECT,
         "state": artifact.STATE,
         "shard": fields(dict.fromkeys(("index", "count", "start", "stop"), whole())),
-        "engine": TEXT,
+        "engine": maybe(that("the name of an engine", lambda name: name in _ENGINES)),
         "probes": OBJECT,
-        "input_range": OBJECT,
+        "input_range": maybe(RANGES),
     },
     others=True,
 )
