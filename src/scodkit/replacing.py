@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from safetensors import SafetensorError
-
 from scodkit.errors import FileError, MissingFileError, ScodError
 
 try:
@@ -60,7 +58,6 @@ def file_errors(
 
     Raises:
         FileError: With the system's reason, and what to do about it.
-        ScodError: What is one of ours already, as it is.
     """
     try:
         os.stat(path)  # a name that no file can have is a ValueError, before anything else
@@ -73,9 +70,9 @@ def file_errors(
         pass  # whoever uses the file will meet it again
     try:
         yield
-    except ScodError:
-        raise
-    except (OSError, SafetensorError) as error:
+    except Exception as error:
+        if isinstance(error, ScodError) or not (isinstance(error, OSError) or _by_rust(error)):
+            raise
         number, reason = _system_error(error)
         unchanged = "nothing was changed: " if done == "written" else ""
         failure = FileError(
@@ -86,10 +83,15 @@ def file_errors(
         raise failure from error
 
 
+def _by_rust(error: Exception) -> bool:
+    """Return whether an error is one of safetensors, which takes long to import."""
+    return type(error).__name__ == "SafetensorError"
+
+
 def _system_error(error: Exception) -> tuple[int, str]:
     """Return the system's number of an error, 0 if there is none, and the reason."""
     number = getattr(error, "errno", None)
-    if isinstance(error, SafetensorError):  # which keeps the number in its text
+    if _by_rust(error):  # which keeps the number in its text
         found = re.search(r"\(os error (\d+)\)", str(error))
         number = int(found[1]) if found else None
     return (number, os.strerror(number)) if number else (0, str(error))
