@@ -94,7 +94,7 @@ def test_the_last_linear_layer_is_the_last_that_is_called() -> None:
     assert torch.equal(found.features, model.body(x).tanh())
     assert torch.equal(found.output, model(x))
     assert found.name == "head"
-    assert found.layer is model.head
+    assert found.layer.weight is model.head.weight
 
 
 def test_a_layer_can_be_named() -> None:

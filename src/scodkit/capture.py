@@ -42,6 +42,9 @@ class Captured:
         self._signature = _signature(example)
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nothing, ()  # it is of this process and of these weights: a copy starts without
+
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these tensors have the shapes, dtypes and device of the example."""
         return _signature(tensors) == self._signature
@@ -94,6 +97,10 @@ def capture(
         )
         return None
     return captured
+
+
+def _nothing() -> None:
+    """Return what is left of a recording when it is copied."""
 
 
 def _cuda_graph(function: Function, example: Sequence[Tensor]) -> Replay:

@@ -20,7 +20,7 @@ from scodkit.factors import CHECK_EVERY, FactorSource, MemoryBudget
 from scodkit.fitted import UNFITTED, Fitted
 from scodkit.fitting import FitOptions
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Network
+from scodkit.network import Network, state_to_copy
 from scodkit.parameters import Selection, select
 from scodkit.parts import part_behind
 from scodkit.plan import Plan
@@ -288,6 +288,10 @@ class Learner:
     def model(self) -> nn.Module:
         """The model, without wrappers."""
         return self._network.model
+
+    def __getstate__(self) -> dict[str, Any]:
+        asked = () if self.task is None else (self.task,)
+        return state_to_copy(self, self._network, self.likelihood, *asked)
 
     def __repr__(self) -> str:
         what = f"{type(self.model).__name__}, {self.likelihood}, rank={self.rank}"

@@ -2,7 +2,7 @@
 
 Everything that differs between models is handled here and nowhere else: what part of a batch
 goes in, what part of the result counts as the output, wrappers, devices, train mode, grad mode.
-The model is left exactly as it was found.
+The model is left exactly as it was found: what is run is its twin, on copies of the inputs.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ import inspect
 import itertools
 import sys
 import threading
-import weakref
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scodkit.errors import BatchError, OptionError
 from scodkit.mixed import tf32_products
 from scodkit.recomputing import not_recomputing
+from scodkit.twin import Twin, own_tensors
 
 # torch chooses kernels for the whole process: whoever changes that must change it back first
 _SWITCH = threading.RLock()
+_anomalies_off = 0  # how many keep torch's anomaly detection off
+_anomalies_before = (False, True)  # whether it was on, and whether it looked for NaN
 
 _LABEL_KEYS = frozenset({"label", "labels", "target", "targets"})
 
@@ -157,8 +159,7 @@ class Network:
         self._pick_inputs = inputs
         self._pick_outputs = outputs
         self.precision: torch.dtype | None = None
-        self._lock = _lock_of(self.model)
-        self._volatile: set[str] | None = None  # buffers a call changes; unknown before one
+        self._twin = Twin(self.model)
         self._recurrent = any(isinstance(m, nn.RNNBase) for m in self.model.modules())
 
     @property
@@ -217,9 +218,11 @@ class Network:
             BatchError: If the model fails on inputs of another dtype than its weights'.
             RuntimeError: If it fails for another reason.
         """
+        self._twin.prove(call.args, call.kwargs)
+        args, kwargs = own_tensors(call.args, call.kwargs)
         try:
-            with self._autocast():
-                result = self.model(*call.args, **call.kwargs)
+            with self._twin.running() as module, self._autocast():
+                result = module(*args, **kwargs)
         except RuntimeError as error:
             own = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
             given = {t.dtype for t in call.tensors() if t.is_floating_point()}
@@ -245,10 +248,27 @@ class Network:
         batch_size: int,
     ) -> Tensor:
         """Return what `at` does, from bare arguments (inside function transforms)."""
-        rest = {name: t for name, t in self._made_in_inference_mode() if name not in weights}
-        with self._autocast():
-            result = functional_call(self.model, {**rest, **weights}, args, dict(kwargs))
+        args, kwargs = own_tensors(args, kwargs)
+        weights = {**dict(_made_in_inference_mode(self.model)), **weights}
+        with self._twin.running(weights) as module, self._autocast():
+            result = module(*args, **kwargs)
         return self._output(result, batch_size)
+
+    def running(self, example: Inputs) -> nn.Module:
+        """Return what is run for the model, held in eval mode: its twin, or the model itself.
+
+        Args:
+            example: Inputs to tell with whether the model can have a twin.
+        """
+        self._twin.prove(example.args, example.kwargs)
+        with self._twin.held() as module:
+            return module
+
+    def of(self, model: nn.Module) -> Network:
+        """Return the same for a model of our own, which is run itself."""
+        other = copy.copy(self)
+        other.model, other._twin = model, Twin(model, apart=False)
+        return other
 
     def at_precision(self, precision: torch.dtype | None) -> Network:
         """Return the same model, run under ``torch.autocast`` to a dtype; None for as it is."""
@@ -274,11 +294,6 @@ class Network:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.precision)
 
-    def _made_in_inference_mode(self) -> Iterator[tuple[str, Tensor]]:
-        """Return copies of the weights and buffers that autograd would refuse."""
-        tensors = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
-        return ((name, ordinary(t.detach())) for name, t in tensors if t.is_inference())
-
     def _output(self, result: Any, batch_size: int) -> Tensor:
         if self._pick_outputs is not None:
             result = self._pick_outputs(result)
@@ -303,65 +318,40 @@ class Network:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Hold the model alone, in eval mode, with gradients possible; put everything back.
+        """Hold the model's twin, in eval mode, with gradients possible.
 
-        One thread at a time, over all monitors of a model: function transforms exchange its
-        weights for the time of a call. May be nested.
+        One thread at a time: function transforms exchange its weights for the time of a call.
+        May be nested. Nothing of the caller's context reaches the model: neither grad mode nor
+        ``torch.autocast`` nor anomaly detection.
         """
-        with self._lock:
-            training = [module for module in self.model.modules() if module.training]
-            buffers = self._buffers_to_guard()
-            try:
-                for module in training:
-                    module.training = False
-                with (
-                    torch.inference_mode(False),
-                    torch.enable_grad(),
-                    self._kernels(),
-                    not_recomputing(),
-                ):
-                    yield
-            finally:
-                for module in training:
-                    module.training = True
-                self._restore(buffers)
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            _as_it_is(self.device.type),
+            _not_detecting_anomalies(),
+            self._twin.held(),
+            self._kernels(),
+            not_recomputing(),
+        ):
+            yield
+
+    @property
+    def volatile(self) -> frozenset[str]:
+        """Names of the buffers that a call of the model was seen to change."""
+        return frozenset(self._twin.volatile)
 
     @property
     def changes_buffers(self) -> bool:
         """Whether a call of the model was seen to change its buffers."""
-        return bool(self._volatile)
+        return bool(self._twin.volatile)
 
     def storage(self) -> tuple[int, ...]:
-        """Return where the weights and buffers lie in memory: other ones lie elsewhere."""
-        tensors = itertools.chain(self.model.parameters(), self.model.buffers())
-        return tuple(tensor.data_ptr() for tensor in tensors)
+        """Return where weights and buffers lie in memory, and which revision of the model it is.
 
-    def _buffers_to_guard(self) -> dict[str, tuple[Tensor, int, Tensor]]:
-        """Return buffers as they are: all at first, then those a call is known to change."""
-        if self._volatile is not None and not self._volatile:
-            return {}
-        return {
-            name: (buffer, buffer._version, buffer.clone())
-            for name, buffer in self.model.named_buffers()
-            if (self._volatile is None or name in self._volatile) and not buffer.is_inference()
-        }
-
-    def _restore(self, buffers: dict[str, tuple[Tensor, int, Tensor]]) -> None:
-        if not buffers and self._volatile is not None:
-            return
-        now = dict(self.model.named_buffers())
-        changed = {
-            name
-            for name, (buffer, version, _) in buffers.items()
-            if now.get(name) is not buffer or buffer._version != version
-        }
-        with torch.inference_mode(False), torch.no_grad():
-            for name in changed:
-                buffer, _, copy = buffers[name]
-                buffer.copy_(copy)
-                owner, _, leaf = name.rpartition(".")
-                self.model.get_submodule(owner)._buffers[leaf] = buffer
-        self._volatile = changed if self._volatile is None else self._volatile
+        Others lie elsewhere; a model with other modules, hooks or attributes is another one.
+        """
+        where = tuple(tensor.data_ptr() for tensor in self._twin.tensors())
+        return (self._twin.revision, *where)
 
     def _kernels(self) -> contextlib.AbstractContextManager[None]:
         """Return a context without cuDNN for recurrent models: its RNNs refuse eval mode."""
@@ -381,11 +371,6 @@ def _cudnn(enabled: bool, allow_tf32: bool) -> contextlib.AbstractContextManager
     )
 
 
-# by model, not by monitor: two monitors of one model must not be in it at once
-_LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
-_LOCKS_LOCK = threading.Lock()
-
-
 @contextlib.contextmanager
 def differentiable_attention() -> Iterator[None]:
     """Keep torch from attention kernels that are for inference or for one derivative only."""
@@ -398,9 +383,67 @@ def differentiable_attention() -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _lock_of(model: nn.Module) -> threading.RLock:
-    with _LOCKS_LOCK:
-        return _LOCKS.setdefault(model, threading.RLock())
+@contextlib.contextmanager
+def _as_it_is(device: str) -> Iterator[None]:
+    """Switch off a caller's autocast: the model's own dtypes are what certificates are for."""
+    with contextlib.ExitStack() as stack:
+        for kind in {"cpu", "cuda", device} - {"meta"}:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def _not_detecting_anomalies() -> Iterator[None]:
+    """Switch anomaly detection off: function transforms fail under it."""
+    global _anomalies_off, _anomalies_before
+    with _SWITCH:
+        if not _anomalies_off:
+            nan = torch.is_anomaly_check_nan_enabled()
+            _anomalies_before = torch.is_anomaly_enabled(), nan
+        was_on = _anomalies_before[0]
+        if was_on:
+            _anomalies_off += 1
+            torch.set_anomaly_enabled(False)
+    try:
+        yield
+    finally:
+        if was_on:
+            with _SWITCH:
+                _anomalies_off -= 1
+                if not _anomalies_off:
+                    torch.set_anomaly_enabled(*_anomalies_before)
+
+
+def _made_in_inference_mode(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Return copies of the weights and buffers that autograd would refuse."""
+    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
+    return ((name, ordinary(t.detach())) for name, t in tensors if t.is_inference())
+
+
+def state_to_copy(owner: object, *parts: object) -> dict[str, Any]:
+    """Return the attributes of a detector, for ``__getstate__``.
+
+    Args:
+        owner: The detector.
+        parts: What else may hold functions it was made with.
+
+    Raises:
+        OptionError: If pickle cannot find one of its functions by name.
+    """
+    caller = sys._getframe(2).f_globals["__name__"]
+    by_name = caller != "copy" and "cloudpickle" not in caller  # these take any function
+    for name, value in [
+        item for part in (owner, *parts) for item in getattr(part, "__dict__", {}).items()
+    ]:
+        if by_name and isinstance(value, types.FunctionType) and "<" in value.__qualname__:
+            raise OptionError(
+                "expected functions that pickle finds by name, got "
+                f"{value.__qualname__} as {name.removeprefix('_pick').lstrip('_')}; write it "
+                "with def at the top level of a module, or type .save(path) here and "
+                ".load(path, model, ...) there"
+            )
+    return vars(owner)
 
 
 def _bare(model: nn.Module) -> nn.Module:

@@ -269,15 +269,17 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
     def note(module: nn.Module, _: object) -> None:
         order.setdefault(module, len(order))
 
-    handles = [m.register_forward_pre_hook(note) for m in network.model.modules()]
+    few = example.samples(slice(0, 2))
+    model = network.running(few)
+    handles = [m.register_forward_pre_hook(note) for m in model.modules()]
     try:
         with torch.no_grad():
-            network(example.samples(slice(0, 2)))
+            network(few)
     finally:
         for handle in handles:
             handle.remove()
     ranked: list[tuple[int, int, nn.Module]] = []
-    for position, (module, rank) in enumerate(_with_rank(network.model, order, -1, set())):
+    for position, (module, rank) in enumerate(_with_rank(model, order, -1, set())):
         if _own_parameters(module):
             ranked.append((rank, position, module))
     return [module for _, _, module in sorted(ranked, key=lambda entry: entry[:2])]

@@ -242,8 +242,9 @@ class Scorer:
         if self._storage != self._where():
             self._captured = None
             warnings.warn(
-                "weights, buffers or basis have been replaced or moved since monitor.compile: "
-                "the recording is dropped; type monitor.compile(example) again",
+                "weights, buffers or basis have been replaced or moved, or attributes or hooks "
+                "of the model changed, since monitor.compile: the recording is dropped; type "
+                "monitor.compile(example) again",
                 CaptureWarning,
                 stacklevel=4,
             )

@@ -23,7 +23,7 @@ from scodkit.errors import (
     UnsupportedLikelihoodError,
 )
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
-from scodkit.network import Inputs, Network
+from scodkit.network import Inputs, Network, state_to_copy
 from scodkit.parameters import state_fingerprint
 from scodkit.schema import NUMBERS, OBJECT, TEXT, each, fields, refuse
 from scodkit.score import Scored
@@ -229,6 +229,9 @@ class Baseline(ABC):
             )
         method._state = tensors
         return method
+
+    def __getstate__(self) -> dict[str, Any]:
+        return state_to_copy(self, self._network, self.likelihood)
 
     def __repr__(self) -> str:
         fitted = "" if self._state is not None else ", not fitted"

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Baseline, Picks, State
 from scodkit.baselines.predictive import mixture
-from scodkit.baselines.weight_sets import Sets, WeightSets, copies, named_tensors
+from scodkit.baselines.weight_sets import Sets, WeightSets, named_tensors
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import (
     Bernoulli,
@@ -86,7 +86,7 @@ class DeepEnsemble(Baseline):
         return predictive.output, predictive.score
 
     def _one_by_one(self, call: Inputs) -> Tensor:
-        outputs = [member(copies(call)) for member in self._members]
+        outputs = [member(call) for member in self._members]
         shapes = {tuple(output.shape[1:]) for output in outputs}
         if len(shapes) > 1:
             raise BatchError(

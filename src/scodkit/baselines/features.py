@@ -110,12 +110,13 @@ def forward_pass(network: Network, call: Inputs, layer: str | None = None) -> Fo
     Raises:
         BatchError: If no such layer is called, or it is called several times.
     """
-    modules = dict(network.model.named_modules())
+    model = network.running(call)
+    modules = dict(model.named_modules())
     if layer is None:
         linears = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
         watched = {name: modules[name] for name in linears}
     else:
-        watched = {layer: network.model.get_submodule(layer)}
+        watched = {layer: model.get_submodule(layer)}
     calls: Counter[str] = Counter()
     last: list[tuple[str, Tensor | None]] = []
 

@@ -21,7 +21,7 @@ from scodkit.baselines.entropy import noise_variance
 from scodkit.baselines.hessian import negative_log_likelihood
 from scodkit.baselines.predictive import Predictive, mixture
 from scodkit.baselines.targets import check_targets
-from scodkit.baselines.weight_sets import Sets, WeightSets, copies
+from scodkit.baselines.weight_sets import Sets, WeightSets
 from scodkit.baselines.weight_space import WeightSpaceBaseline
 from scodkit.errors import NonFiniteError, OptionError
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
@@ -189,7 +189,7 @@ class KFACLaplace(WeightSpaceBaseline):
         """
         asked = LastLayers(count=1) if self.last_layer else "all"
         names = select(asked, self._network, call).names
-        few = copies(call.samples(slice(0, 2)))
+        few = call.samples(slice(0, 2))
         reasons = _without_factors(_twin(self._network, names), names, few)
         kept = [name for name in names if name.rpartition(".")[0] not in reasons]
         if reasons and not (self.skip_unsupported and kept):
@@ -298,7 +298,7 @@ class KFACLaplace(WeightSpaceBaseline):
     def _one_by_one(self, call: Inputs, drawn: Mapping[str, Tensor]) -> Tensor:
         sets = zip(*drawn.values(), strict=True)
         each = (dict(zip(drawn, weights, strict=True)) for weights in sets)
-        return torch.stack([self._network.at(weights, copies(call)) for weights in each])
+        return torch.stack([self._network.at(weights, call) for weights in each])
 
     def _linearised(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         """Return outputs ``(B, *shape)`` and their variances due to the weights, ``(B, d)``.
@@ -337,7 +337,7 @@ class _Standardised(nn.Module):
         self.network, self.likelihood = network, likelihood
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        output = self.network(copies(batch["call"]))
+        output = self.network(batch["call"])
         if isinstance(self.likelihood, Gaussian):
             return output.flatten(1) * noise_variance(self.likelihood, output).rsqrt()
         return class_logits(self.likelihood, output)
@@ -354,9 +354,7 @@ def _twin(network: Network, names: Sequence[str]) -> Network:
         id(weight): nn.Parameter(ordinary(weight.detach()), requires_grad=name in names)
         for name, weight in network.model.named_parameters()
     }
-    twin = copy.copy(network)
-    twin.model = copy.deepcopy(network.model, memo)
-    return twin
+    return network.of(copy.deepcopy(network.model, memo))
 
 
 def _without_factors(twin: Network, names: Sequence[str], few: Inputs) -> dict[str, str]:

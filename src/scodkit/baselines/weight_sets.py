@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import warnings
 from collections.abc import Callable
@@ -56,7 +55,6 @@ class WeightSets:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._twin: Network | None = None
         self.works: bool | None = None
 
     def outputs(self, sets: Sets, call: Inputs) -> Tensor:
@@ -80,7 +78,6 @@ class WeightSets:
         if not wanted.isfinite().all():
             return None
         try:
-            self._twin = _twin(self._network)
             found = self._at_once(sets, few)
             off = _distance(found, wanted)
             reason = f"at once its outputs are {off:.1e} off, relative"
@@ -98,18 +95,7 @@ class WeightSets:
         return False
 
     def _at_once(self, sets: Sets, call: Inputs) -> Tensor:
-        assert self._twin is not None
-        twin, weights = self._twin, sets.stacked()
-        own = named_tensors(self._network.model)
-        rest = {name: tensor for name, tensor in own.items() if name not in weights}
-
-        def at(some: dict[str, Tensor]) -> Tensor:
-            call_again = copies(call)
-            return twin.at_raw(
-                {**rest, **some}, call_again.args, call_again.kwargs, call.batch_size
-            )
-
-        outputs: Tensor = vmap(at)(weights)
+        outputs: Tensor = vmap(lambda some: self._network.at(some, call))(sets.stacked())
         return outputs
 
 
@@ -125,19 +111,3 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return every parameter and buffer by name, detached."""
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
     return {name: ordinary(tensor.detach()) for name, tensor in tensors}
-
-
-def copies(call: Inputs) -> Inputs:
-    """Return a call with inputs of its own: the model may begin with an in-place function."""
-    return call.map(torch.clone)
-
-
-def _twin(network: Network) -> Network:
-    """Return a network of the same modules, apart from the user's, with the same tensors.
-
-    Function transforms exchange its weights, hooks count its passes: not the user's.
-    """
-    twin = copy.copy(network)
-    tensors = itertools.chain(network.model.parameters(), network.model.buffers())
-    twin.model = copy.deepcopy(network.model, {id(tensor): tensor for tensor in tensors})
-    return twin
