@@ -346,9 +346,9 @@ class Network:
         return bool(self._twin.volatile)
 
     def storage(self) -> tuple[int, ...]:
-        """Return where weights and buffers lie in memory, and which revision of the model it is.
+        """Return where weights and buffers lie in memory, and the model's revision.
 
-        Others lie elsewhere; a model with other modules, hooks or attributes is another one.
+        Others lie elsewhere; with other modules, hooks or attributes it is another revision.
         """
         where = tuple(tensor.data_ptr() for tensor in self._twin.tensors())
         return (self._twin.revision, *where)

@@ -1,0 +1,341 @@
+"""A model's modules once more, around the same weights, and how to tell that they changed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import itertools
+import operator
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# where a parameter or a buffer is: among those of a module, by its name there
+Place = tuple[dict[str, Any], str]
+
+# the first hold nothing, the second are made again, at the third a search for modules ends
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype})
+_CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
+_ENDS = (Tensor, type, types.ModuleType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+
+_MOST = 20_000  # objects to look at in search of a module, behind one that is not known
+
+# whatever changes these changes the hooks they belong to as well
+_BESIDE_HOOKS = frozenset(
+    {
+        "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks_with_kwargs",
+        "_non_persistent_buffers_set",
+    }
+)
+_OF_TORCH = frozenset(vars(nn.Module()))
+
+# bytes of a buffer up to which it is copied on every call: not every change is counted (the
+# running statistics of BatchNorm are not). Larger ones are tables, and go by their counter.
+_COPIED = 1 << 22
+
+
+class NoTwinError(Exception):
+    """Modules may be reached in a way that cannot be led to the twin."""
+
+
+class Structure:
+    """The twin as it was made, and how to tell that it is no longer the model's.
+
+    Args:
+        model: The model.
+        clones: By id: buffers with copies of them from before, to be used again: a recorded
+            call has them.
+
+    Attributes:
+        module: The twin of the model.
+        tensors: Its weights and buffers.
+        places: Where they are, by name.
+        clones: Buffers with their copies, by id.
+
+    Raises:
+        NoTwinError: If the model cannot have one.
+    """
+
+    def __init__(self, model: nn.Module, clones: dict[int, tuple[Tensor, Tensor]]) -> None:
+        self._made: dict[int, tuple[Any, Any]] = {}  # by id of the original, which lives on
+        self._harmless: dict[int, object] = {}
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._watched: list[Iterable[object]] = []  # what the model was made of, live
+        self._state: list[object] = []  # and as it was
+        self._flags: set[int] = set()  # where among that the modes are
+        self._kinds: list[type] = []
+        self._modules: list[nn.Module] = []
+        self._own: list[tuple[Any, Any]] = []  # attributes of the twin, as they are and were
+        self._slots: list[tuple[str | None, dict[str, Any], dict[str, Any]]] = []
+        self._before, self.clones = clones, dict[int, tuple[Tensor, Tensor]]()
+        self.module: nn.Module = self._twin(model)
+        end = object()  # so that no length has to be compared
+        self._watch([end], [end])
+        self.places = places_of(self.module)
+        self._held_buffers = [own.values() for _, own, _ in self._slots] + [[end]]
+        self._end = end
+        self._index()
+
+    def _index(self) -> None:
+        """Note which buffers there are, to look at them and to copy them many at a time."""
+        self.tensors = [*self.module.parameters(), *self.module.buffers()]
+        pristine = (pristine.values() for _, _, pristine in self._slots)
+        self._buffers = [*itertools.chain.from_iterable(pristine), self._end]
+        self._counted = [own for _, own in self.clones.values()]
+        self._versions = [own._version for own in self._counted]
+        self._alike: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+        self._large: list[tuple[Tensor, Tensor, int]] = []
+        for theirs, own in self.clones.values():
+            if theirs.numel() * theirs.element_size() <= _COPIED or theirs.is_inference():
+                pair = self._alike.setdefault((theirs.dtype, theirs.device), ([], []))
+                pair[0].append(own.data)  # past the counter, which tells of forward passes
+                pair[1].append(theirs)
+            else:
+                self._large.append((own.data, theirs, -1))
+        self.refresh()
+
+    # --- Is it the model's? ---
+
+    def is_current(self) -> bool:
+        """Return whether the model still is what this was made of, modes aside."""
+        now = itertools.chain.from_iterable(self._watched)
+        if not all(map(operator.is_, map(type, self._modules), self._kinds)):
+            return False
+        if all(map(operator.is_, now, self._state)):
+            return True
+        found = list(itertools.chain.from_iterable(self._watched))
+        pairs = enumerate(zip(found, self._state, strict=False))
+        if len(found) != len(self._state) or any(
+            a is not b and i not in self._flags for i, (a, b) in pairs
+        ):
+            return False
+        self._state = found
+        return True
+
+    def refresh(self) -> None:
+        """Copy the model's buffers."""
+        for all_own, all_theirs in self._alike.values():
+            torch._foreach_copy_(all_own, all_theirs)
+        for i, (own, theirs, version) in enumerate(self._large):
+            if theirs._version != version:
+                self._large[i] = own, theirs, theirs._version
+                own.copy_(theirs)
+
+    # --- What a forward pass wrote ---
+
+    def put_back_buffers(self) -> set[str]:
+        """Put back the buffers that changed.
+
+        Returns:
+            Their names.
+        """
+        same = [own._version for own in self._counted] == self._versions
+        there = itertools.chain.from_iterable(self._held_buffers)
+        if same and all(map(operator.is_, there, self._buffers)):
+            return set()
+        fresh: dict[int, Tensor] = {}  # a backward pass may need what was written to
+        names = set()
+        with torch.inference_mode(False), torch.no_grad():
+            for version, (theirs, own) in zip(
+                self._versions, [*self.clones.values()], strict=True
+            ):
+                if own._version != version:
+                    fresh[id(own)] = theirs.detach().clone()
+                    self.clones[id(theirs)] = theirs, fresh[id(own)]
+        for name, held, pristine in self._slots:
+            for key, buffer in pristine.items():
+                if name is not None and (id(buffer) in fresh or held.get(key) is not buffer):
+                    names.add(f"{name}.{key}" if name else key)
+                pristine[key] = fresh.get(id(buffer), buffer)
+            refill(held, pristine)
+        self._index()
+        return names
+
+    def put_back_attributes(self) -> None:
+        """Put back the attributes that changed."""
+        for live, pristine in self._own:
+            try:
+                same = live == pristine  # whatever is the same object is not compared
+            except Exception:  # tensors, for instance, are not to be compared as a whole
+                same = False
+            if not same:
+                refill(live, pristine)
+
+    # --- How it is made ---
+
+    def _watch(self, live: Iterable[object], values: Iterable[object]) -> None:
+        self._watched.append(live)
+        self._state += values
+
+    def _twin(self, value: Any) -> Any:
+        """Return what stands for a value in the twin: itself, where it leads to no module."""
+        kind = type(value)
+        if kind in _PLAIN or issubclass(kind, _ENDS):
+            return value
+        if id(value) not in self._made:
+            if issubclass(kind, nn.Module):
+                return self._module(value)
+            if kind in _CONTAINERS:
+                return self._container(value)
+            self._made[id(value)] = value, self._object(value)
+        return self._made[id(value)][1]
+
+    def _module(self, module: nn.Module) -> nn.Module:
+        kind = type(module)
+        slots = any(vars(base).get("__slots__") for base in kind.__mro__)
+        if slots or hasattr(kind, "__del__") or isinstance(module, torch.jit.ScriptModule):
+            raise NoTwinError
+        twin: nn.Module = object.__new__(kind)
+        self._made[id(module)] = module, twin
+        self._modules.append(module)
+        self._kinds.append(kind)
+        theirs = vars(module).copy()  # at once, whatever other threads do
+        if id(module) in self._names:
+            self._flags.add(len(self._state) + list(theirs).index("training"))
+        self._watch(vars(module).values(), theirs.values())
+        own = vars(twin)
+        own.update({item[0]: self._attribute(module, *item) for item in theirs.items()})
+        self._own.append((own, own.copy()))
+        return twin
+
+    def _attribute(self, module: nn.Module, name: str, value: Any) -> Any:
+        if name == "training" and id(module) in self._names:
+            return False
+        if name == "_compiled_call_impl":  # compiled for the model
+            return None
+        if name not in _OF_TORCH:
+            return self._twin(value)
+        if type(value) in _PLAIN or "state_dict" in name:
+            return value
+        if type(value) not in _CONTAINERS:
+            raise NoTwinError
+        if name == "_buffers":
+            return self._buffers_of(module, value)
+        if name in _BESIDE_HOOKS:
+            return value.copy()
+        if not value:  # most hooks: not worth more than a look
+            self._watch(value.values(), ())
+            return value.copy()
+        return self._container(value, shared=False)
+
+    def _buffers_of(self, module: nn.Module, buffers: dict[str, Any]) -> dict[str, Any]:
+        theirs = buffers.copy()
+        self._watch(buffers.values(), theirs.values())
+        own = copy.copy(buffers)
+        for name, buffer in theirs.items():
+            own[name] = None if buffer is None else self._clone(buffer)
+        self._slots.append((self._names.get(id(module)), own, own.copy()))
+        return own
+
+    def _clone(self, buffer: Tensor) -> Tensor:
+        if id(buffer) not in self.clones:
+            _, own = self._before.get(id(buffer), (buffer, buffer))
+            kinds = {(tensor.shape, tensor.dtype, tensor.device) for tensor in (own, buffer)}
+            if own is buffer or len(kinds) > 1:
+                own = buffer.detach().clone()
+            self.clones[id(buffer)] = buffer, own
+        return self.clones[id(buffer)][1]
+
+    def _container(self, value: Any, *, shared: bool = True) -> Any:
+        """Return a container once more; one without tensors or modules may be shared."""
+        own = copy.copy(value)
+        self._made[id(value)] = value, own
+        named = isinstance(value, dict)
+        theirs = value.copy() if named else list(value)  # at once, as above
+        keys = list(theirs)
+        values = [theirs[key] for key in keys] if named else keys
+        own_keys = [self._twin(key) for key in keys]
+        own_values = [self._twin(item) for item in values] if named else own_keys
+        same = all(map(operator.is_, own_keys + own_values, keys + values))
+        if shared and same and not any(isinstance(item, Tensor) for item in keys + values):
+            self._made[id(value)] = value, value
+            return value
+        refill(own, dict(zip(own_keys, own_values, strict=True)) if named else own_keys)
+        self._watch(value.values() if named else value, values)
+        self._own.append((own, copy.copy(own)))
+        return own
+
+    def _object(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in (tuple, frozenset):
+            parts = [self._twin(part) for part in value]
+            return value if all(map(operator.is_, parts, value)) else kind(parts)
+        if kind is types.MethodType:
+            owner = self._twin(value.__self__)
+            return value if owner is value.__self__ else kind(value.__func__, owner)
+        if kind is functools.partial:
+            args, named = (self._twin(part) for part in (value.args, value.keywords))
+            own = kind(self._twin(value.func), *args, **named)
+            vars(own).update({name: self._twin(part) for name, part in vars(value).items()})
+            return own
+        if kind is weakref.ref and isinstance(value(), nn.Module):
+            return weakref.ref(self._twin(value()))
+        self._look_behind(value)
+        return value
+
+    def _look_behind(self, value: object) -> None:
+        """Make sure that an object, which the twin shares, leads to no module of the model.
+
+        Raises:
+            NoTwinError: If it does, or if there is no end to it.
+        """
+        todo, looked_at = [value], 0
+        while todo:
+            item = todo.pop()
+            kind = type(item)
+            if kind in _PLAIN or issubclass(kind, _ENDS) or id(item) in self._harmless:
+                continue
+            looked_at += 1
+            if id(item) in self._names or kind in _PROXIES or looked_at > _MOST:
+                raise NoTwinError
+            self._harmless[id(item)] = item
+            if isinstance(item, types.FunctionType):
+                todo += _seen_by(item)
+            elif kind is weakref.ref:
+                todo.append(item())  # type: ignore[operator]
+            else:
+                todo += gc.get_referents(item)
+
+
+def _seen_by(function: types.FunctionType) -> Iterator[object]:
+    """Yield what a function can reach, of its module's names those it mentions."""
+    yield from (function.__closure__, function.__defaults__, function.__kwdefaults__)
+    yield vars(function)
+    known = function.__globals__
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+        for value in (known[name] for name in code.co_names if name in known):
+            # functions of other files are no one's who knows the model
+            if getattr(value, "__globals__", known) is known:
+                yield value
+
+
+def refill(container: Any, parts: Any) -> None:
+    """Give a container other contents."""
+    container.clear()
+    (container.update if isinstance(container, (dict, set)) else container.extend)(parts)
+
+
+def places_of(module: nn.Module) -> dict[str, list[Place]]:
+    """Return all places of each parameter and buffer, by name: several, where they are tied."""
+    places: dict[int, list[Place]] = {}
+    for owner in module.modules():
+        for place in (owner._parameters, owner._buffers):
+            for key, tensor in place.items():
+                places.setdefault(id(tensor), []).append((place, key))
+    named = itertools.chain(
+        module.named_parameters(remove_duplicate=False),
+        module.named_buffers(remove_duplicate=False),
+    )
+    return {name: places[id(tensor)] for name, tensor in named}
