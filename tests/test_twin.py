@@ -18,8 +18,6 @@ from scodkit import Gaussian, Monitor
 from scodkit.errors import CaptureWarning
 from scodkit.network import Inputs, Network
 
-WAIT_S = 20.0
-
 
 def contents(model: nn.Module) -> list[tuple[int, dict[str, int]]]:
     """What a model is made of, by identity: modules, attributes, weights, hooks, modes."""

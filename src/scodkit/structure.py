@@ -156,7 +156,7 @@ class Structure:
                 if name is not None and (id(buffer) in fresh or held.get(key) is not buffer):
                     names.add(f"{name}.{key}" if name else key)
                 pristine[key] = fresh.get(id(buffer), buffer)
-            refill(held, pristine)
+            _refill(held, pristine)
         self._index()
         return names
 
@@ -168,7 +168,7 @@ class Structure:
             except Exception:  # tensors, for instance, are not to be compared as a whole
                 same = False
             if not same:
-                refill(live, pristine)
+                _refill(live, pristine)
 
     # --- How it is made ---
 
@@ -259,7 +259,7 @@ class Structure:
         if shared and same and not any(isinstance(item, Tensor) for item in keys + values):
             self._made[id(value)] = value, value
             return value
-        refill(own, dict(zip(own_keys, own_values, strict=True)) if named else own_keys)
+        _refill(own, dict(zip(own_keys, own_values, strict=True)) if named else own_keys)
         self._watch(value.values() if named else value, values)
         self._own.append((own, copy.copy(own)))
         return own
@@ -321,8 +321,7 @@ def _seen_by(function: types.FunctionType) -> Iterator[object]:
                 yield value
 
 
-def refill(container: Any, parts: Any) -> None:
-    """Give a container other contents."""
+def _refill(container: Any, parts: Any) -> None:
     container.clear()
     (container.update if isinstance(container, (dict, set)) else container.extend)(parts)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from scodkit.structure import Place, Structure, places_of, refill
+from scodkit.structure import Place, Structure, places_of
 
 # held by whoever runs a model itself: any other model may have layers in common with it
 _ITSELF = threading.RLock()
@@ -168,7 +168,9 @@ class Twin:
             self._inside = True
             modules = dict(self._model.named_modules())
             training = [module for module in modules.values() if module.training]
-            slots = [(name, own._buffers, own._buffers.copy()) for name, own in modules.items()]
+            slots = [
+                (name, m._buffers, dict(m._buffers.items())) for name, m in modules.items()
+            ]
             with torch.inference_mode(False), torch.no_grad():
                 kept = {
                     id(buffer): (buffer, buffer._version, buffer.clone())
@@ -198,11 +200,13 @@ def _restored(
     moved = {i for i, (buffer, version, _) in kept.items() if buffer._version != version}
     names = set()
     for name, own, before in slots:
+        now = dict(own.items())
         for key, buffer in before.items():
-            if id(buffer) in moved or own.get(key) is not buffer:
+            if id(buffer) in moved or now.get(key) is not buffer:
                 names.add(f"{name}.{key}" if name else key)
-        if names or own.keys() != before.keys():
-            refill(own, before)
+                own[key] = buffer
+        for key in now.keys() - before.keys():
+            del own[key]
     with torch.inference_mode(False), torch.no_grad():
         for buffer, _, value in (kept[i] for i in moved):
             buffer.copy_(value)
