@@ -85,8 +85,11 @@ class Grows(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")
-def test_a_table_that_a_longer_input_makes_is_not_kept() -> None:
+@pytest.mark.parametrize("twin", [True, False])
+def test_a_table_that_a_longer_input_makes_is_not_kept(twin: bool) -> None:
     model = Grows()
+    if not twin:
+        model.helper = Helper(model)
     monitor = Monitor(model, Gaussian(), rank=2).fit([torch.randn(8, 3, 2)], progress=False)
     x = torch.randn(2, 3, 2)
     before = monitor.score(x)
