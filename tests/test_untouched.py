@@ -48,6 +48,7 @@ class Late(nn.Module):
         return self.a(x) * self.scale
 
 
+@pytest.mark.filterwarnings("ignore::scodkit.errors.SuspiciousInputWarning")
 @pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("twin", [True, False])

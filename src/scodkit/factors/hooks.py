@@ -85,7 +85,7 @@ class HookEngine(Engine):
         return linear
 
     def _recorded(self, call: Inputs) -> tuple[Linearization, Recorder]:
-        recorder = self._recorder(call.batch_size)
+        recorder = self._recorder(call)
         try:
             output = self._watched(recorder, call)
         except UnsupportedCallError:
@@ -93,7 +93,7 @@ class HookEngine(Engine):
                 raise
             # what is met again, as it was, is older than this pass: a mask or a table
             self._older = recorder.strangers
-            recorder = self._recorder(call.batch_size)
+            recorder = self._recorder(call)
             output = self._watched(recorder, call)
         finally:
             self._older = recorder.strangers
@@ -107,8 +107,8 @@ class HookEngine(Engine):
         self.finds_head = linear.head is not None
         return linear, recorder
 
-    def _recorder(self, size: int) -> Recorder:
-        about = (self.network.model, self.parameters, size, self._older)
+    def _recorder(self, call: Inputs) -> Recorder:
+        about = (self.network.running(call), self.parameters, call.batch_size, self._older)
         return Recorder(*about, copies=self._copies)
 
     def _watched(self, recorder: Recorder, call: Inputs) -> Tensor:
