@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Normal
+from torch.utils.data import DataLoader, TensorDataset
 
 from baseline_contracts import LIKELIHOODS, network, some, training_data
 from laplace_oracles import dense_covariances, dense_precision
 from scodkit import Bernoulli, Categorical, Gaussian
 from scodkit.baselines.kfac_laplace import GRID, KFACLaplace
+from scodkit.cli.demo import load_digits, train
 from scodkit.errors import (
     BatchError,
     MissingPeerError,
@@ -24,6 +26,7 @@ from scodkit.errors import (
     NotFittedError,
     OptionError,
 )
+from scodkit.separation import separation
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -381,3 +384,12 @@ def test_what_was_tuned_is_saved(tmp_path: Path) -> None:
         # and can be tuned again
         again = loaded.tune(data, [1.0], progress=False).score(some())
         assert torch.equal(again, method.tune(data, [1.0], progress=False).score(some()))
+
+
+def test_its_defaults_tell_unseen_digits_from_known_ones() -> None:
+    digits = load_digits()
+    net = train(digits.train_x, digits.train_y)
+    loader = DataLoader(TensorDataset(digits.train_x, digits.train_y), batch_size=100)
+    method = KFACLaplace(net, Categorical()).fit(loader, progress=False)
+    known, unseen = method.score(digits.test_x), method.score(digits.novel_x)
+    assert separation(known, unseen, resamples=2).auroc > 0.9  # 0.5 is chance

@@ -305,36 +305,6 @@ class TestAgainstCrepes:
         assert found.tolist() == pytest.approx(wanted[known.numpy()], rel=1e-15)
 
 
-class TestLooksLikeTraining:
-    @pytest.mark.parametrize("num_data", [100, 1000])
-    def test_held_out_data_hardly_ever_does(self, num_data):
-        # exponential scores with a mean 10 % higher than in training: the edge of the rule
-        draws = [-normal_cdf(normal(num_data, seed)).log() * 1.1 for seed in range(1000)]
-        share = sum(Calibration(d).looks_like_training(1.0) for d in draws) / 1000
-        assert 0 < share < 0.05
-        # and the more they score, the less so
-        assert not any(Calibration(1.5 * d).looks_like_training(1.0) for d in draws)
-
-    def test_training_data_does(self):
-        for seed in range(20):
-            draw = -normal_cdf(normal(3000, seed)).log()
-            assert Calibration(draw).looks_like_training(1.0)
-            # the very same data
-            few = Calibration(draw[:600])
-            assert few.looks_like_training(float(few.scores.mean())) == (
-                few.scores.std() / few.scores.mean() < 0.1 * math.sqrt(600) / 2.326
-            )
-
-    def test_too_few_to_tell(self):
-        assert not Calibration(torch.full((99,), 0.1)).looks_like_training(1.0)
-        assert Calibration(torch.full((100,), 0.1)).looks_like_training(1.0)
-
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
-    def test_not_a_mean(self, bad):
-        with pytest.raises(CalibrationError, match=r"expected a finite mean score >= 0 .*got"):
-            Calibration(normal(100, 0)).looks_like_training(bad)
-
-
 class TestRates:
     """Flags among new samples of the held-out kind: within the band theory gives them."""
 

@@ -13,12 +13,13 @@ from cases import CASES, Case, conv_batchnorm
 from engines import Uses, close, everything, joined, noise, randomised
 from scodkit import Categorical, Monitor, kernels, likelihoods
 from scodkit.baselines import DeepEnsemble
-from scodkit.errors import NonFiniteError, SuspiciousInputWarning
+from scodkit.errors import MergeError, NonFiniteError, SuspiciousInputWarning
 from scodkit.factors import Engine, HookEngine, LoopEngine, backward
 from scodkit.factors.rules import broadcast
 from scodkit.likelihoods import Likelihood
 from scodkit.mixed import _is_long, add_matmul, matmul
 from scodkit.network import Inputs, Network
+from scodkit.seen import digests_of
 from scodkit.sketch import (
     SRFT,
     Exact,
@@ -359,3 +360,17 @@ def test_rounding_to_tf32_does_not_count_against_one_pass_for_all_networks() -> 
     method = DeepEnsemble(networks, likelihoods.Gaussian())
     assert method.score(torch.randn(1, 3, 16, 16, device="cuda")).isfinite().all()
     assert method._runs.works
+
+
+def test_samples_are_known_again_on_another_device() -> None:
+    torch.manual_seed(0)
+    images, tokens = torch.randn(20, 1, 8, 8), torch.randint(0, 9, (20, 5))
+    for tensors in ((images,), (images.half(), tokens), (tokens.to(torch.uint8),)):
+        here = digests_of(Inputs(tensors, {}))
+        there = digests_of(Inputs(tuple(t.cuda() for t in tensors), {}))
+        assert there.is_cuda
+        assert torch.equal(there.cpu(), here)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    monitor = Monitor(model, Categorical(), 4).fit([images], progress=False).to("cuda")
+    with pytest.raises(MergeError, match="would count twice"):
+        monitor.update([images.flip(0)], progress=False)

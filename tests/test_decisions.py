@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,13 +12,11 @@ from scodkit.alarms import discoveries
 from scodkit.errors import (
     BatchError,
     CalibrationError,
-    CalibrationWarning,
     MismatchError,
     NotFittedError,
     OptionError,
 )
-from scodkit.score import mean_of_training
-from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
+from scodkit.sketch import Exact, Nystrom, TwoSided
 
 TRAIN, HELD, TEST = noise(60, 3, seed=1), noise(400, 3, seed=2), noise(50, 3, seed=3)
 
@@ -116,20 +112,6 @@ class TestCalibrating:
         limit = monitor.calibration.threshold(0.1, confidence=0.99)
         assert torch.equal(sure, monitor.score(TEST) > limit)
 
-    def test_training_data_is_recognised(self):
-        torch.manual_seed(0)
-        train, held = torch.randn(200, 20), torch.randn(2000, 20)
-        model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 1)).eval()
-        monitor = Monitor(model, Gaussian(), rank=200, sketch=Exact()).fit(
-            [train], progress=False
-        )
-        with pytest.warns(CalibrationWarning, match="training data"):
-            monitor.calibrate([train], progress=False)
-        assert monitor.calibration is not None
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            monitor.calibrate([held], progress=False)
-
     def test_nothing_is_lost_when_it_fails(self):
         monitor = fitted().calibrate([HELD], progress=False)
         before = monitor.calibration
@@ -156,12 +138,6 @@ class TestCalibrating:
         assert torch.equal(monitor.score(TEST), before)
         with pytest.raises(BatchError, match=r"torch.float64"):
             Monitor(net(), Categorical()).fit([TRAIN.float()], progress=False)
-
-    def test_the_mean_of_the_training_scores_is_known_without_scoring(self):
-        for sketch in (Exact(), Nystrom(), FrequentDirections()):
-            monitor = fitted(rank=60, sketch=sketch)
-            expected = float(monitor.score(TRAIN).mean())
-            assert mean_of_training(monitor.basis, 1.0) == pytest.approx(expected, rel=1e-6)
 
 
 class TestRank:
@@ -290,7 +266,6 @@ class TestSummary:
     def test_a_dominating_prior_is_noticed(self):
         assert "prior dominates" in fitted(prior_scale=1e-4).summary().notes[0]
 
-    @pytest.mark.filterwarnings("ignore::scodkit.errors.CalibrationWarning")
     def test_constant_scores_are_noticed(self):
         model = net()
         monitor = Monitor(model, Gaussian(), rank=3, parameters=["2.bias"])

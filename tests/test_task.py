@@ -71,7 +71,7 @@ def test_the_whole_output_in_the_likelihoods_metric_is_no_task() -> None:
 def test_a_task_can_be_set_and_dropped_without_a_fit() -> None:
     monitor = Monitor(net(), Gaussian(), rank=20).fit([TRAIN], progress=False)
     before = monitor.score(TEST)
-    monitor.calibrate([TRAIN], progress=False)
+    monitor.calibrate([TEST], progress=False)
     monitor.task = Task(lambda output: output[:, :1])
     assert monitor.calibration is None
     steering = monitor.score(TEST)
@@ -88,7 +88,6 @@ def test_a_task_can_be_set_and_dropped_without_a_fit() -> None:
     close(sum(parts), before)
 
 
-@pytest.mark.filterwarnings("ignore::scodkit.errors.CalibrationWarning")
 def test_saved_and_loaded_with_its_task(tmp_path) -> None:
     model, task = net(), Task(cost, Gaussian(2.0))
     monitor = Monitor(model, Gaussian(), rank=10, task=task).fit([TRAIN], progress=False)

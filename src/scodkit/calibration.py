@@ -15,11 +15,6 @@ from torch import Tensor
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 from scodkit.optional import optional
 
-# of `looks_like_training`: by how much held-out data must score higher, and how surely
-_HIGHER = 1.1
-_ONE_PERCENT = 2.326  # standard errors: the one-sided 1 % point of a normal distribution
-_FEWEST_TO_TELL = 100
-
 
 @dataclass(frozen=True)
 class Calibration:
@@ -202,39 +197,6 @@ class Calibration:
         which = torch.searchsorted(torch.tensor(occurring, dtype=torch.int64), asked_groups)
         limits_of = torch.tensor(list(limits.values()), dtype=torch.float64)[which]
         return (asked > limits_of).to(scores.device)
-
-    def looks_like_training(self, expected: float) -> bool:
-        """Return True if the held-out scores are as low as those of the training data.
-
-        A network knows its training data best, so that held-out data scores higher on
-        average. True if the held-out mean, plus 2.326 of its standard errors, is still below
-        1.1 times the training mean: data that scores 10 % higher would come out so low in
-        1 % of draws (of large sets; long tails make it a few). To be that sure takes 541
-        samples or more where the standard deviation is as large as the mean, and it is never
-        True for fewer than 100. An underfitted network scores both kinds alike: it looks like
-        training then, and no harm is done.
-
-        Args:
-            expected: Mean score of the training data itself, >= 0, as the fit predicts it.
-
-        Raises:
-            CalibrationError: If it is negative or not finite.
-
-        Examples:
-            >>> Calibration(torch.linspace(0.5, 1.5, 1000)).looks_like_training(1.0)
-            True
-            >>> Calibration(torch.linspace(1.0, 2.0, 1000)).looks_like_training(1.0)
-            False
-        """
-        if not (math.isfinite(expected) and expected >= 0):
-            raise CalibrationError(
-                f"expected a finite mean score >= 0 of the training data, got {expected}; "
-                "type looks_like_training(float(monitor.score(train_batch).mean()))"
-            )
-        if self.num_data < _FEWEST_TO_TELL:
-            return False
-        error = float(self.scores.std()) / math.sqrt(self.num_data)
-        return float(self.scores.mean()) + _ONE_PERCENT * error < _HIGHER * expected
 
     @functools.cached_property
     def pooled(self) -> Tensor:

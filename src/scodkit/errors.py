@@ -14,6 +14,10 @@ class BatchError(ScodError, ValueError):
     """A batch, or what the model made of it, does not have the form that was expected."""
 
 
+class ModelCallError(BatchError):
+    """The model fails on a batch; its own error is the cause."""
+
+
 class EmptyLoaderError(BatchError):
     """There is not one batch."""
 
@@ -103,8 +107,16 @@ class CaptureWarning(UserWarning):
 
 
 class CalibrationWarning(UserWarning):
-    """The held-out data does not look held out, or cannot support what is asked of it."""
+    """The held-out data was fitted, or cannot support what is asked of it."""
 
 
 class SuspiciousInputWarning(UserWarning):
     """Inputs look unlike the data of the fit in a way that their scores may not show."""
+
+
+class LikelihoodWarning(UserWarning):
+    """The model's outputs do not look like what the likelihood takes."""
+
+
+class RepeatedDataWarning(UserWarning):
+    """A few samples to be added to a fit are like some it has seen."""

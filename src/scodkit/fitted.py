@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from scodkit import suspicion
 from scodkit.eigenbasis import Eigenbasis
-from scodkit.errors import MergeError, MismatchError
+from scodkit.errors import MergeError, MismatchError, RepeatedDataWarning
 from scodkit.likelihoods import Likelihood
+from scodkit.network import Form
 from scodkit.parameters import ParameterSet, state_fingerprint
 from scodkit.parts import Part, in_both
+from scodkit.seen import joined, seen_again
 from scodkit.sketch import SketchState
-from scodkit.suspicion import Ranges, joined
+from scodkit.suspicion import Ranges
 
 UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
 
@@ -60,6 +64,8 @@ class Fitted:
         engine: Who computed its gradients, by name; None where nobody noted it.
         input_range: Smallest and largest value of each floating input, by its place or keyword
             in the call; None in fits of versions that did not look.
+        samples: Digests of the samples it has seen; None where they are not known.
+        form: That the batches of the fit had; None where it is not known.
     """
 
     likelihood: Likelihood
@@ -72,6 +78,8 @@ class Fitted:
     parts: tuple[Part, ...] = ()
     engine: str | None = None
     input_range: Ranges | None = None
+    samples: Tensor | None = None
+    form: Form | None = None
 
     def check_weights(self, model: nn.Module, doing: str) -> None:
         """Make sure a model still has the weights of the fit.
@@ -119,6 +127,30 @@ class Fitted:
                 + ": it would count twice; leave one of them out"
             )
 
+    def check_other_samples(self, samples: Tensor | None) -> None:
+        """Make sure no sample would count twice, in whatever batches and order it comes.
+
+        Args:
+            samples: Digests of those to be added; None where they are not known.
+
+        Raises:
+            MergeError: If this fit has seen more of them than chance explains.
+        """
+        again = seen_again(self.samples, samples)
+        if again is None:
+            return
+        if again.certain:
+            raise MergeError(
+                f"expected fits of different data, but {again} samples to be added are in the "
+                "fit already: they would count twice; leave them out"
+            )
+        warnings.warn(
+            f"{again} samples to be added are like some in the fit already; if they are the "
+            "same ones, they count twice: leave them out",
+            RepeatedDataWarning,
+            stacklevel=3,
+        )
+
     def to(self, device: torch.device | str) -> Fitted:
         """Return the fit on another device; of an offloaded one only what is small moves."""
         state = self.state
@@ -155,11 +187,11 @@ class Fitted:
         own = other.state if consume else other.state.copy()
         state = sketch.merge(own.to(self.state.squared_norm.device), self.state)
         skipped, parts = self.skipped + other.skipped, self.parts + other.parts
+        samples = joined([self.samples, other.samples])
         basis = sketch.eigenbasis(state, rank)
         if not (self.basis.certified and other.basis.certified):
             basis = replace(basis, certified=False)
         basis = replace(basis, offloaded=self.basis.offloaded)  # as the state is
-        ranges = joined(self.input_range, other.input_range)
-        return replace(
-            self, basis=basis, state=state, skipped=skipped, parts=parts, input_range=ranges
-        )
+        seen = replace(self, skipped=skipped, parts=parts, samples=samples)
+        ranges = suspicion.joined(self.input_range, other.input_range)
+        return replace(seen, basis=basis, state=state, input_range=ranges)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from scodkit import suspicion
 from scodkit.distributed import Processes
 from scodkit.errors import (
     BatchError,
@@ -19,17 +21,19 @@ from scodkit.errors import (
     MismatchError,
     NonFiniteError,
     OptionError,
+    RepeatedDataWarning,
 )
 from scodkit.factors import FactorsOf, FactorSource, Piece, ProductSource, distinct
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.mixed import sum_dtype
-from scodkit.network import Inputs, Network
+from scodkit.network import Form, Inputs, Network
 from scodkit.parameters import ParameterSet, select, select_names
 from scodkit.parts import Part, part_behind, sampled_hash
-from scodkit.preparing import Preparation, check_ways
+from scodkit.preparing import Preparation, check_first, check_ways
 from scodkit.progress import Checkpoint, FiniteCheck, Progress
 from scodkit.reading import Reader, data_identity
 from scodkit.recipe import Recipe, first_output
+from scodkit.seen import digests_of, joined, seen_again
 from scodkit.stream import (
     batches_of,
     check_deterministic,
@@ -37,7 +41,6 @@ from scodkit.stream import (
     num_samples,
     open_stream,
 )
-from scodkit.suspicion import joined
 
 # pieces a GPU may be behind before it is waited for
 _LATE = 2
@@ -45,6 +48,10 @@ _LATE = 2
 # samples to choose an engine with, no two alike; and batches to look for them in
 _DISTINCT = 3
 _AHEAD = 16
+_SHARD = (
+    "DataLoader(Shard(dataset, rank, world_size)), from scodkit.parts, or fit alone with "
+    "together=False"
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,7 @@ def fit(
         "range": done.input_range,
     }
     told = processes.gathered(own_words)
-    parts = _parts(told)
+    parts, samples = _parts(told), _samples(processes.gathered(done.seen.all()))
     skipped = sum(one["skipped"] for one in told)
     state = processes.add_up(done.state)
     if state.num_data == 0:
@@ -126,8 +133,9 @@ def fit(
     if options.precision is not None:  # a certificate would be one of rounded gradients
         basis = replace(basis, certified=False)
     engine = next((one["engine"] for one in told if one["engine"]), None)
-    input_range = reduce(joined, (one["range"] for one in told))
-    about = (terms.fingerprints, terms.shape, skipped, parts, engine, input_range)
+    input_range = reduce(suspicion.joined, (one["range"] for one in told))
+    data = (parts, engine, input_range, samples, terms.form)
+    about = (terms.fingerprints, terms.shape, skipped, *data)
     fitted = Fitted(recipe.likelihood, terms.parameters, basis, state, *about)
     return fitted, None if begun is None else begun.source
 
@@ -138,6 +146,7 @@ class _Begun:
 
     Args:
         call: The inputs of the first batch.
+        form: That batches have.
         reader: All batches.
         parameters: The chosen weights.
         source: Turns batches into factors.
@@ -146,6 +155,7 @@ class _Begun:
     """
 
     call: Inputs
+    form: Form
     reader: Reader
     parameters: ParameterSet
     source: FactorSource
@@ -162,12 +172,14 @@ class _Terms:
         shape: Of a typical sample's output.
         dtype: Of the sums.
         fingerprints: Of the weights.
+        form: That batches have.
     """
 
     parameters: ParameterSet
     shape: tuple[int, ...]
     dtype: torch.dtype
     fingerprints: Fingerprints
+    form: Form
 
 
 @dataclass(frozen=True)
@@ -185,7 +197,8 @@ class _Pass:
 
         Raises:
             EmptyLoaderError: If there is no batch, and there are no others.
-            BatchError: If the first batch has no samples to choose an engine with.
+            BatchError: If the first batch has no samples to choose an engine with, or cannot be
+                right.
         """
         network, recipe = self.network, self.recipe
         if self.options.checkpoint:
@@ -198,7 +211,7 @@ class _Pass:
             return None
         with network.evaluating():
             call = network.inputs_of(first)
-            call.check_some()
+            check_first(network, recipe.likelihood, first, call)
             example, batches = with_example(network, call, batches)
             if self.options.check_deterministic:
                 check_deterministic(network, call, self.loader)
@@ -207,8 +220,8 @@ class _Pass:
             about = (recipe, network, parameters, call, num_samples(self.loader))
             prepared = Preparation(*about, *options, example).prepared()
             dtype = sum_dtype(first_output(network, call))
-        reader = Reader(self.loader, batches)
-        return _Begun(call, reader, parameters, prepared.source, prepared.products, dtype)
+        about_data = (call, Form.of(first, call), Reader(self.loader, batches))
+        return _Begun(*about_data, parameters, prepared.source, prepared.products, dtype)
 
     def agree(self, begun: _Begun | None) -> _Terms:
         """Return what all processes fit; those without data fit what the others do.
@@ -225,6 +238,7 @@ class _Pass:
                 "dtype": str(begun.dtype).removeprefix("torch."),
             }
         told = [one for one in self.processes.gathered(own) if one is not None]
+        forms = self.processes.gathered(begun and begun.form.document())
         if not told:
             raise BatchError("expected data in one of the processes, got empty loaders in all")
         mine = {**(own or told[0]), **self._identity}
@@ -234,7 +248,8 @@ class _Pass:
             fingerprints = Fingerprints.of(self.network.model, parameters)
         self._compare({"weights": vars(fingerprints)})
         shape, dtype = tuple(told[0]["output shape"]), getattr(torch, told[0]["dtype"])
-        return _Terms(parameters, shape, dtype, fingerprints)
+        form = Form(**next(one for one in forms if one is not None))
+        return _Terms(parameters, shape, dtype, fingerprints, form)
 
     def _compare(self, mine: dict[str, Any]) -> None:
         """Make sure all processes say the same.
@@ -351,11 +366,29 @@ def _parts(told: list[Any]) -> tuple[Part, ...]:
             if other in parts and part.overlaps(parts[other]):
                 raise MismatchError(
                     f"expected other data in every process, but process {other} and process "
-                    f"{rank} had the same ({part}), which would count twice; type "
-                    "DataLoader(Shard(dataset, rank, world_size)), from scodkit.parts, or fit "
-                    "alone with together=False"
+                    f"{rank} had the same ({part}), which would count twice; type {_SHARD}"
                 )
     return tuple(parts.values())
+
+
+def _samples(told: list[Tensor | None]) -> Tensor | None:
+    """Return the digests of all processes' samples.
+
+    Raises:
+        MismatchError: If one has samples of another.
+    """
+    for rank in range(1, len(told)):
+        again = seen_again(joined(told[:rank]), told[rank])
+        if again is None:
+            continue
+        words = (
+            f"expected other data in every process, but {again} samples of process {rank} were "
+            f"in others, which would count twice; type {_SHARD}"
+        )
+        if again.certain:
+            raise MismatchError(words)
+        warnings.warn(words, RepeatedDataWarning, stacklevel=4)
+    return joined(told)
 
 
 def absorb(
@@ -373,14 +406,19 @@ def absorb(
     if on_bad == "skip" and source.splits_samples:
         # a sample is skipped whole: look at all its directions before using any
         whole = _finite_samples(source, call)
+    digests = digests_of(call)
     for piece in source.pieces(call, hold=True):
-        _absorb_piece(piece, progress, on_bad, whole)
+        _absorb_piece(piece, progress, on_bad, whole, digests[piece.samples])
         del piece  # or its rows would be there while the next are formed
     progress.count(call)
 
 
 def _absorb_piece(
-    piece: Piece, progress: Progress, on_bad: Literal["raise", "skip"], whole: Tensor | None
+    piece: Piece,
+    progress: Progress,
+    on_bad: Literal["raise", "skip"],
+    whole: Tensor | None,
+    digests: Tensor,
 ) -> None:
     norms = piece.factors.squared_norms()
     good = norms.isfinite() & piece.finite
@@ -393,17 +431,21 @@ def _absorb_piece(
         )
     elif not bool(good.all()):
         factors, norms, kept = FactorsOf(factors, good), norms[good], int(good.sum())
+        digests = digests[good]
     progress.state.sketch.update(
         progress.state, factors, norms.sum(), kept if piece.complete else 0
     )
     if piece.complete:
         progress.skipped += len(good) - kept
+        progress.seen.add(digests)
 
 
 def _absorb_products(
     source: ProductSource, call: Inputs, progress: Progress, on_bad: Literal["raise", "skip"]
 ) -> None:
+    digests = digests_of(call)
     for piece in source.pieces(call):
+        progress.seen.add(digests[piece.samples][piece.good])
         if on_bad == "raise":
             first = piece.samples.start
             FiniteCheck(piece.good, piece.finite, first, progress).ask()

@@ -24,7 +24,7 @@ from scodkit.network import Network, state_to_copy
 from scodkit.parameters import Selection, select
 from scodkit.parts import part_behind
 from scodkit.plan import Plan
-from scodkit.preparing import Preparation
+from scodkit.preparing import Preparation, check_first
 from scodkit.recipe import Recipe
 from scodkit.scorer import Question, Scorer
 from scodkit.sketch import Nystrom, Sketch
@@ -154,6 +154,7 @@ class Learner:
         options = FitOptions(*how, precision=precision, together=together)
         fresh, source = fitting.fit(self._network, same, loader, options)
         before.check_other_data(fresh.parts)
+        before.check_other_samples(fresh.samples)
         return self._adopt(before.merged(fresh, self.rank, consume=True), source)
 
     def merge(self, other: Learner) -> Self:
@@ -177,7 +178,9 @@ class Learner:
             )
         mine.fitted.check_weights(self.model, "a merge")
         mine.fitted.check_other_data(theirs.parts)
-        return self._adopt(mine.fitted.merged(theirs, self.rank), mine.source)
+        whole = mine.fitted.merged(theirs, self.rank)
+        mine.fitted.check_other_samples(theirs.samples)
+        return self._adopt(whole, mine.source)
 
     @property
     def fitted(self) -> Fitted:
@@ -210,7 +213,7 @@ class Learner:
         """
         with self._network.evaluating():
             call = self._network.inputs_of(batch)
-            call.check_some()
+            check_first(self._network, self.likelihood, batch, call)
             parameters = select(self._selection, self._network, call)
             about = (self._recipe, self._network, parameters, call, num_data)
             return Preparation(*about, products, precision).plan()
@@ -338,7 +341,8 @@ class Learner:
 
         Args:
             path: Where to; by custom it ends in ``.scod``.
-            sketch: Keep what `update` and `merge` need. Without it the file is several times
+            sketch: Keep what `update` and `merge` need, and eight bytes of each sample, by
+                which data of the fit is known again. Without it the file is several times
                 smaller and good for scoring only.
 
         Raises:

@@ -20,6 +20,7 @@ from scodkit.errors import CalibrationWarning, NotFittedError, OptionError
 from scodkit.explain import Explanation, References
 from scodkit.learner import Learner
 from scodkit.scorer import Scores
+from scodkit.seen import digests_of, nothing, seen_again
 from scodkit.stream import batches_of, num_batches, open_stream
 from scodkit.summary import Summary, summarise
 from scodkit.suspicion import CrowdWatch
@@ -81,18 +82,21 @@ class Monitor(Learner):
             The monitor itself, calibrated. If anything goes wrong it is as it was before.
         """
         scores, groups = [torch.empty(0)], [torch.empty(0, dtype=torch.int64)]
+        samples = nothing()
         for batch in self._batches(loader, "calibrating", progress):
-            found = self._ready()(batch, self.memory_budget)
+            call = self._network.inputs_of(batch)
+            samples.add(digests_of(call))
+            found = self._ready()(call, self.memory_budget)
             scores.append(found.score.cpu())
             if by is not None:
                 groups.append(groups_of(by, found.output))
         calibration = Calibration(torch.cat(scores), None if by is None else torch.cat(groups))
         self.calibration, self._by = calibration, by
-        in_training = scoring.mean_of_training(self.basis, self.prior_scale)
-        if self.task is None and calibration.looks_like_training(in_training):
+        again = seen_again(self.fitted.samples, samples.all())
+        if again is not None:
             warnings.warn(
-                "the held-out scores are as low as those of the training data: if they are the "
-                "same samples, alarms will be far too many; calibrate with data that was not "
+                f"{again} held-out samples were fitted: a network knows those best, so that "
+                "alarms on other data may be far too many; calibrate with data that was not "
                 "used for training or fitting",
                 CalibrationWarning,
                 stacklevel=2,

@@ -15,15 +15,15 @@ import itertools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from scodkit.errors import BatchError, OptionError
+from scodkit.errors import BatchError, ModelCallError, OptionError
 from scodkit.mixed import tf32_products
 from scodkit.recomputing import not_recomputing
 from scodkit.twin import Twin, own_tensors
@@ -34,6 +34,10 @@ _anomalies_off = 0  # how many keep torch's anomaly detection off
 _anomalies_before = (False, True)  # whether it was on, and whether it looked for NaN
 
 _LABEL_KEYS = frozenset({"label", "labels", "target", "targets"})
+
+_ONE_BY_ONE = (
+    "score the batches one by one: torch.cat([monitor.score(batch) for batch in batches])"
+)
 
 
 @dataclass(frozen=True)
@@ -127,10 +131,72 @@ class Inputs:
         return self.map(lambda t: t[order.to(t.device)])
 
 
+@dataclass(frozen=True)
+class Form:
+    """How the batches of a fit look, for later ones to be compared with.
+
+    Args:
+        parts: In a tuple or list; 1 for anything else.
+        axes: Of each input tensor.
+    """
+
+    parts: int
+    axes: Sequence[int]
+
+    @staticmethod
+    def of(batch: object, call: Inputs) -> Form:
+        """Return the form of a batch with these inputs."""
+        parts = len(batch) if isinstance(batch, (tuple, list)) else 1
+        return Form(parts, [tensor.ndim for tensor in call.tensors()])
+
+    def document(self) -> dict[str, Any]:
+        """Return it as plain data, what it is made of."""
+        return asdict(self)
+
+    def check(self, call: Inputs) -> None:
+        """Refuse a sample without a batch axis: some layers would take it for a batch.
+
+        Raises:
+            BatchError: If that is what it looks like.
+        """
+        shapes = [tuple(tensor.shape) for tensor in call.tensors()]
+        if [len(shape) + 1 for shape in shapes] == list(self.axes):
+            raise BatchError(
+                f"expected inputs of {', '.join(map(str, self.axes))} axes, the batch first, "
+                f"as in the fit, got shapes {shapes}; for a single sample type x[None]; "
+                "otherwise pick the inputs with Monitor(..., inputs=lambda batch: ...)"
+            )
+
+
 def _holds_tensors(value: object) -> bool:
     if isinstance(value, Mapping):
         value = list(value.values())
     return isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
+
+
+def _check_one_batch(batch: object, form: Form | None) -> None:
+    """Refuse several batches in place of one, of which all but the first would be dropped.
+
+    Tensors of one form may also be inputs and targets, as an autoencoder has them: they are
+    taken for that where the batches of the fit had as many parts or, if nobody knows, where
+    they have as many samples.
+
+    Raises:
+        BatchError: If that is what they look like.
+    """
+    if not isinstance(batch, (tuple, list)):
+        return
+    like = [p for p in batch if isinstance(p, Tensor) and p.ndim]
+    like = [p for p in like if p.dtype == like[0].dtype and p.shape[1:] == like[0].shape[1:]]
+    if len(like) < 2 or like[0] is not batch[0]:
+        return
+    several = len({len(p) for p in like}) > 1
+    if several or (form is not None and form.parts != len(batch)):
+        raise BatchError(
+            f"expected one batch, got {len(like)} tensors that look like one each, of shapes "
+            f"{[tuple(p.shape) for p in like]}; {_ONE_BY_ONE}; or, if the others are targets, "
+            "pass batch[0], or inputs=lambda batch: batch[0] to the Monitor"
+        )
 
 
 class Network:
@@ -167,25 +233,41 @@ class Network:
         """Where the weights are (the first one's device, for models spread over several)."""
         return next(self.model.parameters(), torch.empty(0)).device
 
-    def inputs_of(self, batch: object) -> Inputs:
+    def inputs_of(self, batch: object, form: Form | None = None) -> Inputs:
         """Return the model's inputs in a batch, on the model's device.
 
+        Args:
+            batch: As the loader yields it; or the inputs themselves.
+            form: What the batches of the fit looked like, where that is known.
+
         Raises:
-            BatchError: If no tensors can be found in the batch.
+            BatchError: If no tensors can be found in the batch, or it looks otherwise.
             OptionError: If the model has no weights yet.
         """
-        picked = self._pick_inputs(batch) if self._pick_inputs else self._default_inputs(batch)
-        if isinstance(picked, Mapping):
+        picked = batch
+        if self._pick_inputs is None:
+            _check_one_batch(batch, form)
+            picked = self._default_inputs(batch)
+        elif not isinstance(batch, Inputs):
+            picked = self._pick_inputs(batch)
+        if isinstance(picked, Inputs):
+            call = picked
+        elif isinstance(picked, Mapping):
             call = Inputs((), dict(picked))
         elif isinstance(picked, (tuple, list)):
             call = Inputs(tuple(picked), {})
         elif isinstance(picked, Tensor):
             call = Inputs((picked,), {})
         else:
+            advice = "pass inputs=lambda batch: ... to the Monitor"
+            if isinstance(picked, Iterable):  # a loader, or something like it
+                advice += f"; of a loader, {_ONE_BY_ONE}"
             raise BatchError(
                 f"expected a tensor, tuple, list or dict as a batch, got "
-                f"{type(picked).__name__}; pass inputs=lambda batch: ... to the Monitor"
+                f"{type(picked).__name__}; {advice}"
             )
+        if form is not None:
+            form.check(call)
         device = self.device
         if device.type == "meta":
             raise OptionError("expected a model with weights, got one on meta; load them first")
@@ -215,7 +297,7 @@ class Network:
         """Return the output ``(B, *shape)`` of the model as it stands.
 
         Raises:
-            BatchError: If the model fails on inputs of another dtype than its weights'.
+            ModelCallError: If the model fails on inputs of another dtype than its weights'.
             RuntimeError: If it fails for another reason.
         """
         self._twin.prove(call.args, call.kwargs)
@@ -226,15 +308,29 @@ class Network:
         except RuntimeError as error:
             own = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
             given = {t.dtype for t in call.tensors() if t.is_floating_point()}
+            advice = ""
+            if not given and own and self._takes_floats(call, min(own, key=str)):
+                given = {t.dtype for t in call.tensors()}
+                advice = "x.float() / 255 for bytes of images, or "
             if self.precision is None and given - own and own:
                 wanted = " or ".join(sorted(map(str, own)))
-                raise BatchError(
+                raise ModelCallError(
                     f"expected inputs in {wanted}, as the model's weights are, got "
                     f"{', '.join(sorted(map(str, given)))}, and the model failed on them; type "
-                    f"x.to({wanted.split(' ')[0]})"
+                    f"{advice}x.to({wanted.split(' ')[0]})"
                 ) from error
             raise
         return self._output(result, call.batch_size)
+
+    def _takes_floats(self, call: Inputs, dtype: torch.dtype) -> bool:
+        """Return whether a model that failed on integers can be run on the same as floats."""
+        floats = call.map(lambda t: t.to(dtype))
+        try:
+            with torch.no_grad():
+                self.model(*floats.args, **floats.kwargs)
+        except Exception:  # it is about something else, then
+            return False
+        return True
 
     def at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
         """Return the output ``(B, *shape)`` with some weights replaced."""

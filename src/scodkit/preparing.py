@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor, nn
 
 from scodkit.costs import Costs, Work, compare
-from scodkit.errors import EngineFallbackWarning, OptionError
+from scodkit.errors import (
+    BatchError,
+    EngineFallbackWarning,
+    ModelCallError,
+    OptionError,
+    ScodError,
+)
 from scodkit.factors import (
     MANY,
     FactorSource,
@@ -20,6 +28,8 @@ from scodkit.factors import (
     count_passes,
     row_bytes,
 )
+from scodkit.factors.trial import first_line
+from scodkit.likelihoods import Likelihood
 from scodkit.mixed import sum_dtype
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
@@ -28,6 +38,105 @@ from scodkit.recipe import Recipe, first_output
 
 # samples whose rows counting forms at once, at most
 _TRIED = 3
+
+# samples of the first batch whose outputs are looked at
+_LOOKED_AT = 64
+
+
+def check_first(network: Network, likelihood: Likelihood, batch: object, call: Inputs) -> None:
+    """Refuse on the first batch what cannot be right, before there is much to do.
+
+    Args:
+        network: The model, held in eval mode.
+        likelihood: Of its outputs.
+        batch: As the loader yielded it.
+        call: The inputs in it.
+
+    Raises:
+        BatchError: If there are no samples, weights have no gradients, or the likelihood does
+            not take the outputs.
+        ModelCallError: If the model cannot be run on the batch.
+    """  # noqa: DOC501 (others are passed on)
+    call.check_some()
+    _check_not_quantised(network.model)
+    try:
+        with torch.no_grad():
+            network(call.samples(slice(0, 2)))
+            output = network(call.samples(slice(0, _LOOKED_AT)))
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a model raises
+        advice = _advice(network, batch, call)
+        if "DefaultCPUAllocator" in str(error) or (
+            isinstance(error, ScodError) and advice is None
+        ):
+            raise
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise ModelCallError(
+            "expected a batch that the model can be run on, but it raised "
+            f"{type(cause).__name__}: {first_line(cause)}; "
+            + (advice or "pick its inputs with Monitor(..., inputs=lambda batch: ...)")
+        ) from cause
+    likelihood.check_output(output)
+
+
+def _check_not_quantised(model: nn.Module) -> None:
+    """Refuse models whose weights were rounded to integers.
+
+    Raises:
+        BatchError: If there are such.
+    """
+    for name, module in model.named_modules():
+        kind = type(module)
+        packed = kind.__module__.startswith("torch.") and ".quantized." in kind.__module__
+        own = module.parameters(recurse=False)
+        integers = any(p.is_quantized or p.dtype in (torch.int8, torch.uint8) for p in own)
+        if integers or (packed and not kind.__name__.endswith("FloatFunctional")):
+            raise BatchError(
+                f"expected weights that have gradients, got a quantised model ({name or 'it'} "
+                f"is a {kind.__name__} from {kind.__module__}), whose weights are integers; "
+                "fit and score with the model in floating point that it was made from"
+            )
+
+
+def _advice(network: Network, batch: object, call: Inputs) -> str | None:
+    """Return what to type where a model fails on the first batch: something that works."""
+    forward = inspect.signature(network.model.forward)
+    parts = list(batch) if isinstance(batch, (tuple, list)) else []
+    try:
+        forward.bind(*call.args, **call.kwargs)
+    except TypeError:
+        needed = [p for p in forward.parameters.values() if p.default is p.empty]
+        picked = ", ".join(f"batch[{i}]" for i in range(len(needed)))
+        picked = f"({picked})" if len(needed) <= len(parts) else "..."
+        return (
+            f"it takes the inputs {forward}, and got {len(call.tensors())} of a batch of "
+            f"{len(parts) or 'one'}; type Monitor(..., inputs=lambda batch: {picked})"
+        )
+    for place, part in enumerate(parts[1:], start=1):
+        if isinstance(part, Tensor) and _takes(network, part):
+            return (
+                f"it can be run on part {place} of the batch; type Monitor(..., "
+                f"inputs=lambda batch: batch[{place}])"
+            )
+    if _takes(network, call.map(lambda t: t[None])):
+        return "these look like a single sample: type x[None] for a batch of one"
+    if call.batch_size > 2 and _takes(network, call):
+        return (
+            f"it takes {call.batch_size} samples at a time and not 2, and a score must not "
+            "depend on its batch: is there a weight as long as the batch?"
+        )
+    return None
+
+
+def _takes(network: Network, batch: object) -> bool:
+    """Return whether a model can be run on a batch, or on such inputs."""
+    try:
+        with torch.no_grad():
+            network(network.inputs_of(batch))
+    except Exception:
+        return False
+    return True
 
 
 def check_ways(precision: object, products: object) -> None:

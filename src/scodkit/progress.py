@@ -18,11 +18,13 @@ from scodkit.errors import (
 from scodkit.network import Inputs
 from scodkit.replacing import remove_leftovers
 from scodkit.schema import OBJECT, RANGES, TEXT, all_of, fields, maybe, refuse, that, whole
+from scodkit.seen import Seen, nothing
 from scodkit.sketch import SketchState
 from scodkit.suspicion import Ranges, ranges_of, seen_in, widen
 
 _KIND = "checkpoint"
 _STATE = "state."
+_SAMPLES = "samples"
 _COUNTS = {"batches": whole(), "samples": whole(), "skipped": whole(), "data_digest": TEXT}
 _HEADER = all_of(
     fields(
@@ -73,8 +75,9 @@ class Progress:
         data_digest: Hash of all batches read, kept only for checkpoints.
         skipped: Samples left out because they were not finite.
         unchecked: Pieces not yet known to be finite: asking at once would idle a GPU.
-        seen: The ranges of the inputs, as `scodkit.suspicion.widen` keeps them; None if a part
-            of the pass did not look.
+        seen: Which samples are in the sketch.
+        ranges: Of the inputs, as `scodkit.suspicion.widen` keeps them; None if a part of the
+            pass did not look.
     """
 
     state: SketchState
@@ -83,18 +86,19 @@ class Progress:
     skipped: int = 0
     data_digest: str = ""
     unchecked: list[FiniteCheck] = field(default_factory=list)
-    seen: dict[str, Tensor] | None = field(default_factory=dict)
+    seen: Seen = field(default_factory=nothing)
+    ranges: dict[str, Tensor] | None = field(default_factory=dict)
 
     def count(self, call: Inputs) -> None:
         """Note that a batch was read."""
         self.samples += call.batch_size
-        if self.seen is not None:
-            widen(self.seen, call)
+        if self.ranges is not None:
+            widen(self.ranges, call)
 
     @property
     def input_range(self) -> Ranges | None:
         """The ranges of the inputs, if they are known."""
-        return None if self.seen is None else ranges_of(self.seen)
+        return None if self.ranges is None else ranges_of(self.ranges)
 
     def check(self, but: int = 0) -> None:
         """Refuse pieces that were not finite, the last few left for later."""
@@ -152,9 +156,11 @@ class Checkpoint:
         dtypes = {tensor.dtype for tensor in resumed.tensors.values()}
         if shape != (state.num_parameters, state.columns) or dtypes != {held.dtype}:
             refuse(f"a sketch of {state.num_parameters} weights at {self.path}", "another")
-        progress = Progress(resumed.to(held.device), **{n: header[n] for n in _COUNTS})
+        counts = {name: header[name] for name in _COUNTS}
+        seen = Seen(tensors.get(_SAMPLES))
+        progress = Progress(resumed.to(held.device), **counts, seen=seen)
         ranges = header.get("input_range")  # checkpoints of earlier versions have none
-        progress.seen = None if ranges is None else seen_in(ranges, held.device)
+        progress.ranges = None if ranges is None else seen_in(ranges, held.device)
         return progress
 
     def save(self, progress: Progress) -> None:
@@ -163,6 +169,9 @@ class Checkpoint:
         counts = {name: getattr(progress, name) for name in _COUNTS}
         about = {"state": header, "identity": self.identity, **counts}
         about["input_range"] = progress.input_range
+        samples = progress.seen.all()
+        if samples is not None:
+            tensors[_SAMPLES] = samples
         artifact.write(self.path, _KIND, about, tensors)
 
     def other_data(self) -> MismatchError:

@@ -239,19 +239,6 @@ def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certi
     return Certificate(score(parts, basis, prior_scale), lower, upper, paper_gap)
 
 
-def mean_of_training(basis: Eigenbasis, prior_scale: float) -> float:
-    """Return about the mean score of the training data itself, without scoring it.
-
-    Its mean energies are what was sketched: the trace of ``F``, and the eigenvalues.
-
-    Args:
-        basis: The eigenbasis.
-        prior_scale: ``eps``.
-    """
-    kept = basis.values.double() * determined(basis, prior_scale)
-    return prior_scale**2 * max(0.0, basis.trace - float(kept.sum()))
-
-
 def determined(basis: Eigenbasis, prior_scale: float) -> Tensor:
     """Return how far the data determines the weights along each basis vector.
 

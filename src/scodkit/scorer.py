@@ -117,7 +117,7 @@ class Scorer:
         """
         basis = self.basis()
         with self._network.evaluating():
-            call = self._network.inputs_of(batch)
+            call = self._network.inputs_of(batch, self.fitted.form)
             if call.batch_size == 0:
                 raise BatchError("expected an example with samples, got none")
             source = self._source_for(call, budget)  # choosing one is not to be recorded
@@ -155,7 +155,7 @@ class Scorer:
         """
         basis = self.basis()
         with self._network.evaluating():
-            call = self._network.inputs_of(batch)
+            call = self._network.inputs_of(batch, self.fitted.form)
             call.check_some()
             source = self._source_for(call, budget)
             plain = replace(source, engine=LoopEngine(self._network, self.fitted.parameters))
@@ -216,7 +216,7 @@ class Scorer:
             )
 
     def _inputs_of(self, batch: object) -> Inputs:
-        call = self._network.inputs_of(batch)
+        call = self._network.inputs_of(batch, self.fitted.form)
         self.watch.look(call)
         return call
 

@@ -21,9 +21,10 @@ from scodkit.fitted import UNFITTED, Fingerprints, Fitted
 from scodkit.fitting import absorb
 from scodkit.likelihoods import Likelihood
 from scodkit.mixed import sum_dtype
-from scodkit.network import Inputs, Network
+from scodkit.network import Form, Inputs, Network
 from scodkit.parameters import ParameterSet, Selection, select, select_names
 from scodkit.parts import Part, part_behind, sampled_hash
+from scodkit.preparing import check_first
 from scodkit.progress import Progress
 from scodkit.reading import batch_digest
 from scodkit.recipe import Recipe, check_options, first_output
@@ -108,7 +109,7 @@ class ShardedMonitor:
             first, batches = open_stream(loader)
             with network.evaluating():
                 call = network.inputs_of(first)
-                call.check_some()
+                check_first(network, recipe.likelihood, first, call)
                 whole = select(recipe.selection, network, call)
                 names, held = whole.divided(processes.rank, processes.count)
                 source = self._new_source(names, call)
@@ -136,8 +137,8 @@ class ShardedMonitor:
         salt = f"{done.samples} {float(state.squared_norm)!r}"
         unnamed = processes.gathered(sampled_hash(state.tensors, salt))[0]
         part = part_behind(loader) or Part(unnamed, 0, done.samples)
-        engine = type(source.engine).__name__
-        about = (fingerprints, source.shape, done.skipped, (part,), engine, done.input_range)
+        data = ((part,), type(source.engine).__name__, done.input_range, done.seen.all())
+        about = (fingerprints, source.shape, done.skipped, *data, Form.of(first, call))
         self._fitted = Fitted(recipe.likelihood, whole, basis, state, *about)
         self._source = source
         return self
@@ -239,7 +240,7 @@ class ShardedMonitor:
 
     def _energies(self, batch: Any) -> scoring.Energies:
         fitted, network, processes = self._ready(), self._network, self._processes
-        call = self._same_in_all(lambda: batch)
+        call = self._same_in_all(lambda: batch, fitted.form)
         assert call is not None
         if call.batch_size == 0:
             return scoring.Energies.none(fitted.basis)
@@ -261,7 +262,7 @@ class ShardedMonitor:
         told = self._processes.gathered(source.rows_at_once(hold=True))
         return replace(source, add_up=self._processes.summed, most_rows=min(told))
 
-    def _same_in_all(self, read: Callable[[], Any]) -> Inputs | None:
+    def _same_in_all(self, read: Callable[[], Any], form: Form | None = None) -> Inputs | None:
         """Return the inputs of a batch, None if there is none, after a look at the others.
 
         Raises:
@@ -269,7 +270,7 @@ class ShardedMonitor:
         """
         with self._processes.failing_together():
             batch = read()
-            call = None if batch is None else self._network.inputs_of(batch)
+            call = None if batch is None else self._network.inputs_of(batch, form)
         told = self._processes.gathered(None if call is None else batch_digest(call))
         if len(set(told)) > 1:
             raise MismatchError(

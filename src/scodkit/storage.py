@@ -20,6 +20,7 @@ from scodkit.factors import ENGINES
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
 from scodkit.mixed import sum_dtype
+from scodkit.network import Form
 from scodkit.parameters import ParameterSet, select_names
 from scodkit.parts import Part
 from scodkit.replacing import file_errors
@@ -91,6 +92,7 @@ _HEADER = fields(
         "engine": maybe(that("the name of an engine", lambda name: name in _ENGINES)),
         "probes": OBJECT,
         "input_range": maybe(RANGES),
+        "form": maybe(fields({"parts": whole(1), "axes": each(whole())})),
     },
     others=True,
 )
@@ -176,6 +178,7 @@ def save(
         "skipped": fitted.skipped,
         "engine": fitted.engine,
         "parts": [part.document() for part in fitted.parts],
+        "form": fitted.form and fitted.form.document(),
         "basis": numbers,
         "notes": dict(stored.notes),
     }
@@ -187,6 +190,8 @@ def save(
     if with_sketch and fitted.state is not None:
         header["state"], state_tensors = artifact.pack_state(fitted.state, _STATE)
         tensors |= state_tensors
+        if fitted.samples is not None:
+            tensors["samples"] = fitted.samples
     if stored.calibration is not None:
         tensors["calibration"] = stored.calibration.scores
         if stored.calibration.groups is not None:
@@ -464,7 +469,9 @@ def _fitted(
     ranges = header.get("input_range")  # files of earlier versions have none
     if ranges is not None:
         ranges = {name: (low, high) for name, (low, high) in ranges.items()}
-    about = (fingerprints, shape, skipped, parts, header.get("engine"), ranges)
+    form = Form(**header["form"]) if header.get("form") else None
+    data = (parts, header.get("engine"), ranges, tensors.get("samples"), form)
+    about = (fingerprints, shape, skipped, *data)
     fitted = Fitted(likelihood, parameters, basis, state, *about)
     fitted.check_weights(model, "loading")
     return fitted.to(next(model.parameters()).device)

@@ -26,6 +26,7 @@ from scodkit import Monitor
 from scodkit.errors import (
     BatchError,
     InsufficientMemoryError,
+    ModelCallError,
     OptionError,
     ScodError,
 )
@@ -123,13 +124,16 @@ def running(monitor: Monitor) -> Iterator[None]:
     Raises:
         BatchError: If the model fails on the inputs.
         InsufficientMemoryError: If there is too little memory for a batch.
-    """  # noqa: DOC501 (others are passed on)
+    """
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except (ScodError, OSError, MemoryError, SafetensorError):
-        raise
-    except Exception as error:
+    except Exception as found:
+        # what the library says to type where a model fails is Python
+        error = found.__cause__ if isinstance(found, ModelCallError) else found
+        if isinstance(error, (ScodError, OSError, MemoryError, SafetensorError)):
+            raise
+        assert error is not None
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise InsufficientMemoryError(
                 f"expected enough memory for a batch, got too little ({said(error)}); type "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import BatchError, OptionError
-from scodkit.likelihoods.likelihood import Likelihood
+from scodkit.likelihoods.likelihood import Likelihood, between_0_and_1
 
 # squarings of a matrix: eigenvalues that differ by a thousandth are told apart
 _SQUARINGS = 13
@@ -68,6 +68,31 @@ class Categorical(Likelihood):
         full = rows.new_zeros(batch, positions, kept, output[0].numel())
         full.scatter_(3, where.expand(batch, positions, kept, classes), rows)
         return full.reshape(batch, positions * kept, -1)
+
+    def check_output(self, output: Tensor) -> None:
+        """See `Likelihood.check_output`.
+
+        Raises:
+            BatchError: If there is a single class, or they are probabilities.
+        """
+        rows = self.logits(output.detach()).flatten(0, 1)
+        if rows.shape[1] == 1:
+            raise BatchError(
+                "expected logits of two classes or more, got a single output, of which every "
+                "score would be 0; type Bernoulli() for one logit, or Gaussian() for a number"
+            )
+        if not rows.is_floating_point():
+            return
+        rounding = max(1e-4, 4 * torch.finfo(rows.dtype).eps)
+        rows = rows[rows.isfinite().all(1)].double()
+        sums = bool(((rows.sum(1) - 1).abs() < rounding).all())
+        # one row may sum to one by chance, and many that are all the same
+        if between_0_and_1(rows) and sums and bool((rows != rows[:1]).any()):
+            raise BatchError(
+                f"expected logits, got probabilities: all {len(rows)} rows of the first "
+                "outputs are in [0, 1] and sum to one; remove the Softmax at the model's end, "
+                "or type Monitor(..., outputs=lambda p: p.log())"
+            )
 
     def curvature_times(
         self, output: Tensor, vectors: Tensor, keys: Tensor | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scodkit.errors import BatchError, OptionError
-from scodkit.likelihoods.likelihood import Likelihood
+from scodkit.errors import BatchError, LikelihoodWarning, OptionError
+from scodkit.likelihoods.likelihood import Likelihood, between_0_and_1
+
+# outputs, of which fewer may all lie in [0, 1] by chance
+_FEWEST_TO_TELL = 16
 
 
 class Independent(Likelihood):
@@ -164,6 +168,22 @@ class Bernoulli(Independent):
             torch.nn.functional.logsigmoid(theta) + torch.nn.functional.logsigmoid(-theta)
         )
         return log_root.exp()
+
+    def check_output(self, output: Tensor) -> None:
+        """See `Likelihood.check_output`; logits may be in [0, 1], too, so this only warns."""
+        values = output.detach()[output.isfinite()]
+        if values.numel() < _FEWEST_TO_TELL or not between_0_and_1(values):
+            return
+        if bool((values != values[:1]).any()):
+            warnings.warn(
+                f"expected logits for Bernoulli(), but all {values.numel()} numbers in the "
+                "first outputs are in [0, 1]: are they probabilities? Remove the Sigmoid at "
+                "the model's end, or type Monitor(..., outputs=torch.logit). If they are "
+                "logits, type warnings.filterwarnings('ignore', "
+                "category=scodkit.errors.LikelihoodWarning)",
+                LikelihoodWarning,
+                stacklevel=2,
+            )
 
 
 @functools.lru_cache(maxsize=64)

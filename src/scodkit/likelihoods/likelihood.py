@@ -36,6 +36,16 @@ class Likelihood(ABC):
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return ``p`` for outputs of trailing shape ``shape``."""
 
+    def check_output(self, output: Tensor) -> None:  # noqa: B027 (most take anything)
+        """Refuse outputs that cannot be what this likelihood takes.
+
+        Args:
+            output: Of the model on the first samples of a fit, ``(B, *shape)``.
+
+        Raises:
+            BatchError: With what to type; nothing is known to be wrong by default.
+        """
+
     def curvature_times(
         self, output: Tensor, vectors: Tensor, keys: Tensor | None = None
     ) -> Tensor:
@@ -74,3 +84,8 @@ class Likelihood(ABC):
         For explanations: what is scored may need fewer rows, which mix outputs.
         """
         return self
+
+
+def between_0_and_1(values: Tensor) -> bool:
+    """Return whether there are values, and all look like probabilities."""
+    return bool(values.numel()) and bool(((values >= 0) & (values <= 1)).all())
