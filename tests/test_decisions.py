@@ -12,6 +12,7 @@ from scodkit.alarms import discoveries
 from scodkit.errors import (
     BatchError,
     CalibrationError,
+    CalibrationWarning,
     MismatchError,
     NotFittedError,
     OptionError,

@@ -17,7 +17,18 @@ from scodkit.errors import (
 )
 from scodkit.network import Inputs
 from scodkit.replacing import remove_leftovers
-from scodkit.schema import OBJECT, RANGES, TEXT, all_of, fields, maybe, refuse, that, whole
+from scodkit.schema import (
+    DIGESTS,
+    OBJECT,
+    RANGES,
+    TEXT,
+    all_of,
+    fields,
+    maybe,
+    refuse,
+    that,
+    whole,
+)
 from scodkit.seen import Seen, nothing
 from scodkit.sketch import SketchState
 from scodkit.suspicion import Ranges, ranges_of, seen_in, widen
@@ -131,7 +142,8 @@ class Checkpoint:
         remove_leftovers(self.path)
         try:
             header, tensors = artifact.read(self.path, _KIND, _HEADER)
-            fields(artifact.state_checks(tensors, _STATE))(str(self.path), tensors)
+            checks = artifact.state_checks(tensors, _STATE)
+            fields(checks, {_SAMPLES: DIGESTS})(str(self.path), tensors)
         except MissingFileError:
             return Progress(state)
         except CorruptArtifactError as error:

@@ -223,3 +223,6 @@ RANGES = table(
         ),
     )
 )
+
+# of samples, eight bytes each
+DIGESTS = tensor((None,), (torch.int64,))

@@ -26,6 +26,7 @@ from scodkit.parts import Part
 from scodkit.replacing import file_errors
 from scodkit.schema import (
     ANY_TENSOR,
+    DIGESTS,
     FLAG,
     OBJECT,
     RANGES,
@@ -105,7 +106,7 @@ _BASIS = {
 _OTHERS = {
     "calibration": SCORES,
     "calibration_groups": ANY_TENSOR,
-    "samples": tensor((None,), (torch.int64,)),
+    "samples": DIGESTS,
 }
 
 # directions that columns are tried along
