@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -19,6 +21,7 @@ from scodkit.errors import (
     CaptureWarning,
     EngineFallbackWarning,
     NotFittedError,
+    StaleMonitorError,
 )
 
 pytestmark = pytest.mark.slow
@@ -146,7 +149,7 @@ class TestCompiled:
         assert found.isinf().tolist() == [False, True, False, False]
         pair.close(found, pair.eager.score(batch))
 
-    def test_weights_changed_in_place_are_seen(self, pair: Pair):
+    def test_weights_changed_in_place_are_refused(self, pair: Pair):
         batch = pair.batch(9)
         before = pair.recorded.score(batch)
         weights = list(pair.recorded.model.parameters())
@@ -155,15 +158,14 @@ class TestCompiled:
             with torch.no_grad():
                 for weight in weights:
                     weight.mul_(1.5)
-            assert recorded(pair.recorded, batch)
-            found = pair.recorded(batch)
-            pair.close(found.score, pair.eager.score(batch))
-            pair.close(found.output, pair.eager(batch).output)
-            assert not torch.allclose(found.score, before, rtol=1e-2)
+            with pytest.raises(StaleMonitorError, match="the chosen weights differ"):
+                pair.recorded(batch)
         finally:
             with torch.no_grad():
                 for weight, old in zip(weights, kept, strict=True):
                     weight.copy_(old)
+        assert recorded(pair.recorded, batch)
+        assert torch.equal(pair.recorded.score(batch), before)
 
     @pytest.mark.parametrize("mode", [torch.inference_mode, torch.enable_grad])
     def test_in_every_grad_mode(self, pair: Pair, mode):
@@ -291,13 +293,12 @@ def test_the_comparison_allows_for_rounding_only(dtype: torch.dtype) -> None:
             capture._check_same((numbers, wrong), (numbers, small))
 
 
+# by equal ones: others are refused, recorded or not
 REPLACEMENTS = {
-    "state": lambda net: net.load_state_dict(
-        {name: 1.5 * value for name, value in net.state_dict().items()}, assign=True
-    ),
-    "weight": lambda net: setattr(net[0], "weight", nn.Parameter(1.5 * net[0].weight)),
-    "data": lambda net: setattr(net[0].weight, "data", 1.5 * net[0].weight.data),
-    "layer": lambda net: net.__setitem__(0, nn.Linear(3, 5)),
+    "state": lambda net: net.load_state_dict(copy.deepcopy(net.state_dict()), assign=True),
+    "weight": lambda net: setattr(net[0], "weight", nn.Parameter(1.0 * net[0].weight)),
+    "data": lambda net: setattr(net[0].weight, "data", 1.0 * net[0].weight.data),
+    "layer": lambda net: net.__setitem__(0, copy.deepcopy(net[0])),
 }
 
 
@@ -312,6 +313,36 @@ def test_replaced_weights_drop_the_recording(replays: Replays, replacement: str)
     assert not recorded(monitor, data(BATCH, 3))
     assert replays.count == once
     assert before
+
+
+class Powered(nn.Module):
+    """Holds numbers that its result depends on, and one that each call changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.power, self.sizes, self.calls = 2.0, (1, 2), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return sum(self.sizes) * self.layer(x).abs() ** self.power
+
+
+@pytest.mark.parametrize(("name", "value"), [("power", 3.0), ("sizes", (1, 3))])
+def test_changed_attributes_drop_the_recording(replays: Replays, name, value) -> None:
+    model, x = Powered(), data(BATCH, 3)
+    monitor, once = fitted(model).compile(x), replays.count
+    model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a number that the model changes itself is no sign
+        monitor.score(x)
+    assert replays.count == once + 1
+    setattr(model, name, value)
+    with pytest.warns(CaptureWarning, match=r"attributes of the model have changed since"):
+        found = monitor.score(x)
+    assert replays.count == once + 1
+    assert torch.equal(found, monitor.score(x))
+    assert not recorded(monitor, x)
 
 
 class Counting(nn.Module):

@@ -21,6 +21,7 @@ VERBS = {
     "fit": f"{FIT} -o",
     "checkpoint": f"{FIT} -o out.scod --checkpoint",
     "calibrate": "calibrate m.scod model.py:net heldout.npy --weights w.pt -o",
+    "renew": "renew m.scod model.py:net train.npy --heldout heldout.npy --weights w.pt -o",
     "score": f"{SCORE} -o",
     "report": "report m.scod model.py:net --weights w.pt --known near=new.csv "
     "--unknown heldout.npy --stream train.npy -o",
@@ -32,6 +33,7 @@ INPUTS = {
     "fit": ("train.npy", "model.py", "w.pt", "own.toml", "soft.npy", "hard.npy", "./train.npy"),
     "checkpoint": ("train.npy", "model.py", "w.pt", "own.toml"),
     "calibrate": ("heldout.npy", "model.py", "w.pt"),
+    "renew": ("train.npy", "heldout.npy", "model.py", "w.pt"),
     "score": ("new.csv", "model.py", "w.pt", "m.scod", "soft.scod"),
     "report": ("new.csv", "heldout.npy", "train.npy", "model.py", "w.pt", "m.scod"),
     "explain": ("photos/in/a.png", "photos/in/../in/a.png", "soft.png", "more/b.png"),

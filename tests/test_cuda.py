@@ -13,7 +13,12 @@ from cases import CASES, Case, conv_batchnorm
 from engines import Uses, close, everything, joined, noise, randomised
 from scodkit import Categorical, Monitor, kernels, likelihoods
 from scodkit.baselines import DeepEnsemble
-from scodkit.errors import MergeError, NonFiniteError, SuspiciousInputWarning
+from scodkit.errors import (
+    MergeError,
+    NonFiniteError,
+    StaleMonitorError,
+    SuspiciousInputWarning,
+)
 from scodkit.factors import Engine, HookEngine, LoopEngine, backward
 from scodkit.factors.rules import broadcast
 from scodkit.likelihoods import Likelihood
@@ -150,7 +155,11 @@ def test_a_cuda_graph_scores_as_eagerly(likelihood: Likelihood) -> None:
     bad[2, 0, 0, 0] = float("nan")
     assert recorded.score(bad).isinf().tolist() == [i == 2 for i in range(6)]
     with torch.no_grad():
-        model[0].weight.mul_(1.5)
+        model[0].weight.mul_(2)
+        for monitor in (recorded, eager):
+            with pytest.raises(StaleMonitorError):
+                monitor.score(train[:6])
+        model[0].weight.div_(2)
     check(noise(6, 2, 5, 5, seed=6).cuda())
     for monitor in (recorded, eager):
         monitor.prior_scale = 0.1

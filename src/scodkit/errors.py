@@ -82,6 +82,10 @@ class MismatchError(ArtifactError):
     """The file belongs to other weights or to another configuration."""
 
 
+class StaleMonitorError(MismatchError, RuntimeError):
+    """The model has changed since the monitor was fitted on it."""
+
+
 class ProcessError(ScodError, RuntimeError):
     """Another process of a fit failed, so that the sum over all of them cannot be had."""
 
@@ -104,6 +108,10 @@ class CaptureError(ScodError):
 
 class CaptureWarning(UserWarning):
     """Recording the scored forward pass does not pay."""
+
+
+class NoProbesWarning(UserWarning):
+    """A file has nothing to tell another architecture of the same weights by."""
 
 
 class CalibrationWarning(UserWarning):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,7 @@ from scodkit.likelihoods import Likelihood
 from scodkit.network import Form
 from scodkit.parameters import ParameterSet, state_fingerprint
 from scodkit.parts import Part, in_both
+from scodkit.probes import Probes
 from scodkit.seen import joined, seen_again
 from scodkit.sketch import SketchState
 from scodkit.suspicion import Ranges
@@ -29,15 +31,25 @@ class Fingerprints:
     Args:
         parameters: Of the chosen weights.
         model: Of the model's whole state, buffers included.
+        exempt: Buffers left out of it, as the model's own forward pass changes them.
     """
 
     parameters: str
     model: str
+    exempt: tuple[str, ...] = ()
 
     @staticmethod
-    def of(model: nn.Module, parameters: ParameterSet) -> Fingerprints:
+    def of(
+        model: nn.Module, parameters: ParameterSet, exempt: Iterable[str] = ()
+    ) -> Fingerprints:
         """Return the hashes of a model as it stands."""
-        return Fingerprints(parameters.fingerprint(model), state_fingerprint(model))
+        names = tuple(sorted(exempt))
+        state = state_fingerprint(model, names)
+        return Fingerprints(parameters.fingerprint(model), state, names)
+
+    def document(self) -> dict[str, str]:
+        """Return the hashes as plain data."""
+        return {"parameters": self.parameters, "model": self.model}
 
     def difference(self, other: Fingerprints) -> str | None:
         """Return in words what differs, or None."""
@@ -66,6 +78,7 @@ class Fitted:
             in the call; None in fits of versions that did not look.
         samples: Digests of the samples it has seen; None where they are not known.
         form: That the batches of the fit had; None where it is not known.
+        probes: What the model answers to inputs that were made up; None where it cannot.
     """
 
     likelihood: Likelihood
@@ -80,21 +93,29 @@ class Fitted:
     input_range: Ranges | None = None
     samples: Tensor | None = None
     form: Form | None = None
+    probes: Probes | None = None
 
-    def check_weights(self, model: nn.Module, doing: str) -> None:
-        """Make sure a model still has the weights of the fit.
+    def difference(self, model: nn.Module) -> str | None:
+        """Return in words how a model's contents differ from those at the fit, or None."""
+        gone = set(self.parameters.names) - dict(model.named_parameters()).keys()
+        if gone:
+            return f"of the chosen weights {min(gone)} is gone"
+        exempt = self.fingerprints.exempt
+        return self.fingerprints.difference(Fingerprints.of(model, self.parameters, exempt))
+
+    def check_weights(self, model: nn.Module) -> None:
+        """Make sure a model has the weights of a fit that is loaded.
 
         Args:
             model: The model.
-            doing: What was about to be done, for the message.
 
         Raises:
             MismatchError: If it has not.
         """
-        difference = self.fingerprints.difference(Fingerprints.of(model, self.parameters))
+        difference = self.difference(model)
         if difference:
             raise MismatchError(
-                f"expected the weights of the fit for {doing}, but {difference}; "
+                f"expected the weights of the fit for loading, but {difference}; "
                 "load the weights of that time, or fit again"
             )
 
@@ -194,4 +215,5 @@ class Fitted:
         basis = replace(basis, offloaded=self.basis.offloaded)  # as the state is
         seen = replace(self, skipped=skipped, parts=parts, samples=samples)
         ranges = suspicion.joined(self.input_range, other.input_range)
-        return replace(seen, basis=basis, state=state, input_range=ranges)
+        probes = self.probes or other.probes
+        return replace(seen, basis=basis, state=state, input_range=ranges, probes=probes)

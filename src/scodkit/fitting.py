@@ -30,6 +30,7 @@ from scodkit.network import Form, Inputs, Network
 from scodkit.parameters import ParameterSet, select, select_names
 from scodkit.parts import Part, part_behind, sampled_hash
 from scodkit.preparing import Preparation, check_first, check_ways
+from scodkit.probes import Probes
 from scodkit.progress import Checkpoint, FiniteCheck, Progress
 from scodkit.reading import Reader, data_identity
 from scodkit.recipe import Recipe, first_output
@@ -119,9 +120,11 @@ def fit(
         "part": part and part.document(),
         "engine": None if begun is None else type(begun.source.engine).__name__,
         "range": done.input_range,
+        "probes": None if begun is None else begun.probes,
     }
     told = processes.gathered(own_words)
     parts, samples = _parts(told), _samples(processes.gathered(done.seen.all()))
+    probes = next((one["probes"] for one in told if one["probes"]), None)
     skipped = sum(one["skipped"] for one in told)
     state = processes.add_up(done.state)
     if state.num_data == 0:
@@ -134,7 +137,7 @@ def fit(
         basis = replace(basis, certified=False)
     engine = next((one["engine"] for one in told if one["engine"]), None)
     input_range = reduce(suspicion.joined, (one["range"] for one in told))
-    data = (parts, engine, input_range, samples, terms.form)
+    data = (parts, engine, input_range, samples, terms.form, probes)
     about = (terms.fingerprints, terms.shape, skipped, *data)
     fitted = Fitted(recipe.likelihood, terms.parameters, basis, state, *about)
     return fitted, None if begun is None else begun.source
@@ -152,6 +155,7 @@ class _Begun:
         source: Turns batches into factors.
         products: Turns batches into products with their curvature; None for a pass in rows.
         dtype: Of the sums.
+        probes: What the model answers to inputs that were made up.
     """
 
     call: Inputs
@@ -161,6 +165,7 @@ class _Begun:
     source: FactorSource
     products: ProductSource | None
     dtype: torch.dtype
+    probes: Probes | None
 
 
 @dataclass(frozen=True)
@@ -220,8 +225,10 @@ class _Pass:
             about = (recipe, network, parameters, call, num_samples(self.loader))
             prepared = Preparation(*about, *options, example).prepared()
             dtype = sum_dtype(first_output(network, call))
+            probes = Probes.of(network, first, call)
         about_data = (call, Form.of(first, call), Reader(self.loader, batches))
-        return _Begun(*about_data, parameters, prepared.source, prepared.products, dtype)
+        how = (parameters, prepared.source, prepared.products, dtype, probes)
+        return _Begun(*about_data, *how)
 
     def agree(self, begun: _Begun | None) -> _Terms:
         """Return what all processes fit; those without data fit what the others do.
@@ -236,17 +243,20 @@ class _Pass:
                 "parameters": list(begun.parameters.names),
                 "output shape": list(begun.source.shape),
                 "dtype": str(begun.dtype).removeprefix("torch."),
+                "exempt": sorted(self.network.volatile),
             }
         told = [one for one in self.processes.gathered(own) if one is not None]
         forms = self.processes.gathered(begun and begun.form.document())
         if not told:
             raise BatchError("expected data in one of the processes, got empty loaders in all")
         mine = {**(own or told[0]), **self._identity}
+        del mine["exempt"]  # which depends on the data
         self._compare(mine)
         with self.processes.failing_together():
             parameters = select_names(self.network.model, told[0]["parameters"])
-            fingerprints = Fingerprints.of(self.network.model, parameters)
-        self._compare({"weights": vars(fingerprints)})
+            exempt = {name for one in told for name in one["exempt"]}
+            fingerprints = Fingerprints.of(self.network.model, parameters, exempt)
+        self._compare({"weights": fingerprints.document()})
         shape, dtype = tuple(told[0]["output shape"]), getattr(torch, told[0]["dtype"])
         form = Form(**next(one for one in forms if one is not None))
         return _Terms(parameters, shape, dtype, fingerprints, form)
@@ -313,7 +323,7 @@ class _Pass:
         if self.options.checkpoint is None:
             return None
         path = self.processes.own_file(self.options.checkpoint)
-        weights, data = vars(terms.fingerprints), data_identity(self.loader, begun.call)
+        weights, data = terms.fingerprints.document(), data_identity(self.loader, begun.call)
         about = {**self._identity, "weights": weights, "outputs": list(terms.shape)}
         return Checkpoint(path, {**about, "data": data})
 

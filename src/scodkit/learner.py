@@ -25,9 +25,11 @@ from scodkit.parameters import Selection, select
 from scodkit.parts import part_behind
 from scodkit.plan import Plan
 from scodkit.preparing import Preparation, check_first
+from scodkit.probes import check_probes
 from scodkit.recipe import Recipe
 from scodkit.scorer import Question, Scorer
 from scodkit.sketch import Nystrom, Sketch
+from scodkit.state import StateWatch
 from scodkit.suspicion import CrowdWatch
 from scodkit.task import Task
 
@@ -65,6 +67,7 @@ class Learner:
         self._selection = parameters
         self._functions = {"inputs": inputs is not None, "outputs": outputs is not None}
         self._network = Network(model, inputs, outputs)
+        self._state_watch = StateWatch(self._network)
         self._scorer: Scorer | None = None
         self._crowd: CrowdWatch | None = None
 
@@ -113,7 +116,12 @@ class Learner:
         path = None if checkpoint is None else Path(checkpoint)
         how = (progress, on_bad, check_deterministic, path, every, precision, together)
         options = FitOptions(*how, products)
-        return self._adopt(*fitting.fit(self._network, self._recipe, loader, options))
+        watch = StateWatch(self._network)  # before the fit takes fingerprints of the model
+        fitted, source = fitting.fit(self._network, self._recipe, loader, options)
+        if not watch.unmoved():
+            fitted = watch.settled(fitted, "the end of it")
+        self._state_watch = watch
+        return self._adopt(fitted, source)
 
     def update(
         self,
@@ -142,9 +150,9 @@ class Learner:
             ScodError: As a subclass, also if it was fitted on some of the data already: that
                 would count twice. The monitor is then as it was before.
         """
-        with Processes.here(together).failing_together():
-            before = self._ready().fitted
-            before.check_weights(self.model, "an update")
+        processes = Processes.here(together)
+        with processes.failing_together():
+            before = self._ready().check("an update", contents=True)
             before.check_sketch()
             named = part_behind(loader)
             if named is not None:  # or it would be found out after the pass
@@ -153,6 +161,8 @@ class Learner:
         how = (progress, on_bad, check_deterministic)
         options = FitOptions(*how, precision=precision, together=together)
         fresh, source = fitting.fit(self._network, same, loader, options)
+        with processes.failing_together():  # buffers may be known by now to change in a call
+            before = self._ready().check("an update")
         before.check_other_data(fresh.parts)
         before.check_other_samples(fresh.samples)
         return self._adopt(before.merged(fresh, self.rank, consume=True), source)
@@ -176,7 +186,7 @@ class Learner:
                 f"{other.prior_scale}; set the one that is meant in both: "
                 f"other.prior_scale = {self.prior_scale}"
             )
-        mine.fitted.check_weights(self.model, "a merge")
+        mine.check("a merge", contents=True)
         mine.fitted.check_other_data(theirs.parts)
         whole = mine.fitted.merged(theirs, self.rank)
         mine.fitted.check_other_samples(theirs.samples)
@@ -315,7 +325,8 @@ class Learner:
 
     def _adopt(self, fitted: Fitted, source: FactorSource | None) -> Self:
         question, before = Question(self.prior_scale, self.task), self._scorer
-        self._scorer = Scorer(self._network, self._recipe, fitted, source, question)
+        about = (self._network, self._recipe, fitted, source, question)
+        self._scorer = Scorer(*about, self._state_watch)
         if before is not None and before.watch.seen is fitted.input_range:
             self._scorer.watch = before.watch  # of the same data: no second warning
         self.calibration = self._by = None  # held-out scores belong to what they were asked of
@@ -346,10 +357,12 @@ class Learner:
                 smaller and good for scoring only.
 
         Raises:
-            MismatchError: If the model's weights changed since the fit.
+            StaleMonitorError: If the model has changed since the fit.
         """
-        fitted = self._ready().fitted
-        fitted.check_weights(self.model, "saving")
+        fitted = self._ready().check("saving", contents=True)
+        if fitted.probes is not None:
+            probes = fitted.probes.answered(self._network, self.task, self._by)
+            fitted = replace(fitted, probes=probes)
         others = {"task": self.task is not None, "by": self._by is not None}
         functions = {**self._functions, **others}
         about = (self.likelihood, self.rank, self.sketch, self.prior_scale, functions)
@@ -386,12 +399,14 @@ class Learner:
             The monitor, on the model's device.
 
         Raises:
-            ArtifactError: As a subclass: other weights or functions, a file cut off or altered.
+            ArtifactError: As a subclass: other weights, functions or answers to probe inputs, a
+                file cut off or altered.
         """
         given = {"inputs": inputs, "outputs": outputs, "task": task, "by": by}
         functions = {name: function is not None for name, function in given.items()}
         stored = storage.load(path, Network(model).model, likelihood, sketch, functions)
         monitor = cls(model, **stored.options, task=task, inputs=inputs, outputs=outputs)
+        check_probes(stored.fitted.probes, monitor._network, task, by)
         monitor._adopt(stored.fitted, None)
         monitor.calibration, monitor._by = stored.calibration, by
         monitor.notes = dict(stored.notes)

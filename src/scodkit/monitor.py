@@ -19,6 +19,7 @@ from scodkit.calibration import Calibration, groups_of
 from scodkit.errors import CalibrationWarning, NotFittedError, OptionError
 from scodkit.explain import Explanation, References
 from scodkit.learner import Learner
+from scodkit.parameters import ParameterSet
 from scodkit.scorer import Scores
 from scodkit.seen import digests_of, nothing, seen_again
 from scodkit.stream import batches_of, num_batches, open_stream
@@ -81,6 +82,7 @@ class Monitor(Learner):
         Returns:
             The monitor itself, calibrated. If anything goes wrong it is as it was before.
         """
+        self._ready().check("a calibration", contents=True)
         scores, groups = [torch.empty(0)], [torch.empty(0, dtype=torch.int64)]
         samples = nothing()
         for batch in self._batches(loader, "calibrating", progress):
@@ -98,6 +100,41 @@ class Monitor(Learner):
                 f"{again} held-out samples were fitted: a network knows those best, so that "
                 "alarms on other data may be far too many; calibrate with data that was not "
                 "used for training or fitting",
+                CalibrationWarning,
+                stacklevel=2,
+            )
+        return self
+
+    def renew(
+        self, loader: Iterable[Any], heldout: Iterable[Any] | None = None, **options: Any
+    ) -> Self:
+        """Fit and calibrate anew, with the same options, on the model as it is now.
+
+        The way out of a `scodkit.errors.StaleMonitorError`.
+
+        Args:
+            loader: Batches of training data, as for `fit`.
+            heldout: Batches of held-out data, as for `calibrate`, in the groups of before.
+            **options: Of `fit`.
+
+        Returns:
+            The monitor itself. If anything goes wrong it is as it was before.
+        """
+        before = dict(vars(self))
+        try:
+            if isinstance(self._selection, ParameterSet):  # of a file: with shapes of that time
+                self._selection = self._selection.names
+            self.fit(loader, **options)
+            if heldout is not None:
+                progress = options.get("progress", True)
+                self.calibrate(heldout, by=before["_by"], progress=progress)
+        except BaseException:
+            vars(self).update(before)
+            raise
+        if heldout is None and before["calibration"] is not None:
+            warnings.warn(
+                "the monitor is not calibrated any more: no held-out data was given; type "
+                "monitor.calibrate(heldout_loader)",
                 CalibrationWarning,
                 stacklevel=2,
             )

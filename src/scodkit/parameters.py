@@ -190,11 +190,19 @@ def select_names(model: nn.Module, names: Sequence[str]) -> ParameterSet:
     return _tile({name: named[name] for name in names}, names)
 
 
-def state_fingerprint(model: nn.Module) -> str:
-    """Return a hash of the whole state of a model: every parameter and buffer."""
+def state_fingerprint(model: nn.Module, but: Iterable[str] = ()) -> str:
+    """Return a hash of the whole state of a model: every parameter and buffer.
+
+    Args:
+        model: The model.
+        but: Names of buffers to leave out.
+    """
     # not state_dict: it leaves out buffers that are not saved, and may hold other objects
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    return digest_of(parameters | dict(model.named_buffers(remove_duplicate=False)))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    for name in but:
+        buffers.pop(name, None)
+    return digest_of(parameters | buffers)
 
 
 def _tile(chosen: Mapping[str, Tensor], selection: Selection) -> ParameterSet:

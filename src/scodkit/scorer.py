@@ -19,6 +19,7 @@ from scodkit.fitted import Fitted
 from scodkit.network import Inputs, Network
 from scodkit.recipe import Recipe
 from scodkit.score import Energies
+from scodkit.state import Attributes, StateWatch
 from scodkit.suspicion import RangeWatch
 from scodkit.task import Task
 
@@ -54,6 +55,7 @@ class Scorer:
         fitted: The fit; its basis follows the model from device to device.
         source: The engine of the fit; None to choose one on the first batch.
         question: What is asked of it.
+        state_watch: Notices that the model is not that of the fit any more.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Scorer:
         fitted: Fitted,
         source: FactorSource | None,
         question: Question,
+        state_watch: StateWatch,
     ) -> None:
         self.fitted = fitted
         self.source = source
@@ -71,9 +74,12 @@ class Scorer:
         self._recipe = recipe
         self._prior_scale, self._task = question.prior_scale, question.task
         self.watch = RangeWatch(fitted.input_range)
+        self._state_watch = state_watch
         self._captured: Captured | None = None
-        # of the recorded call: what is not a tensor, and where weights and basis lay
+        # of the recorded call: what is not a tensor, what the model held besides, and where
+        # weights and basis lay
         self._rest: list[object] = []
+        self._attributes: Attributes | None = None
         self._storage: tuple[int, ...] = ()
 
     def basis(self) -> Eigenbasis:
@@ -83,6 +89,25 @@ class Scorer:
             self.fitted = replace(self.fitted, basis=basis)
         return basis
 
+    def check(self, doing: str = "a score", *, contents: bool = False) -> Fitted:
+        """Make sure the model is the one of the fit.
+
+        Args:
+            doing: What is about to be done, for the message.
+            contents: Look at all its numbers, even if no counter says that they changed.
+
+        Returns:
+            The fit.
+        """
+        if contents or not self._state_watch.unmoved():
+            with self._network.evaluating():  # nobody else is in the middle of a call
+                moved = not self._state_watch.unmoved()
+                if moved or contents:
+                    self.fitted = self._state_watch.settled(self.fitted, doing)
+                if moved:
+                    self.source = None  # its engine may know layers that are no more
+        return self.fitted
+
     def __call__(self, batch: object, budget: int, *, parts: bool = False) -> Scores:
         """Return outputs and scores of a batch, from the recording where it fits.
 
@@ -91,6 +116,7 @@ class Scorer:
             budget: Bytes that rows in weight space may take at a time.
             parts: Whether to say what the scores are made of.
         """
+        self.check()
         call = self._inputs_of(batch)
         recording = self._captured
         if recording and recording.fits(call.tensors()) and self._is_current(call):
@@ -115,6 +141,7 @@ class Scorer:
             BatchError: If the batch is empty.
             CaptureError: If the pass cannot be recorded.
         """
+        self.check("a recording")
         basis = self.basis()
         with self._network.evaluating():
             call = self._network.inputs_of(batch, self.fitted.form)
@@ -133,6 +160,7 @@ class Scorer:
                 "and a model that leaves its buffers alone; go on without monitor.compile"
             )
         source = replace(source, engine=source.engine.for_recording())
+        attributes = Attributes(self._network.model)
         with self._network.evaluating():
 
             def score(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -142,6 +170,8 @@ class Scorer:
 
             self._captured = capture(score, call.tensors(), fuse=fuse)
             self._rest, self._storage = _rest(call), self._where()
+        attributes.forget_changed()
+        self._attributes = attributes
 
     def selftest(self, batch: object, budget: int) -> scoring.SelfTest:
         """Compare scores of a batch with those of each sample alone, by plain autograd.
@@ -153,6 +183,7 @@ class Scorer:
         Returns:
             Both.
         """
+        self.check("a self-test", contents=True)
         basis = self.basis()
         with self._network.evaluating():
             call = self._network.inputs_of(batch, self.fitted.form)
@@ -182,6 +213,7 @@ class Scorer:
             batch: As the loader yields it.
             budget: As in scoring.
         """
+        self.check("features")
         basis = self.basis()
         with self._network.evaluating():
             call = self._inputs_of(batch)
@@ -205,6 +237,7 @@ class Scorer:
         Raises:
             BatchError: If the batch is empty.
         """
+        self.check("an explanation")
         basis = self.basis()
         with self._network.evaluating():
             call = self._inputs_of(batch)
@@ -239,11 +272,16 @@ class Scorer:
 
     def _is_current(self, call: Inputs) -> bool:
         """Return whether the recording is of such a call, of the weights the model has now."""
+        assert self._attributes is not None
+        what = None
         if self._storage != self._where():
+            what = "weights, buffers or basis have been replaced or moved"
+        elif not self._attributes.unchanged():
+            what = "attributes of the model have changed"
+        if what is not None:
             self._captured = None
             warnings.warn(
-                "weights, buffers or basis have been replaced or moved, or attributes or hooks "
-                "of the model changed, since monitor.compile: the recording is dropped; type "
+                f"{what} since monitor.compile: the recording is dropped; type "
                 "monitor.compile(example) again",
                 CaptureWarning,
                 stacklevel=4,

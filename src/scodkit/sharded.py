@@ -25,11 +25,15 @@ from scodkit.network import Form, Inputs, Network
 from scodkit.parameters import ParameterSet, Selection, select, select_names
 from scodkit.parts import Part, part_behind, sampled_hash
 from scodkit.preparing import check_first
+from scodkit.probes import Probes, check_probes
 from scodkit.progress import Progress
 from scodkit.reading import batch_digest
 from scodkit.recipe import Recipe, check_options, first_output
 from scodkit.sketch import Nystrom, Sketch
+from scodkit.state import StateWatch, volatile
 from scodkit.stream import batches_of, num_batches, open_stream
+
+_RENEWAL = "monitor.fit(train_loader)"
 
 
 class ShardedMonitor:
@@ -79,6 +83,7 @@ class ShardedMonitor:
         self._functions = {"inputs": inputs is not None, "outputs": outputs is not None}
         self._network = Network(model, inputs, outputs)
         self._processes = Processes.here()
+        self._state_watch = StateWatch(self._network, _RENEWAL)
         self._fitted: Fitted | None = None
         self._source: FactorSource | None = None
 
@@ -105,6 +110,7 @@ class ShardedMonitor:
         """
         self._processes = Processes.here()  # a group may have come since
         network, recipe, processes = self._network, self._recipe, self._processes
+        watch = StateWatch(network, _RENEWAL)
         with processes.failing_together():
             first, batches = open_stream(loader)
             with network.evaluating():
@@ -114,7 +120,8 @@ class ShardedMonitor:
                 names, held = whole.divided(processes.rank, processes.count)
                 source = self._new_source(names, call)
                 dtype = sum_dtype(first_output(network, call))
-        fingerprints = Fingerprints.of(network.model, whole)
+                probes = Probes.of(network, first, call)
+        fingerprints = Fingerprints.of(network.model, whole, volatile(network))
         self._agree(whole, fingerprints, call)
         source = self._shared(source)
         size = whole.num_parameters
@@ -137,10 +144,12 @@ class ShardedMonitor:
         salt = f"{done.samples} {float(state.squared_norm)!r}"
         unnamed = processes.gathered(sampled_hash(state.tensors, salt))[0]
         part = part_behind(loader) or Part(unnamed, 0, done.samples)
+        # rounded alike in the files of all
+        probes = processes.gathered(probes)[0]
         data = ((part,), type(source.engine).__name__, done.input_range, done.seen.all())
-        about = (fingerprints, source.shape, done.skipped, *data, Form.of(first, call))
+        about = (fingerprints, source.shape, done.skipped, *data, Form.of(first, call), probes)
         self._fitted = Fitted(recipe.likelihood, whole, basis, state, *about)
-        self._source = source
+        self._source, self._state_watch = source, watch
         return self
 
     def score(self, batch: Any) -> Tensor:
@@ -179,12 +188,12 @@ class ShardedMonitor:
             path: Where to; the same in every process.
 
         Raises:
-            MismatchError: If the model's weights changed since the fit.
+            StaleMonitorError: If the model has changed since the fit.
         """
-        fitted = self._ready()
+        self._ready()
         processes, recipe = self._processes, self._recipe
         with processes.failing_together():
-            fitted.check_weights(self._network.model, "saving")
+            fitted = self._check("saving", contents=True)
             check_place(Path(path))
         _, held = fitted.parameters.divided(processes.rank, processes.count)
         functions = {**self._functions, "task": False, "by": False}
@@ -233,13 +242,17 @@ class ShardedMonitor:
             whole = Network(model).model
             stored = storage.load(path, whole, likelihood, sketch, functions, part)
         monitor = cls(model, **stored.options, inputs=inputs, outputs=outputs)
+        with processes.failing_together():
+            check_probes(stored.fitted.probes, monitor._network)
         monitor._fitted = stored.fitted
         if stored.fitted.state is not None:
             stored.fitted.state.add_up = processes.summed
         return monitor
 
     def _energies(self, batch: Any) -> scoring.Energies:
-        fitted, network, processes = self._ready(), self._network, self._processes
+        network, processes = self._network, self._processes
+        with processes.failing_together():
+            fitted = self._check("a score")
         call = self._same_in_all(lambda: batch, fitted.form)
         assert call is not None
         if call.batch_size == 0:
@@ -251,6 +264,14 @@ class ShardedMonitor:
                     source = self._new_source(names, call)
                 self._source = self._shared(source)
             return scoring.score_batch(self._source, call, fitted.basis)[1]
+
+    def _check(self, doing: str, *, contents: bool = False) -> Fitted:
+        """Return the fit, after a look whether the model is still that of it."""
+        fitted = self._ready()
+        if contents or not self._state_watch.unmoved():
+            with self._network.evaluating():
+                fitted = self._fitted = self._state_watch.settled(fitted, doing)
+        return fitted
 
     def _new_source(self, names: tuple[str, ...], call: Inputs) -> FactorSource:
         own = select_names(self._network.model, names)
@@ -288,7 +309,7 @@ class ShardedMonitor:
         difference = self._processes.first_difference(
             {
                 "parameters": list(whole.names),
-                "weights": vars(fingerprints),
+                "weights": fingerprints.document(),
                 **self._recipe.identity,
                 "first batch": batch_digest(call),
             }

@@ -23,6 +23,7 @@ from scodkit.mixed import sum_dtype
 from scodkit.network import Form
 from scodkit.parameters import ParameterSet, select_names
 from scodkit.parts import Part
+from scodkit.probes import Probes
 from scodkit.replacing import file_errors
 from scodkit.schema import (
     ANY_TENSOR,
@@ -174,7 +175,8 @@ def save(
         "prior_scale": stored.prior_scale,
         "functions": dict(stored.functions),
         "parameters": {b.name: list(b.shape) for b in fitted.parameters.blocks},
-        "fingerprints": vars(fitted.fingerprints),
+        "fingerprints": fitted.fingerprints.document(),
+        "exempt": list(fitted.fingerprints.exempt),
         "output_shape": list(fitted.shape),
         "skipped": fitted.skipped,
         "engine": fitted.engine,
@@ -193,6 +195,9 @@ def save(
         tensors |= state_tensors
         if fitted.samples is not None:
             tensors["samples"] = fitted.samples
+    if fitted.probes is not None:
+        header["probes"], answers = fitted.probes.pack(_PROBE)
+        tensors |= answers
     if stored.calibration is not None:
         tensors["calibration"] = stored.calibration.scores
         if stored.calibration.groups is not None:
@@ -455,7 +460,8 @@ def _fitted(
 ) -> Fitted:
     likelihood, sketch = options
     parameters = _parameters_in(model, header["parameters"])
-    fingerprints = Fingerprints(**header["fingerprints"])
+    exempt = tuple(header.get("exempt", ()))
+    fingerprints = Fingerprints(**header["fingerprints"], exempt=exempt)
     numbers = dict(header["basis"])
     if numbers["residual_norm"] is None:
         numbers["residual_norm"] = float("inf")
@@ -471,10 +477,11 @@ def _fitted(
     if ranges is not None:
         ranges = {name: (low, high) for name, (low, high) in ranges.items()}
     form = Form(**header["form"]) if header.get("form") else None
-    data = (parts, header.get("engine"), ranges, tensors.get("samples"), form)
+    probes = Probes.unpack(header.get("probes"), tensors, _PROBE)
+    data = (parts, header.get("engine"), ranges, tensors.get("samples"), form, probes)
     about = (fingerprints, shape, skipped, *data)
     fitted = Fitted(likelihood, parameters, basis, state, *about)
-    fitted.check_weights(model, "loading")
+    fitted.check_weights(model)
     return fitted.to(next(model.parameters()).device)
 
 

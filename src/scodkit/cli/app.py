@@ -16,7 +16,10 @@ from scodkit.cli.main import Run
 from scodkit.errors import OptionError
 from scodkit.version import __version__
 
-_VERBS = ("demo", "fit", "calibrate", "score", "explain", "merge", "inspect", "report")
+_VERBS = (
+    *("demo", "fit", "calibrate", "score", "explain"),
+    *("renew", "merge", "inspect", "report"),
+)
 _NOT_IMPORTED = TyperCommand(name=None)
 
 _AnyWords = Annotated[list[str] | None, typer.Argument(hidden=True)]

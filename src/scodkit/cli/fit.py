@@ -271,4 +271,7 @@ def show_fit(path: Path, monitor: Monitor, as_json: bool) -> None:
             "looks wrong": "; ".join(summary.notes) or "nothing",
         }
     )
-    shown.note(f"next: scod calibrate {path} MODEL HELD_OUT_DATA")
+    todo = f"calibrate {path} MODEL HELD_OUT_DATA"
+    if monitor.calibration is not None:
+        todo = f"score {path} MODEL INPUTS"
+    shown.note(f"next: scod {todo}")

@@ -1,0 +1,350 @@
+"""Made-up inputs and the model's answers: they tell the same weights in another architecture.
+
+The inputs are drawn anew from a seed, between the lowest and the highest number of the data, so
+that no data is in a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scodkit.calibration import groups_of
+from scodkit.errors import CorruptArtifactError, MismatchError, NoProbesWarning
+from scodkit.hashing import hashed, shares
+from scodkit.network import Inputs, Network
+from scodkit.task import Task
+
+_SAMPLES = 4
+# made-up outputs that functions of outputs are asked about, and numbers in all of them
+_OUTPUTS, _MOST_OUTPUTS = 64, 2**20
+# numbers of a sample that are kept of an answer
+_KEPT = 4096
+# numbers a made-up tensor may have, and different ones among them: a prime, so that no two
+# samples are alike
+_MOST, _DRAWN = 2**28, 65521
+
+# distance allowed between two ways to round the same, in shares of the largest number
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+_TOLERANCE_HALF = 1e-1
+
+# which of the user's own things gives an answer, and what to do if it gives another
+_ASKED = {
+    "output": "the model, or inputs= or outputs=, gives others; build the model as it was "
+    "then, and pass the same functions",
+    "task": "task= gives others; pass the task of that time",
+    "by": "by= gives others; pass the function it was calibrated with",
+}
+
+_CORRUPT = (
+    "expected probe inputs as monitor.save describes them, got others ({}); save the monitor "
+    "again"
+)
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Inputs that are made up, and the answers to them.
+
+    Args:
+        batch: How to make a batch, as plain data.
+        picked: Whether the model's inputs are picked from it, as from any batch; else it has
+            the arguments of the call itself.
+        outputs: How to make outputs, for the user's functions of outputs.
+        answers: What the model (``output``), its task and its groups (``by``) make of them.
+        seed: Of all that is drawn.
+    """
+
+    batch: Any
+    picked: bool
+    outputs: Any = None
+    answers: Mapping[str, Tensor] = field(default_factory=dict)
+    seed: int = 0
+
+    @staticmethod
+    def of(network: Network, batch: object, call: Inputs) -> Probes | None:
+        """Return probes like a batch.
+
+        Args:
+            network: The model, held in eval mode.
+            batch: As the loader yields it.
+            call: The inputs in it.
+
+        Returns:
+            None where the model fails on what is made up, or has no finite answer, or two.
+        """
+        samples = min(_SAMPLES, call.batch_size)
+        forms = {True: batch, False: [list(call.args), dict(call.kwargs)]}
+        # a mask may mean what to look at, or what not to
+        for picked, mask in itertools.product(forms, (True, False)):
+            with contextlib.suppress(
+                Exception
+            ):  # of the user's code, which never saw such data
+                like = _Like(call.batch_size, samples, mask)
+                asked = Probes(like.described(forms[picked]), picked)
+                found, again = asked._output(network), asked._output(network)
+                if bool(found.isfinite().all()) and _distance(found, again) is None:
+                    count = max(1, min(_OUTPUTS, _MOST_OUTPUTS // found[0].numel()))
+                    outputs = _Like(len(found), count, mask).described(found)
+                    return replace(asked, outputs=outputs, answers={"output": _kept(found)})
+        return None
+
+    def answered(
+        self,
+        network: Network,
+        task: Task | None,
+        by: Callable[[Tensor], Tensor] | None,
+    ) -> Probes:
+        """Return the same probes with the answers of a user's functions of outputs.
+
+        Args:
+            network: The model, on the device that outputs are on.
+            task: The monitor's task.
+            by: What it is calibrated by.
+        """
+        answers = dict(self.answers)
+        for name, ask in self._functions(network, task, by).items():
+            answers.pop(name, None)
+            with contextlib.suppress(Exception):  # as above
+                answers[name] = ask()
+        return replace(self, answers=answers)
+
+    def check(
+        self,
+        network: Network,
+        task: Task | None = None,
+        by: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Make sure that a model, and functions of its outputs, answer as those of the fit did.
+
+        Args:
+            network: The model, held in eval mode.
+            task: The monitor's task.
+            by: What it is calibrated by.
+
+        Raises:
+            MismatchError: If they do not.
+            CorruptArtifactError: If there is nothing to ask.
+        """
+        asking = {
+            "output": lambda: _kept(self._output(network)),
+            **self._functions(network, task, by),
+        }
+        for name, ask in asking.items():
+            if name not in self.answers:
+                continue
+            cause = None
+            try:
+                difference = _distance(ask(), self.answers[name])
+            except CorruptArtifactError:
+                raise
+            except Exception as error:
+                difference, cause = f"{type(error).__name__}: {error}", error
+            if difference is not None:
+                raise MismatchError(
+                    "expected the answers of the fit to made-up inputs, but "
+                    f"{_ASKED[name]} ({difference})"
+                ) from cause
+
+    def pack(self, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the probes as header data and tensors with prefixed names."""
+        header = {"batch": self.batch, "picked": self.picked, "outputs": self.outputs}
+        answers = {prefix + name: tensor for name, tensor in self.answers.items()}
+        return {**header, "seed": self.seed}, answers
+
+    @staticmethod
+    def unpack(
+        header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor], prefix: str
+    ) -> Probes | None:
+        """Return the probes that `pack` took apart; None where a file has none.
+
+        Raises:
+            CorruptArtifactError: If they are none.
+        """
+        if header is None:
+            return None
+        given = {name: tensors.get(prefix + name) for name in _ASKED}
+        answers = {name: answer for name, answer in given.items() if answer is not None}
+        try:
+            return Probes(answers=answers, **header)
+        except TypeError as error:
+            raise CorruptArtifactError(_CORRUPT.format(error)) from error
+
+    def _output(self, network: Network) -> Tensor:
+        made = self._made(self.batch)
+        if self.picked:
+            call = network.inputs_of(made)
+        else:
+            args, kwargs = made
+            call = Inputs(tuple(args), kwargs).map(lambda t: t.to(network.device))
+        with torch.no_grad(), network.in_full_precision():
+            return network(call)
+
+    def _made(self, description: Any) -> Any:
+        """Return what a description is of.
+
+        Raises:
+            CorruptArtifactError: If it is of nothing.
+        """
+        try:
+            return _made(description, self.seed, itertools.count())
+        except (
+            *(ArithmeticError, AttributeError, LookupError),
+            *(RuntimeError, TypeError, ValueError),
+        ) as error:
+            raise CorruptArtifactError(_CORRUPT.format(error)) from error
+
+    def _functions(
+        self, network: Network, task: Task | None, by: Callable[[Tensor], Tensor] | None
+    ) -> dict[str, Callable[[], Tensor]]:
+        """Return what asks the user's functions of outputs, by name."""
+        asking: dict[str, Callable[[], Tensor]] = {}
+        if task is not None:
+            asking["task"] = lambda: _kept(task.factor(self._outputs(network)))
+        if by is not None:
+            asking["by"] = lambda: groups_of(by, self._outputs(network))
+        return asking
+
+    def _outputs(self, network: Network) -> Tensor:
+        made: Tensor = self._made(self.outputs)
+        return made.to(network.device)
+
+
+def check_probes(
+    probes: Probes | None,
+    network: Network,
+    task: Task | None = None,
+    by: Callable[[Tensor], Tensor] | None = None,
+) -> None:
+    """Make sure that a monitor which is loaded belongs to a model, or say that nobody can.
+
+    Args:
+        probes: Of the monitor.
+        network: The model.
+        task: The monitor's task.
+        by: What it is calibrated by.
+    """
+    if probes is not None:
+        with network.evaluating():
+            probes.check(network, task, by)
+        return
+    warnings.warn(
+        "the file has no probe inputs: it was saved by an earlier version, or the model takes "
+        "none; its weights were compared, but the same weights in another architecture, or "
+        "another inputs=, would not be noticed; to have them in it, fit and save it again",
+        NoProbesWarning,
+        stacklevel=3,
+    )
+
+
+@dataclass(frozen=True)
+class _Like:
+    """Describes batches like one that was seen.
+
+    Args:
+        size: Samples in that one.
+        samples: Samples in those that are made up.
+        mask: What all of a mask is.
+    """
+
+    size: int
+    samples: int
+    mask: bool
+
+    def described(self, value: object) -> dict[str, Any]:
+        """Return how to make something like a value.
+
+        Raises:
+            TypeError: If it cannot be described without being kept.
+        """
+        if isinstance(value, Tensor):
+            low, high = self._range(value.detach())
+            shape = list(value.shape)
+            if shape and shape[0] == self.size:
+                shape[0] = self.samples
+            if math.prod(shape) > _MOST:
+                raise TypeError("too large to make up")
+            dtype = str(value.dtype).removeprefix("torch.")
+            return {"tensor": {"shape": shape, "dtype": dtype, "low": low, "high": high}}
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return {"dict": {key: self.described(inner) for key, inner in value.items()}}
+        if type(value) in (list, tuple):
+            inside: Any = value
+            return {type(value).__name__: [self.described(inner) for inner in inside]}
+        # words are not to be in the file: they may be a user's
+        if value is None or (isinstance(value, (bool, int, float)) and math.isfinite(value)):
+            return {"number": value}
+        raise TypeError(f"cannot make up a {type(value).__name__}")
+
+    def _range(self, tensor: Tensor) -> tuple[Any, Any]:
+        """Return the least and the greatest number to draw."""
+        if tensor.numel() == 0 or tensor.dtype == torch.bool:
+            return self.mask, self.mask
+        if tensor.is_floating_point():
+            finite = tensor[tensor.isfinite()].double()
+            return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+        least, greatest = int(tensor.min()), int(tensor.max())
+        if least >= 0 and greatest <= 1:  # a mask, very likely
+            return int(self.mask), int(self.mask)
+        # each place may have a vocabulary of its own, and on a GPU a wrong one is the end of
+        # the process: only what was seen in every place
+        low, high = int(tensor.amin(0).max()), int(tensor.amax(0).min())
+        return (low, high) if low <= high else (least, least)
+
+
+def _made(description: Any, seed: int, streams: Iterator[int]) -> Any:
+    ((kind, inside),) = description.items()
+    if kind == "tensor":
+        return _drawn(inside, seed, next(streams))
+    if kind == "dict":
+        return {key: _made(inner, seed, streams) for key, inner in inside.items()}
+    if kind == "number":
+        return inside
+    kinds: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple}
+    return kinds[kind](_made(inner, seed, streams) for inner in inside)
+
+
+def _drawn(description: Mapping[str, Any], seed: int, stream: int) -> Tensor:
+    shape, dtype = description["shape"], getattr(torch, description["dtype"])
+    low, high = description["low"], description["high"]
+    count = math.prod(shape)
+    if not isinstance(dtype, torch.dtype) or count > _MOST or min(shape, default=0) < 0:
+        raise ValueError(f"{dtype}, {shape}")
+    counter = torch.arange(min(count, _DRAWN))
+    few: Tensor
+    if dtype.is_floating_point:
+        few = low + (high - low) * shares(seed, stream, counter).double()
+    else:
+        few = low + hashed(seed, stream, counter) % (high - low + 1)
+    drawn = few.repeat(-(-count // _DRAWN))[:count] if count else few
+    return drawn.reshape(shape).to(dtype)
+
+
+def _kept(answer: Tensor) -> Tensor:
+    """Return some numbers of each sample's answer, spread evenly, on the CPU."""
+    flat = answer.detach().flatten(1)
+    return flat[:, :: max(1, -(-flat.shape[1] // _KEPT))].cpu().contiguous()
+
+
+def _distance(found: Tensor, wanted: Tensor) -> str | None:
+    """Return in words how far apart answers are; None if that may be rounding."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return f"{found.dtype} {tuple(found.shape)} for {wanted.dtype} {tuple(wanted.shape)}"
+    if not wanted.is_floating_point():  # groups, of which one may be a tie
+        others = int((found != wanted).sum())
+        return f"{others} of {len(wanted)} groups" if others > len(wanted) // _OUTPUTS else None
+    tolerance = _TOLERANCE.get(wanted.dtype, _TOLERANCE_HALF)
+    if wanted.numel() == 0:
+        return None
+    apart, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
+    if apart <= tolerance * largest:  # which a NaN is not
+        return None
+    return f"{apart:.2g} apart, where the largest is {largest:.2g}"

@@ -1,0 +1,257 @@
+"""Whether a model is as it was at the fit: a look at counters, digests where one moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from operator import attrgetter, getitem, is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scodkit.errors import StaleMonitorError
+from scodkit.fitted import Fingerprints, Fitted
+from scodkit.network import Network
+
+_version = attrgetter("_version")
+_place = Tensor.data_ptr
+
+# tensors and layers that a message names
+_NAMED = 4
+
+_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+# what an attribute may be to be built into a recording without a trace
+_PLAIN = (bool, int, float, complex, str, type(None))
+
+
+class StateWatch:
+    """Notices that a model has changed, in microseconds as long as it has not.
+
+    Looked at are the identities of all modules, parameters and buffers, the version counters of
+    all tensors, and where parameters lie in memory. What is written past the counters, through
+    ``.data`` or a numpy view, is seen by a look at the contents alone.
+
+    Args:
+        network: The model, as it is meant to stay.
+        renewal: What to type to fit again, for messages.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        renewal: str = "monitor.renew(train_loader, heldout_loader)",
+    ) -> None:
+        self._network, self._renewal = network, renewal
+        self._noted = _Noted.of(network)
+
+    def unmoved(self) -> bool:
+        """Return whether nothing has happened that may have changed the model."""
+        noted = self._noted
+        try:
+            return (
+                all(map(is_, map(getitem, noted.owners, noted.keys), noted.values))
+                and list(map(len, noted.children)) == noted.sizes
+                and list(map(_version, noted.counted)) == noted.versions
+                and list(map(_place, noted.placed)) == noted.places
+                and noted.exempt == self._network.volatile
+            )
+        except KeyError:  # something was taken out
+            return False
+
+    def settled(self, fitted: Fitted, doing: str) -> Fitted:
+        """Return a fit of the model as it is now, after a look at the model's contents.
+
+        Args:
+            fitted: The fit of the model that was noted.
+            doing: What is about to be done, for the message.
+
+        Returns:
+            The fit, whose fingerprints leave out what the model was seen to change itself.
+
+        Raises:
+            StaleMonitorError: If the model is not the one of the fit any more.
+        """
+        model, exempt = self._network.model, self._network.volatile
+        noted, now = self._noted, _Noted.of(self._network)
+        moved = [name for name in noted.moved(now) if name not in exempt]
+        known = exempt <= set(fitted.fingerprints.exempt)
+        difference = noted.other_layers(now)
+        # a buffer that nobody knew to change is in the fingerprints: then only counters tell
+        if difference is None and (moved or known):
+            difference = fitted.difference(model)
+        if difference is not None:
+            some = ", ".join(moved[:_NAMED]) + (" ..." if len(moved) > _NAMED else "")
+            raise StaleMonitorError(
+                f"expected the model of the fit for {doing}, but {difference}"
+                + (f" (touched since: {some})" if moved else "")
+                + f"; load the weights of that time, or fit again: {self._renewal}"
+            )
+        if not known:
+            names = exempt.union(fitted.fingerprints.exempt)
+            fingerprints = Fingerprints.of(model, fitted.parameters, names)
+            fitted = replace(fitted, fingerprints=fingerprints)
+        self._noted = now
+        return fitted
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A model at a glance: where its tensors and layers are kept, and what is there.
+
+    Args:
+        names: Of what is kept, as in the model.
+        owners: The dict that keeps each.
+        keys: Under what.
+        values: What is there.
+        children: The dicts of layers, which may grow.
+        sizes: How many layers there are in each.
+        counted: Tensors with a counter.
+        versions: What it is at.
+        placed: Parameters that lie somewhere; they are moved without a new one being made.
+        places: Where.
+        exempt: Buffers that the model's own forward pass changes.
+    """
+
+    names: list[str]
+    owners: list[dict[str, Any]]
+    keys: list[str]
+    values: list[Any]
+    children: list[dict[str, Any]]
+    sizes: list[int]
+    counted: list[Tensor]
+    versions: list[int]
+    placed: list[Tensor]
+    places: list[int]
+    exempt: frozenset[str]
+
+    @staticmethod
+    def of(network: Network) -> _Noted:
+        """Return a model as it stands."""
+        exempt = network.volatile
+        modules = dict(network.model.named_modules())
+        kept = [
+            (name, owner, key)
+            for prefix, module in modules.items()
+            for owner in (module._parameters, module._buffers, module._modules)
+            for key in list(owner)
+            if (name := f"{prefix}.{key}".lstrip(".")) not in exempt
+        ]
+        owners: list[Any] = [owner for _, owner, _ in kept]
+        values = [owner[key] for _, owner, key in kept]
+        children = [module._modules for module in modules.values()]
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        counted = [tensor for tensor in tensors if not tensor.is_inference()]
+        parameters = (tensor for tensor in tensors if isinstance(tensor, nn.Parameter))
+        placed: list[Tensor] = [p for p in parameters if _lies_somewhere(p)]
+        return _Noted(
+            names=[name for name, *_ in kept],
+            owners=owners,
+            keys=[key for *_, key in kept],
+            values=values,
+            children=children,
+            sizes=list(map(len, children)),
+            counted=counted,
+            versions=list(map(_version, counted)),
+            placed=placed,
+            places=list(map(_place, placed)),
+            exempt=exempt,
+        )
+
+    def moved(self, now: _Noted) -> list[str]:
+        """Return the names of tensors that may have changed since, or are new or gone."""
+        before, after = self._marks(), now._marks()
+        names = dict.fromkeys([*before, *after])
+        return [name for name in names if before.get(name) != after.get(name)]
+
+    def _marks(self) -> dict[str, tuple[int | None, ...]]:
+        versions = dict(zip(map(id, self.counted), self.versions, strict=True))
+        places = dict(zip(map(id, self.placed), self.places, strict=True))
+        return {
+            name: (id(value), versions.get(id(value)), places.get(id(value)))
+            for name, value in zip(self.names, self.values, strict=True)
+            if not isinstance(value, nn.Module)
+        }
+
+    def other_layers(self, now: _Noted) -> str | None:
+        """Return in words which layer came or went, or took the place of one unlike it."""
+        before, after = self._layers(), now._layers()
+        for name in dict.fromkeys([*before, *after]):
+            if name not in after:
+                return f"the layer {name} is gone"
+            if name not in before:
+                return f"the layer {name} is new"
+            old, new = before[name], after[name]
+            if old is not new and not _alike(old, new):
+                return f"the layer {name} was {old} and is {new}"
+        return None
+
+    def _layers(self) -> dict[str, nn.Module]:
+        named = zip(self.names, self.values, strict=True)
+        return {name: value for name, value in named if isinstance(value, nn.Module)}
+
+
+class Attributes:
+    """Numbers, words and tuples of them that modules hold: a recording has them built in.
+
+    Args:
+        model: The model, as it is recorded.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._noted = [
+            (vars(module), name, value)
+            for module in model.modules()
+            for name, value in vars(module).items()
+            if name[0] != "_" and name != "training" and _is_plain(value)
+        ]
+
+    def unchanged(self) -> bool:
+        """Return whether all are as noted."""
+        return all([owner.get(name) == value for owner, name, value in self._noted])
+
+    def forget_changed(self) -> None:
+        """Leave out what is not as noted: the model's own forward pass changes it."""
+        self._noted = [
+            (owner, name, value)
+            for owner, name, value in self._noted
+            if owner.get(name) == value
+        ]
+
+
+def _lies_somewhere(tensor: Tensor) -> bool:
+    """Return whether a tensor has a place in memory, as some kinds have not."""
+    try:
+        return _place(tensor) is not None
+    except (RuntimeError, NotImplementedError, ValueError):
+        return False
+
+
+def _alike(old: nn.Module, new: nn.Module) -> bool:
+    """Return whether a layer does what another did, but for its tensors and layers inside."""
+    own, other = (
+        {name: value for name, value in vars(module).items() if name not in _EVERY_MODULE}
+        for module in (old, new)
+    )
+    return (
+        type(old) is type(new)
+        and own.keys() == other.keys()
+        and all(_equal(own[name], other[name]) for name in own)
+    )
+
+
+def _equal(one: object, other: object) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # arrays and others that do not say yes or no
+        return False
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
