@@ -156,7 +156,7 @@ class AsLongAsTheBatch(nn.Module):
 
 def test_a_weight_as_long_as_the_batch_is_refused() -> None:
     tokens = torch.arange(160).reshape(32, 5) % 9
-    with pytest.raises(BatchError, match="takes 32 samples at a time and not 2"):
+    with pytest.raises(BatchError, match="takes 32 samples at a time and not fewer"):
         fit(AsLongAsTheBatch(), tokens)
 
 

@@ -39,8 +39,9 @@ from scodkit.recipe import Recipe, first_output
 # samples whose rows counting forms at once, at most
 _TRIED = 3
 
-# samples of the first batch whose outputs are looked at
-_LOOKED_AT = 64
+# samples of the first batch whose outputs are looked at, and so many at a time: there may be
+# no memory for more
+_LOOKED_AT, _AT_A_TIME = 64, 8
 
 
 def check_first(network: Network, likelihood: Likelihood, batch: object, call: Inputs) -> None:
@@ -62,7 +63,9 @@ def check_first(network: Network, likelihood: Likelihood, batch: object, call: I
     try:
         with torch.no_grad():
             network(call.samples(slice(0, 2)))
-            output = network(call.samples(slice(0, _LOOKED_AT)))
+            first = range(0, min(call.batch_size, _LOOKED_AT), _AT_A_TIME)
+            some = [call.samples(slice(i, i + _AT_A_TIME)) for i in first]
+            outputs = [network(own).detach() for own in some]
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever a model raises
@@ -77,7 +80,8 @@ def check_first(network: Network, likelihood: Likelihood, batch: object, call: I
             f"{type(cause).__name__}: {first_line(cause)}; "
             + (advice or "pick its inputs with Monitor(..., inputs=lambda batch: ...)")
         ) from cause
-    likelihood.check_output(output)
+    if len({output.shape[1:] for output in outputs}) == 1:  # some differ by what is in a batch
+        likelihood.check_output(torch.cat(outputs))
 
 
 def _check_not_quantised(model: nn.Module) -> None:
@@ -89,9 +93,7 @@ def _check_not_quantised(model: nn.Module) -> None:
     for name, module in model.named_modules():
         kind = type(module)
         packed = kind.__module__.startswith("torch.") and ".quantized." in kind.__module__
-        own = module.parameters(recurse=False)
-        integers = any(p.is_quantized or p.dtype in (torch.int8, torch.uint8) for p in own)
-        if integers or (packed and not kind.__name__.endswith("FloatFunctional")):
+        if packed and not kind.__name__.endswith("FloatFunctional"):
             raise BatchError(
                 f"expected weights that have gradients, got a quantised model ({name or 'it'} "
                 f"is a {kind.__name__} from {kind.__module__}), whose weights are integers; "
@@ -123,7 +125,7 @@ def _advice(network: Network, batch: object, call: Inputs) -> str | None:
         return "these look like a single sample: type x[None] for a batch of one"
     if call.batch_size > 2 and _takes(network, call):
         return (
-            f"it takes {call.batch_size} samples at a time and not 2, and a score must not "
+            f"it takes {call.batch_size} samples at a time and not fewer, and a score must not "
             "depend on its batch: is there a weight as long as the batch?"
         )
     return None
