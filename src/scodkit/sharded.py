@@ -30,7 +30,7 @@ from scodkit.progress import Progress
 from scodkit.reading import batch_digest
 from scodkit.recipe import Recipe, check_options, first_output
 from scodkit.sketch import Nystrom, Sketch
-from scodkit.state import StateWatch, volatile
+from scodkit.state import StateWatch
 from scodkit.stream import batches_of, num_batches, open_stream
 
 _RENEWAL = "monitor.fit(train_loader)"
@@ -121,7 +121,7 @@ class ShardedMonitor:
                 source = self._new_source(names, call)
                 dtype = sum_dtype(first_output(network, call))
                 probes = Probes.of(network, first, call)
-        fingerprints = Fingerprints.of(network.model, whole, volatile(network))
+        fingerprints = Fingerprints.of(network.model, whole, network.volatile)
         self._agree(whole, fingerprints, call)
         source = self._shared(source)
         size = whole.num_parameters

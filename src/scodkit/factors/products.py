@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import NonFiniteError
-from scodkit.factors.checks import check_some_alone
+from scodkit.factors.checks import check_alone, check_some_alone, distinct
 from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.memory import Memory
 from scodkit.factors.pieces import finite_samples
@@ -26,6 +26,9 @@ from scodkit.parameters import ParameterSet
 
 # columns of the runs in which memory is counted
 _COLUMNS = (2, 3)
+
+# samples of a batch whose slopes are looked at alone
+_ALONE = 2
 
 
 @dataclass(frozen=True)
@@ -181,8 +184,17 @@ class ProductSource:
 
     def _check(self, call: Inputs, jacobian: Jacobian) -> None:
         """Make sure the samples of the first batch of a size are alone what they are in it."""
-        unchecked = call.batch_size > 1 and call.batch_size not in self.checked
-        if unchecked and check_some_alone(self.network, call, jacobian.output):
+        if call.batch_size == 1 or call.batch_size in self.checked:
+            return
+        told = check_some_alone(self.network, call, jacobian.output)
+        # and so must their slopes be, along a direction of the weights
+        generator = torch.Generator().manual_seed(call.batch_size)
+        direction = torch.randn(1, self.parameters.num_parameters, generator=generator)
+        direction = direction.to(jacobian.output)
+        which = distinct(call, _ALONE)
+        alone = [self._at(call.samples(slice(i, i + 1))).push(direction)[0] for i in which]
+        check_alone(self.network, jacobian.push(direction)[0][which], torch.cat(alone))
+        if told:
             self.checked.add(call.batch_size)
 
     def portions(self, batch_size: int) -> Portions:
