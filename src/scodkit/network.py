@@ -30,6 +30,7 @@ from scodkit.twin import Twin, own_tensors
 
 # torch chooses kernels for the whole process: whoever changes that must change it back first
 _SWITCH = threading.RLock()
+_ANOMALIES = threading.Lock()
 _anomalies_off = 0  # how many keep torch's anomaly detection off
 _anomalies_before = (False, True)  # whether it was on, and whether it looked for NaN
 
@@ -493,7 +494,7 @@ def _as_it_is(device: str) -> Iterator[None]:
 def _not_detecting_anomalies() -> Iterator[None]:
     """Switch anomaly detection off: function transforms fail under it."""
     global _anomalies_off, _anomalies_before
-    with _SWITCH:
+    with _ANOMALIES:
         if not _anomalies_off:
             nan = torch.is_anomaly_check_nan_enabled()
             _anomalies_before = torch.is_anomaly_enabled(), nan
@@ -505,7 +506,7 @@ def _not_detecting_anomalies() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            with _SWITCH:
+            with _ANOMALIES:
                 _anomalies_off -= 1
                 if not _anomalies_off:
                     torch.set_anomaly_enabled(*_anomalies_before)
