@@ -13,7 +13,8 @@ from engines import Uses, everything, noise, randomised
 from scodkit import Gaussian, Monitor
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
 from scodkit.factors import Factors, FunctionalEngine, HeldFactors, HookEngine, LoopEngine
-from scodkit.factors.checks import Checksum, distinct
+from scodkit.factors.checks import distinct
+from scodkit.factors.checksum import Checksum
 from scodkit.factors.engine import Linearization
 from scodkit.network import Inputs, Network
 

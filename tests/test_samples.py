@@ -158,6 +158,8 @@ KEPT: dict[str, Function] = {
     "batch_norm": lambda x: F.batch_norm(x, M.shift[:4], M.shift[:4].exp()),
     "conv": lambda x: F.conv1d(x, M.kernel, padding=1),
     "pool": lambda x: F.avg_pool1d(x, 2),
+    "pool of channels": lambda x: F.avg_pool1d(x.reshape(BATCH, -1), 2),
+    "by keywords": lambda x: F.conv1d(weight=M.kernel, input=x),
     "max pool": lambda x: F.max_pool1d(x, 2),
     "adaptive": lambda x: F.adaptive_avg_pool1d(x, 1),
     "interpolated": lambda x: F.interpolate(x, scale_factor=2),

@@ -192,7 +192,7 @@ def test_two_models_with_one_backbone_do_not_disturb_each_other(twin: bool) -> N
 @pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")
 def test_a_training_step_in_another_thread_is_not_disturbed() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.BatchNorm1d(4), Head(nn.Linear(4, 8), 2)).train()
+    model = nn.Sequential(nn.LayerNorm(4), Head(nn.Linear(4, 8), 2)).train()
     monitor = Monitor(model, Gaussian(), rank=3).fit([torch.randn(16, 4)], progress=False)
     monitor.score(torch.randn(2, 4))
     stop, failures = threading.Event(), []

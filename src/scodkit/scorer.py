@@ -274,10 +274,10 @@ class Scorer:
         """Return whether the recording is of such a call, of the weights the model has now."""
         assert self._attributes is not None
         what = None
-        if self._storage != self._where():
-            what = "weights, buffers or basis have been replaced or moved"
-        elif not self._attributes.unchanged():
+        if not self._attributes.unchanged():
             what = "attributes of the model have changed"
+        elif self._storage != self._where():
+            what = "weights, buffers, layers, hooks or basis have been replaced or moved"
         if what is not None:
             self._captured = None
             warnings.warn(

@@ -134,7 +134,7 @@ class _Noted:
             (name, owner, key)
             for prefix, module in modules.items()
             for owner in (module._parameters, module._buffers, module._modules)
-            for key in list(owner)
+            for key in list(owner.keys())
             if (name := f"{prefix}.{key}".lstrip(".")) not in exempt
         ]
         owners: list[Any] = [owner for _, owner, _ in kept]

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from scodkit.factors.backward import Take, backward
-from scodkit.factors.checks import Checksum, check_some_alone, tolerance
+from scodkit.factors.checks import check_some_alone, tolerance
+from scodkit.factors.checksum import Checksum
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums, Tall
 from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import Outer, Rows, UnsupportedCallError

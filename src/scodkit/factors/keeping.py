@@ -448,7 +448,7 @@ def _table() -> dict[Callable[..., Any], Rule]:
     for count in (1, 2, 3):
         ends = (f"{count}d", f"{count}d_with_indices")
         pools = " ".join(f"{kind}_pool{end}" for kind in _POOLS for end in ends)
-        found |= dict.fromkeys(_functions(pools), _in_front(count + 2))
+        found |= dict.fromkeys(_functions(pools), _apart_from(_last(count)))
     found |= {F.unfold: _in_front(4), Tensor.unfold: _windowed}
     found |= dict.fromkeys(_reading("data real imag"), _number_by_number)
     found |= dict.fromkeys(_reading("mT mH"), _turned(_matrices_turned))

@@ -52,7 +52,9 @@ class Call:
         self.size, self.args, self.kwargs = size, args, kwargs
         self.tensors = list(tensors_in(args))
         if kwargs:
-            self.tensors += tensors_in(kwargs.values())
+            first = [kwargs["input"]] if "input" in kwargs else []
+            rest = (value for name, value in kwargs.items() if name != "input")
+            self.tensors += tensors_in((*first, *rest))
         self.wheres = [where_of(tensor) for tensor in self.tensors]
 
     def where_of(self, tensor: Tensor) -> Where:
