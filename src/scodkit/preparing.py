@@ -277,8 +277,10 @@ class Preparation:
         if source.ends_in_head:
             samples = min(source.heads_at_once(plan.rank), self.call.batch_size)
             head = source.counted_head(self.call)
+            # the first batch is checked along a direction of the weights, which is held twice
+            checked = 2 * plan.basis_bytes // max(1, plan.rank) if samples > 1 else 0
             if head is not None:
-                return head.at(samples, plan.rank)
+                return head.at(samples, plan.rank) + checked
             return source.head_bytes(plan.rank, samples)
         # rows at the output are formed of all directions at once: as many as pixels, they are
         # not to be tried, only told

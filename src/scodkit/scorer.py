@@ -19,7 +19,7 @@ from scodkit.fitted import Fitted
 from scodkit.network import Inputs, Network
 from scodkit.recipe import Recipe
 from scodkit.score import Energies
-from scodkit.state import Attributes, StateWatch
+from scodkit.state import StateWatch
 from scodkit.suspicion import RangeWatch
 from scodkit.task import Task
 
@@ -79,7 +79,6 @@ class Scorer:
         # of the recorded call: what is not a tensor, what the model held besides, and where
         # weights and basis lay
         self._rest: list[object] = []
-        self._attributes: Attributes | None = None
         self._storage: tuple[int, ...] = ()
 
     def basis(self) -> Eigenbasis:
@@ -160,7 +159,6 @@ class Scorer:
                 "and a model that leaves its buffers alone; go on without monitor.compile"
             )
         source = replace(source, engine=source.engine.for_recording())
-        attributes = Attributes(self._network.model)
         with self._network.evaluating():
 
             def score(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -170,8 +168,6 @@ class Scorer:
 
             self._captured = capture(score, call.tensors(), fuse=fuse)
             self._rest, self._storage = _rest(call), self._where()
-        attributes.forget_changed()
-        self._attributes = attributes
 
     def selftest(self, batch: object, budget: int) -> scoring.SelfTest:
         """Compare scores of a batch with those of each sample alone, by plain autograd.
@@ -272,16 +268,11 @@ class Scorer:
 
     def _is_current(self, call: Inputs) -> bool:
         """Return whether the recording is of such a call, of the weights the model has now."""
-        assert self._attributes is not None
-        what = None
-        if not self._attributes.unchanged():
-            what = "attributes of the model have changed"
-        elif self._storage != self._where():
-            what = "weights, buffers, layers, hooks or basis have been replaced or moved"
-        if what is not None:
+        if self._storage != self._where():
             self._captured = None
             warnings.warn(
-                f"{what} since monitor.compile: the recording is dropped; type "
+                "weights, buffers or basis have been replaced or moved, or attributes or hooks "
+                "of the model changed, since monitor.compile: the recording is dropped; type "
                 "monitor.compile(example) again",
                 CaptureWarning,
                 stacklevel=4,

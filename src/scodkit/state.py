@@ -22,7 +22,6 @@ _NAMED = 4
 _EVERY_MODULE = frozenset(vars(nn.Module()))
 
 # what an attribute may be to be built into a recording without a trace
-_PLAIN = (bool, int, float, complex, str, type(None))
 
 
 class StateWatch:
@@ -191,34 +190,6 @@ class _Noted:
         return {name: value for name, value in named if isinstance(value, nn.Module)}
 
 
-class Attributes:
-    """Numbers, words and tuples of them that modules hold: a recording has them built in.
-
-    Args:
-        model: The model, as it is recorded.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._noted = [
-            (vars(module), name, value)
-            for module in model.modules()
-            for name, value in vars(module).items()
-            if name[0] != "_" and name != "training" and _is_plain(value)
-        ]
-
-    def unchanged(self) -> bool:
-        """Return whether all are as noted."""
-        return all([owner.get(name) == value for owner, name, value in self._noted])
-
-    def forget_changed(self) -> None:
-        """Leave out what is not as noted: the model's own forward pass changes it."""
-        self._noted = [
-            (owner, name, value)
-            for owner, name, value in self._noted
-            if owner.get(name) == value
-        ]
-
-
 def _lies_somewhere(tensor: Tensor) -> bool:
     """Return whether a tensor has a place in memory, as some kinds have not."""
     try:
@@ -249,9 +220,3 @@ def _equal(one: object, other: object) -> bool:
         return type(one) is type(other) and bool(one == other)
     except Exception:  # arrays and others that do not say yes or no
         return False
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, _PLAIN)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from scodkit import kernels
 from scodkit.factors.head import Head
@@ -292,6 +293,12 @@ class Engine(ABC):
         other = copy.copy(self)
         other.network = network
         return other
+
+    def unchecked(self) -> Self:
+        """Return the same engine, which checks no batch."""
+        engine = copy.copy(self)
+        engine.check_every = 0
+        return engine
 
     def for_recording(self) -> Engine:
         """Return the same engine for calls that are recorded once and replayed often."""

@@ -7,7 +7,6 @@ Autograd computes no gradient of a weight.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -147,8 +146,7 @@ class HookEngine(Engine):
         Returns:
             An engine that launches fewer kernels on a GPU, more slowly.
         """
-        engine = copy.copy(self)
-        engine.check_every = 0
+        engine = self.unchecked()
         engine._few_kernels = self.network.device.type == "cuda"
         return engine
 
@@ -158,8 +156,7 @@ class HookEngine(Engine):
         Returns:
             An engine that pulls directions back, and puts layers together, as it would there.
         """
-        engine = copy.copy(self)
-        engine.check_every = 0
+        engine = self.unchecked()
         engine._as_if = (samples, directions)
         return engine
 
