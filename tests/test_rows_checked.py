@@ -107,7 +107,7 @@ def test_the_engine_is_saved_and_not_chosen_again(tmp_path: Path) -> None:
     model = mlp()
     fitted(model).save(tmp_path / "m.scod")
     loaded = Monitor.load(tmp_path / "m.scod", model)
-    assert loaded.fitted.engine == "HookEngine"
+    assert loaded.fitted.engine == "HookEngine on cpu"
     assert isinstance(engine_of(loaded), HookEngine)
     recurrent = randomised(
         Uses(lambda m, x: m.c(x[:, None])[0][:, 0], c=nn.GRU(4, 2, batch_first=True))

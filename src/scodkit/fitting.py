@@ -23,7 +23,14 @@ from scodkit.errors import (
     OptionError,
     RepeatedDataWarning,
 )
-from scodkit.factors import FactorsOf, FactorSource, Piece, ProductSource, distinct
+from scodkit.factors import (
+    FactorsOf,
+    FactorSource,
+    Piece,
+    ProductSource,
+    distinct,
+    name_of,
+)
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.mixed import sum_dtype
 from scodkit.network import Form, Inputs, Network
@@ -118,7 +125,7 @@ def fit(
     own_words = {
         "skipped": done.skipped,
         "part": part and part.document(),
-        "engine": None if begun is None else type(begun.source.engine).__name__,
+        "engine": None if begun is None else name_of(begun.source.engine),
         "range": done.input_range,
         "probes": None if begun is None else begun.probes,
     }

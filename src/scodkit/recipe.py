@@ -80,7 +80,7 @@ class Recipe:
 
     def source_again(
         self, network: Network, parameters: ParameterSet, engine: str, shape: tuple[int, ...]
-    ) -> FactorSource:
+    ) -> FactorSource | None:
         """Return what turns batches into factors, with the engine of an earlier fit.
 
         Args:
@@ -88,8 +88,13 @@ class Recipe:
             parameters: The chosen weights.
             engine: Its name.
             shape: Of a typical sample's output.
+
+        Returns:
+            None where another engine has to be chosen, as the device is another.
         """
         again = named_engine(engine, network, parameters, self.check_every)
+        if again is None:
+            return None
         return FactorSource(again, self.likelihood, shape, self.budget)
 
 

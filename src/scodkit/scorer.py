@@ -258,10 +258,10 @@ class Scorer:
         """Return the engine, chosen on the first batch after a load or a change of device."""
         if self.source is None or self.source.engine.device != self._network.device:
             about, fitted = (self._network, self.fitted.parameters), self.fitted
-            if fitted.engine is None:
-                self.source = self._recipe.source(*about, call)
-            else:
-                self.source = self._recipe.source_again(*about, fitted.engine, fitted.shape)
+            again = None
+            if fitted.engine is not None:
+                again = self._recipe.source_again(*about, fitted.engine, fitted.shape)
+            self.source = again or self._recipe.source(*about, call)
         self.source.engine.check_every = self.check_every
         likelihood = self._task or self.source.likelihood
         return replace(self.source, likelihood=likelihood, budget=budget)

@@ -16,7 +16,7 @@ from scodkit.artifact import check_place
 from scodkit.distributed import Processes
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MismatchError, NonFiniteError, NotFittedError
-from scodkit.factors import FactorSource, MemoryBudget
+from scodkit.factors import FactorSource, MemoryBudget, name_of
 from scodkit.fitted import UNFITTED, Fingerprints, Fitted
 from scodkit.fitting import absorb
 from scodkit.likelihoods import Likelihood
@@ -146,7 +146,7 @@ class ShardedMonitor:
         part = part_behind(loader) or Part(unnamed, 0, done.samples)
         # rounded alike in the files of all
         probes = processes.gathered(probes)[0]
-        data = ((part,), type(source.engine).__name__, done.input_range, done.seen.all())
+        data = ((part,), name_of(source.engine), done.input_range, done.seen.all())
         about = (fingerprints, source.shape, done.skipped, *data, Form.of(first, call), probes)
         self._fitted = Fitted(recipe.likelihood, whole, basis, state, *about)
         self._source, self._state_watch = source, watch

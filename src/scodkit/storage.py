@@ -16,7 +16,7 @@ from scodkit.calibration import Calibration
 from scodkit.distributed import files_of_all
 from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MismatchError, OptionError
-from scodkit.factors import ENGINES
+from scodkit.factors import is_engine
 from scodkit.fitted import Fingerprints, Fitted
 from scodkit.likelihoods import Likelihood
 from scodkit.mixed import sum_dtype
@@ -53,7 +53,6 @@ from scodkit.version import __version__
 _KIND = "monitor"
 _STATE = "sketch."
 _PROBE = "probe."
-_ENGINES = tuple(kind.__name__ for kind in ENGINES)
 
 # what a header must have, and what it may have besides
 _HEADER = fields(
@@ -91,7 +90,7 @@ _HEADER = fields(
         "notes": OBJECT,
         "state": artifact.STATE,
         "shard": fields(dict.fromkeys(("index", "count", "start", "stop"), whole())),
-        "engine": maybe(that("the name of an engine", lambda name: name in _ENGINES)),
+        "engine": maybe(that("the name of an engine", is_engine)),
         "probes": OBJECT,
         "input_range": maybe(RANGES),
         "form": maybe(fields({"parts": whole(1), "axes": each(whole())})),

@@ -4,9 +4,10 @@ from scodkit.factors.budget import MemoryBudget
 from scodkit.factors.checks import distinct, pick
 from scodkit.factors.choose import (
     CHECK_EVERY,
-    ENGINES,
     choose_engine,
     choose_jacobian,
+    is_engine,
+    name_of,
     named_engine,
 )
 from scodkit.factors.counting import Passes, count_passes
@@ -29,7 +30,6 @@ from scodkit.factors.products import Curvature, Portions, ProductPiece, ProductS
 
 __all__ = [
     "CHECK_EVERY",
-    "ENGINES",
     "MANY",
     "Curvature",
     "Engine",
@@ -54,6 +54,8 @@ __all__ = [
     "choose_jacobian",
     "count_passes",
     "distinct",
+    "is_engine",
+    "name_of",
     "named_engine",
     "pick",
     "row_bytes",

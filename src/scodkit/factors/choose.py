@@ -75,19 +75,34 @@ def choose_engine(
     return checking(engine, check_every)
 
 
+def name_of(engine: Engine) -> str:
+    """Return the name of an engine, and of the kind of device it was chosen on."""
+    return f"{type(engine).__name__} on {engine.device.type}"
+
+
+def is_engine(name: object) -> bool:
+    """Return whether something is a name that `name_of` gives."""
+    kinds = {kind.__name__ for kind in ENGINES}
+    return type(name) is str and name.partition(" on ")[0] in kinds and name.count(" on ") == 1
+
+
 def named_engine(
     name: str, network: Network, parameters: ParameterSet, check_every: int = CHECK_EVERY
-) -> Engine:
+) -> Engine | None:
     """Return the engine that was chosen at a fit.
 
     Args:
-        name: Of its class.
+        name: From `name_of`.
         network: The model.
         parameters: The chosen weights.
         check_every: As in `choose_engine`.
+
+    Returns:
+        None where the model is on another kind of device: others may be right there.
     """
-    kind = next(kind for kind in ENGINES if kind.__name__ == name)
-    return checking(kind(network, parameters), check_every)
+    engines = (kind(network, parameters) for kind in ENGINES)
+    same = [engine for engine in engines if name_of(engine) == name]
+    return checking(same[0], check_every) if same else None
 
 
 def checking(engine: Engine, check_every: int) -> Engine:
