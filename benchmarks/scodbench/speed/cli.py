@@ -25,6 +25,7 @@ class Suite(str, Enum):
     LARGE_OUTPUTS = "large-outputs"
     DIRECTIONS = "directions"
     SCALING = "scaling"
+    CHECKS = "checks"
 
 
 class Device(str, Enum):
@@ -38,6 +39,7 @@ _ONLY_ON = {
     Suite.LARGE_MODELS: Device.CUDA,
     Suite.LARGE_OUTPUTS: Device.CPU,
     Suite.DIRECTIONS: Device.CPU,
+    Suite.CHECKS: Device.CPU,
 }
 
 
@@ -46,7 +48,7 @@ def speed(
         Suite,
         typer.Argument(
             help="The paper's networks; networks of millions of weights (on a GPU); thousands "
-            "of outputs; fewer directions; many processes."
+            "of outputs; fewer directions; many processes; checks that are there for trust."
         ),
     ] = Suite.NETS,
     device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.CPU,
@@ -61,7 +63,7 @@ def speed(
     Example: scodbench speed large-models --device cuda
     """
     from scodbench.identity import check_device
-    from scodbench.speed import directions, large_models, large_outputs, scaling
+    from scodbench.speed import checks, directions, large_models, large_outputs, scaling
     from scodbench.speed import speed as nets
     from scodbench.speed.speed_table import print_table
 
@@ -82,6 +84,7 @@ def speed(
         Suite.LARGE_OUTPUTS: large_outputs.measure,
         Suite.DIRECTIONS: directions.measure,
         Suite.SCALING: scaling.measure,
+        Suite.CHECKS: checks.measure,
     }
     measures[suite](device.value, output)
 

@@ -52,6 +52,7 @@ class HookEngine(Engine):
         self._few_kernels = False
         self._checksum = Checksum(network, parameters)
         self._batches = 0
+        self._constants: dict[int, Tensor] = {}
         self._older: Strangers = {}
         self._checked: set[object] = set()  # layouts of batches
         self._others: dict[object, Engine] = {}  # who takes the layouts this one cannot
@@ -108,8 +109,8 @@ class HookEngine(Engine):
         return linear, recorder
 
     def _recorder(self, call: Inputs) -> Recorder:
-        about = (self.network.running(call), self.parameters, call.batch_size, self._older)
-        return Recorder(*about, copies=self._copies)
+        about = (self.network.running(call), self.parameters, call.batch_size)
+        return Recorder(*about, self._constants, self._older, copies=self._copies)
 
     def _watched(self, recorder: Recorder, call: Inputs) -> Tensor:
         own = recorder.watch(call)

@@ -241,7 +241,7 @@ def _by_channel(call: Call, results: list[Tensor]) -> list[Where]:
 
 def _multiplied(call: Call, results: list[Tensor]) -> list[Where]:
     """Return places in a product: of rows, of columns, or of pairs of matrices."""
-    if any(True for _ in tensors_in(call.kwargs.values())):
+    if tensors_in(call.kwargs.values()):
         return [MIXED]
     result, (*added, left, right) = results[0], call.tensors
     of_added = matched([(t, w) for t, w in call.given() if any(t is a for a in added)], result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -50,7 +50,7 @@ class Call:
         kwargs: Mapping[str, Any],
     ) -> None:
         self.size, self.args, self.kwargs = size, args, kwargs
-        self.tensors = list(tensors_in(args))
+        self.tensors = tensors_in(args)
         if kwargs:
             first = [kwargs["input"]] if "input" in kwargs else []
             rest = (value for name, value in kwargs.items() if name != "input")
@@ -84,15 +84,17 @@ class Call:
         return given[0] if len({where for _, where in given}) == 1 else None
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among some values, in lists, tuples and dicts of them, too."""
+    found = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
+            found += tensors_in(value)
         elif isinstance(value, dict):
-            yield from tensors_in(value.values())
+            found += tensors_in(value.values())
+    return found
 
 
 def matched(given: list[tuple[Tensor, Lay]], result: Tensor) -> Where:

@@ -59,7 +59,8 @@ class Recorder(TorchFunctionMode):
         model: The model that will run.
         parameters: The chosen weights.
         size: Of the batch.
-        older: See `Samples`.
+        constants: See `Samples`.
+        older: Likewise.
         copies: Whether the model has weights or buffers made in inference mode, which
             autograd refuses to save.
 
@@ -74,6 +75,7 @@ class Recorder(TorchFunctionMode):
         model: nn.Module,
         parameters: ParameterSet,
         size: int,
+        constants: dict[int, Tensor] | None = None,
         older: Strangers | None = None,
         *,
         copies: bool,
@@ -89,7 +91,7 @@ class Recorder(TorchFunctionMode):
         ]  # ids hold while their tensors live
         self._batch = Batch(size)
         # a sample alone owns all there is
-        self._samples = Samples(size, model, older) if size > 1 else None
+        self._samples = Samples(size, model, constants, older) if size > 1 else None
         self._copies = copies
         # by a parameter's first column: the outputs' bytes a number, of each use of all of it
         self._uses: dict[int, list[int]] = {c.start: [] for c in columns.values()}

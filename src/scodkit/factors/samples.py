@@ -31,6 +31,7 @@ class Samples:
     Args:
         size: ``B``, at least two.
         model: Whose parameters, buffers and other tensors are no samples.
+        constants: Those tensors by id, as far as they are known already; added to.
         older: Tensors that were there before this pass, as they were; neither are they.
 
     Attributes:
@@ -38,12 +39,19 @@ class Samples:
         strangers: Tensors that nobody saw being made in this pass.
     """
 
-    def __init__(self, size: int, model: nn.Module, older: Strangers | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        model: nn.Module,
+        constants: dict[int, Tensor] | None = None,
+        older: Strangers | None = None,
+    ) -> None:
         self.size = size
         self.lost = ""
         self.strangers: Strangers = {}
         self._model, self._older = model, older or {}
-        self._constants: dict[int, Tensor] | None = None
+        self._constants = {} if constants is None else constants
+        self._looked = False
 
     def put(self, tensor: Tensor, where: Where) -> None:
         """Note where the samples lie in a tensor."""
@@ -55,10 +63,13 @@ class Samples:
         if found is not None and found[0] is self:
             where: Where = found[1]
             return where
-        if self._constants is None:
-            self._constants = {id(t): t for t in _tensors_of(self._model)}
         if id(tensor) in self._constants:
             return None
+        if not self._looked:
+            self._looked = True
+            self._constants.clear()
+            self._constants.update((id(t), t) for t in _tensors_of(self._model))
+            return self.of(tensor)
         version = 0 if tensor.is_inference() else tensor._version
         self.strangers[id(tensor)] = (tensor, version)
         return None if self._older.get(id(tensor), (None, -1))[1] == version else MIXED
@@ -78,10 +89,10 @@ class Samples:
             kwargs: Likewise.
             result: What it returned.
         """
-        call = Call(self.size, self.of, args, kwargs)
-        if func in ASKING and MIXED not in call.wheres:
+        if func in ASKING and MIXED not in map(self.of, tensors_in(args)):
             return
-        results = list(tensors_in((result,)))
+        call = Call(self.size, self.of, args, kwargs)
+        results = tensors_in((result,))
         if all(where in NOBODYS for where in call.wheres):
             wheres: Sequence[Where] = [self._without(func, call)] * len(results)
         elif func is Tensor.__setitem__:
