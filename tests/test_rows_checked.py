@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,33 @@ def test_the_engine_is_saved_and_not_chosen_again(tmp_path: Path) -> None:
     slow.save(tmp_path / "s.scod")
     again = Monitor.load(tmp_path / "s.scod", recurrent)  # without a warning: it is known
     torch.testing.assert_close(again.score(noise(3, 4)), slow.score(noise(3, 4)))
+
+
+class Keeping(nn.Module):
+    """Keeps what a scripted function has made of its samples, which nobody can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.kept = nn.Linear(4, 6), nn.Linear(6, 2), torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = turned(x)
+        return turned(self.b(torch.tanh(self.a(self.kept))))
+
+
+def turn(x: Tensor) -> Tensor:
+    return x.flip(0)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    turned = torch.jit.script(turn)
+
+
+@slower
+def test_what_a_model_keeps_of_its_samples_is_no_constant() -> None:
+    monitor, x = fitted(randomised(Keeping())), noise(5, 4, seed=8)
+    torch.testing.assert_close(monitor.score(x), alone(monitor, x), rtol=1e-9, atol=1e-12)
 
 
 def centred(_: nn.Module, x: Tensor) -> Tensor:

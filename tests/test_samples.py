@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from scodkit.factors.keeping import RULES
 from scodkit.factors.lay import COUNTED, FIRST, MIXED, Lay
-from scodkit.factors.samples import Samples
+from scodkit.factors.samples import Samples, constants_of
 
 BATCH = 3
 Function = Callable[[Tensor], Any]
@@ -54,7 +54,7 @@ class Following(TorchFunctionMode):
 
 
 def followed(function: Function, x: Tensor) -> tuple[Samples, list[Tensor]]:
-    samples, own = Samples(BATCH, M), x.detach().clone()
+    samples, own = Samples(BATCH, constants_of(M)), x.detach().clone()
     samples.put(own, FIRST)
     with Following(samples), torch.no_grad():
         result = function(own)
@@ -271,7 +271,7 @@ def test_values_that_leave_the_tensors_are_noticed(case: str) -> None:
 
 
 def test_tensors_nobody_has_seen_being_made_are_mixed() -> None:
-    samples = Samples(BATCH, M)
+    samples = Samples(BATCH, constants_of(M))
     assert samples.of(torch.ones(BATCH)) == MIXED
     assert samples.of(M.w) is None
     assert samples.of(M.shift) is None
@@ -279,8 +279,8 @@ def test_tensors_nobody_has_seen_being_made_are_mixed() -> None:
 
 def test_notes_of_an_earlier_pass_do_not_count() -> None:
     x = batch()
-    Samples(BATCH, M).put(x, Lay(0))
-    assert Samples(BATCH, M).of(x) == MIXED
+    Samples(BATCH, constants_of(M)).put(x, Lay(0))
+    assert Samples(BATCH, constants_of(M)).of(x) == MIXED
 
 
 def test_rules_are_of_functions() -> None:

@@ -20,7 +20,7 @@ from scodkit.factors.checksum import Checksum
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums, Tall
 from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import Outer, Rows, UnsupportedCallError
-from scodkit.factors.samples import Strangers
+from scodkit.factors.samples import Strangers, constants_of
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
@@ -109,8 +109,11 @@ class HookEngine(Engine):
         return linear, recorder
 
     def _recorder(self, call: Inputs) -> Recorder:
-        about = (self.network.running(call), self.parameters, call.batch_size)
-        return Recorder(*about, self._constants, self._older, copies=self._copies)
+        module = self.network.running(call)
+        if self._older or not self._constants:  # before the pass: then no sample is in them
+            self._constants = constants_of(module)
+        about = (module, self.parameters, call.batch_size, self._constants, self._older)
+        return Recorder(*about, copies=self._copies)
 
     def _watched(self, recorder: Recorder, call: Inputs) -> Tensor:
         own = recorder.watch(call)

@@ -22,7 +22,7 @@ from scodkit.factors.head import Head
 from scodkit.factors.lay import FIRST, MIXED
 from scodkit.factors.rules import RULES, Batch, Layer, UnsupportedCallError
 from scodkit.factors.rules.linear import Linear
-from scodkit.factors.samples import Samples, Strangers
+from scodkit.factors.samples import Samples, Strangers, constants_of
 from scodkit.network import Inputs, ordinary
 from scodkit.parameters import ParameterSet
 
@@ -91,7 +91,10 @@ class Recorder(TorchFunctionMode):
         ]  # ids hold while their tensors live
         self._batch = Batch(size)
         # a sample alone owns all there is
-        self._samples = Samples(size, model, constants, older) if size > 1 else None
+        self._samples: Samples | None = None
+        if size > 1:
+            known = constants_of(model) if constants is None else constants
+            self._samples = Samples(size, known, older)
         self._copies = copies
         # by a parameter's first column: the outputs' bytes a number, of each use of all of it
         self._uses: dict[int, list[int]] = {c.start: [] for c in columns.values()}

@@ -8,7 +8,7 @@ no layer, and not the output, may come from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,9 +30,8 @@ class Samples:
 
     Args:
         size: ``B``, at least two.
-        model: Whose parameters, buffers and other tensors are no samples.
-        constants: Those tensors by id, as far as they are known already; added to.
-        older: Tensors that were there before this pass, as they were; neither are they.
+        constants: The model's own tensors, from `constants_of`, before the pass begins.
+        older: Others that were there before, as they were.
 
     Attributes:
         lost: The function after which nothing is known any more; empty if there was none.
@@ -42,16 +41,13 @@ class Samples:
     def __init__(
         self,
         size: int,
-        model: nn.Module,
-        constants: dict[int, Tensor] | None = None,
+        constants: Mapping[int, Tensor],
         older: Strangers | None = None,
     ) -> None:
         self.size = size
         self.lost = ""
         self.strangers: Strangers = {}
-        self._model, self._older = model, older or {}
-        self._constants = {} if constants is None else constants
-        self._looked = False
+        self._constants, self._older = constants, older or {}
 
     def put(self, tensor: Tensor, where: Where) -> None:
         """Note where the samples lie in a tensor."""
@@ -59,17 +55,12 @@ class Samples:
 
     def of(self, tensor: Tensor) -> Where:
         """Return where the samples lie in a tensor."""
+        if id(tensor) in self._constants:
+            return None
         found = getattr(tensor, _NAME, None)
         if found is not None and found[0] is self:
             where: Where = found[1]
             return where
-        if id(tensor) in self._constants:
-            return None
-        if not self._looked:
-            self._looked = True
-            self._constants.clear()
-            self._constants.update((id(t), t) for t in _tensors_of(self._model))
-            return self.of(tensor)
         version = 0 if tensor.is_inference() else tensor._version
         self.strangers[id(tensor)] = (tensor, version)
         return None if self._older.get(id(tensor), (None, -1))[1] == version else MIXED
@@ -151,7 +142,7 @@ class Samples:
         self.lost = self.lost or resolve_name(func) or str(func)
 
 
-def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
-    """Return the tensors of a model, registered or not."""
-    for module in model.modules():
-        yield from tensors_in(vars(module).values())
+def constants_of(model: nn.Module) -> dict[int, Tensor]:
+    """Return the tensors of a model, registered or not, by id; they are held."""
+    kept = [vars(module).values() for module in model.modules()]
+    return {id(tensor): tensor for values in kept for tensor in tensors_in(values)}
