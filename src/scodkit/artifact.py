@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -205,12 +205,20 @@ def read(
 
 
 def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    with safe_open(str(path), framework="pt") as file:
+    # safetensors opens a file by its name, header and tensors apart: one that is replaced in
+    # between would be read half and half, but for a name of the open file itself
+    with path.open("rb") as held, safe_open(_name_of(held, path), framework="pt") as file:
         header = _parse(path, (file.metadata() or {}).get(_HEADER))
         _check_version(path, header)
         # copies: a view of the file changes with it, and where it begins in memory decides
         # which kernels add to it, hence the last bits of a fit that goes on from it
         return header, {n: file.get_tensor(n).clone() for n in file.keys()}  # noqa: SIM118
+
+
+def _name_of(held: BinaryIO, path: Path) -> str:
+    """Return a name of an open file that stays its own, where the system has one."""
+    own = Path(f"/proc/self/fd/{held.fileno()}")
+    return str(own if own.exists() else path)
 
 
 def describe(thing: object) -> dict[str, Any]:
