@@ -88,9 +88,8 @@ class Jacobian(ABC):
                 yield block.columns, gradient
 
     def _output_at(self, weights: dict[str, Tensor]) -> Tensor:
-        # copies: a model may begin with an in-place function
         with differentiable_attention():
-            return self._network.at({**self._others, **weights}, self._call.map(torch.clone))
+            return self._network.at({**self._others, **weights}, self._call)
 
     def _named(self, tangents: Tensor) -> dict[str, Tensor]:
         """Return vectors ``(t, N)`` cut up by name, ``(t, *shape of the parameter)``."""
