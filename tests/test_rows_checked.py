@@ -120,6 +120,36 @@ def test_the_engine_is_saved_and_not_chosen_again(tmp_path: Path) -> None:
     torch.testing.assert_close(again.score(noise(3, 4)), slow.score(noise(3, 4)))
 
 
+CALLS: list[int] = []
+
+
+class InTurns(nn.Module):
+    """Leaves its samples where they are, until it has been called for a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS.append(len(x))
+        axis = 1 if len(CALLS) < 1000 else 0
+        turned = torch.roll(torch.tanh(self.first(x)), 1, axis)
+        return self.last(torch.roll(turned, -1, axis))
+
+
+@slower
+def test_what_is_known_of_a_call_is_not_taken_for_another() -> None:
+    CALLS.clear()
+    model, x = randomised(InTurns()), noise(4, 4)
+    monitor = fitted(model, noise(12, 4))
+    before, engine = monitor.score(x), engine_of(monitor)
+    assert isinstance(engine, HookEngine)
+    assert not engine._others
+    CALLS.extend([0] * 1000)
+    torch.testing.assert_close(monitor.score(x), before, rtol=1e-9, atol=1e-12)
+    assert len(engine._others) == 1
+
+
 class Keeping(nn.Module):
     """Keeps what a scripted function has made of its samples, which nobody can follow."""
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import json
+import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,17 @@ from torch import nn
 
 from scodbench.nets import ResNet18
 from scodbench.speed.paper_nets import SMALL, Domain
-from scodbench.speed.turns import interleaved, machine, settle
+from scodbench.speed.turns import Run, machine, settle
 from scodkit import Categorical, Monitor
 from scodkit.network import Inputs, Network
 from scodkit.sketch import Nystrom
 from scodkit.state import StateWatch
 
 BATCHES = (1, 64)
+
+# that the contenders of one network take turns for, and how often each at least
+SECONDS = 20
+FEWEST = 10
 
 
 def transformer() -> nn.Module:
@@ -65,6 +71,24 @@ def untrusting(monitor: Monitor) -> Monitor:
     return monitor
 
 
+def lower_quartiles(runs: Mapping[str, Run]) -> dict[str, float]:
+    """Return the milliseconds of contenders that take turns, a single run at a time.
+
+    A few percent are to be told apart: what disturbs a run, or a few in a row, falls on all
+    contenders alike, and the quicker runs are those that little has disturbed.
+    """
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end or len(found["score"]) < FEWEST:
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            found[name].append((time.perf_counter() - began) * 1e3)
+    return {name: statistics.quantiles(times, n=4)[0] for name, times in found.items()}
+
+
 def costs(domain: Domain, size: int) -> dict[str, object]:
     """Return the milliseconds of a score with all checks and without, and of a first batch."""
     model, x = domain.model(), domain.batch(size)
@@ -82,12 +106,12 @@ def costs(domain: Domain, size: int) -> dict[str, object]:
         "unchecked": lambda: bare.score(x),
         "each batch checked": lambda: strict.score(x),
     }
-    found = interleaved(runs, "cpu", seconds=1.5)
+    found = lower_quartiles(runs)
     times = {f"{name} ms": round(ms, 4) for name, ms in found.items()}
     extra = found["score"] / found["unchecked"] - 1
     # one in so many is checked, which the median of the runs does not show
-    often = (found["each batch checked"] / found["score"] - 1) / monitor.check_every
-    return {"net": domain.name, "batch": size, **times, "extra": round(extra + often, 4)}
+    checked = (found["each batch checked"] / found["score"] - 1) / monitor.check_every
+    return {"net": domain.name, "batch": size, **times, "extra": round(extra + checked, 4)}
 
 
 def state_microseconds() -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from scodkit.factors.checksum import Checksum
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums, Tall
 from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import Outer, Rows, UnsupportedCallError
-from scodkit.factors.samples import Strangers, constants_of
+from scodkit.factors.samples import Known, Strangers, constants_of
 from scodkit.network import Inputs, Network
 from scodkit.parameters import ParameterSet
 
@@ -54,6 +55,7 @@ class HookEngine(Engine):
         self._batches = 0
         self._constants: dict[int, Tensor] = {}
         self._older: Strangers = {}
+        self._known: Known = {}
         self._checked: set[object] = set()  # layouts of batches
         self._others: dict[object, Engine] = {}  # who takes the layouts this one cannot
         self._as_if: tuple[int, int] | None = None  # samples and directions to go by
@@ -62,6 +64,10 @@ class HookEngine(Engine):
         model = network.model
         tensors = (*model.parameters(), *model.buffers())
         self._copies = any(tensor.is_inference() for tensor in tensors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # tensors go by their ids, which copies do not share
+        return {**vars(self), "_constants": {}, "_older": {}, "_known": {}}
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return one forward pass with the calls on chosen parameters remembered.
@@ -112,8 +118,8 @@ class HookEngine(Engine):
         module = self.network.running(call)
         if self._older or not self._constants:  # before the pass: then no sample is in them
             self._constants = constants_of(module)
-        about = (module, self.parameters, call.batch_size, self._constants, self._older)
-        return Recorder(*about, copies=self._copies)
+        seen = (self._constants, self._older, self._known)
+        return Recorder(module, self.parameters, call.batch_size, *seen, copies=self._copies)
 
     def _watched(self, recorder: Recorder, call: Inputs) -> Tensor:
         own = recorder.watch(call)

@@ -22,7 +22,7 @@ from scodkit.factors.head import Head
 from scodkit.factors.lay import FIRST, MIXED
 from scodkit.factors.rules import RULES, Batch, Layer, UnsupportedCallError
 from scodkit.factors.rules.linear import Linear
-from scodkit.factors.samples import Samples, Strangers, constants_of
+from scodkit.factors.samples import Known, Samples, Strangers, constants_of
 from scodkit.network import Inputs, ordinary
 from scodkit.parameters import ParameterSet
 
@@ -61,6 +61,7 @@ class Recorder(TorchFunctionMode):
         size: Of the batch.
         constants: See `Samples`.
         older: Likewise.
+        known: Likewise.
         copies: Whether the model has weights or buffers made in inference mode, which
             autograd refuses to save.
 
@@ -77,6 +78,7 @@ class Recorder(TorchFunctionMode):
         size: int,
         constants: dict[int, Tensor] | None = None,
         older: Strangers | None = None,
+        known: Known | None = None,
         *,
         copies: bool,
     ) -> None:
@@ -93,8 +95,8 @@ class Recorder(TorchFunctionMode):
         # a sample alone owns all there is
         self._samples: Samples | None = None
         if size > 1:
-            known = constants_of(model) if constants is None else constants
-            self._samples = Samples(size, known, older)
+            own = constants_of(model) if constants is None else constants
+            self._samples = Samples(size, own, older, known)
         self._copies = copies
         # by a parameter's first column: the outputs' bytes a number, of each use of all of it
         self._uses: dict[int, list[int]] = {c.start: [] for c in columns.values()}
