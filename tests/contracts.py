@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oracles import dense_fisher
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.factors import Factors
 from scodkit.sketch import (
     SRFT,
@@ -33,6 +32,7 @@ from scodkit.sketch import (
     TwoSided,
 )
 from scodkit.sketch.base import FlatFactors
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 BOTH_DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 MODEST = settings(max_examples=15, deadline=None)

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from scodkit.parameters import digest_of
+from scodkit.numerics.hashing import digest_of
 
 Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 

@@ -19,8 +19,8 @@ from scodkit.factors import (
     choose_engine,
 )
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet, select_names
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet, select_names
 
 BY_NAME = {case.name: case for case in CASES}
 MLP = BY_NAME["mlp"]

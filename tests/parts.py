@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from contracts import fit
 from engines import close, everything
 from scodkit import Bernoulli, Categorical, Gaussian, MonteCarlo, Task
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.explain import Split
 from scodkit.factors import Engine, FactorSource, choose_engine
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 from scodkit.sketch import Exact
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 OUTPUTS = 3
 LIKELIHOODS = {

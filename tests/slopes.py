@@ -18,7 +18,7 @@ from scodkit import (
     Task,
 )
 from scodkit.explain import differentiable_score
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 
 OUTPUTS = 4
 QUIET = pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")

@@ -18,7 +18,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scodkit import artifact
 from scodkit.alarms import DriftAlarm, OnlineDiscoveries, RolloutAlarm, discoveries
 from scodkit.calibration import Calibration
 from scodkit.errors import (
@@ -27,6 +26,7 @@ from scodkit.errors import (
     CorruptArtifactError,
     OptionError,
 )
+from scodkit.numerics import artifact
 
 MODEST = settings(max_examples=100, deadline=None)
 

@@ -26,7 +26,6 @@ from scodkit import (
     Likelihood,
     Monitor,
     MonteCarlo,
-    artifact,
 )
 from scodkit.errors import (
     CorruptArtifactError,
@@ -35,6 +34,7 @@ from scodkit.errors import (
     MismatchError,
     OptionError,
 )
+from scodkit.numerics import artifact
 from scodkit.sketch import (
     SRFT,
     Exact,
@@ -256,7 +256,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(
     def full_disk(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("scodkit.artifact.save_file", full_disk)
+    monkeypatch.setattr("scodkit.numerics.artifact.save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
         fitted().save(path)
     assert path.read_bytes() == before

@@ -23,7 +23,7 @@ from engines import (
 )
 from scodkit.factors import HookEngine, LoopEngine, hooks
 from scodkit.factors.backward import Edges, Take, _folded
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 
 def test_directions_folded_into_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

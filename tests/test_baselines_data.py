@@ -23,7 +23,7 @@ from scodkit.errors import (
     NonFiniteError,
     OptionError,
 )
-from scodkit.network import Network
+from scodkit.model.network import Network
 
 X, Y = torch.randn(4, 2), torch.arange(4)
 

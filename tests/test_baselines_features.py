@@ -25,7 +25,7 @@ from scodkit.baselines.mahalanobis import Mahalanobis
 from scodkit.baselines.residual import Residual, settled_dim
 from scodkit.baselines.vim import ViM
 from scodkit.errors import BatchError, NonFiniteError, OptionError
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 
 EVERY = tuple(OUTPUTS)
 

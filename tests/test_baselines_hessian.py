@@ -16,8 +16,8 @@ from scodkit.baselines.hessian import LossHessian, negative_log_likelihood, top_
 from scodkit.baselines.local_ensemble import LocalEnsemble
 from scodkit.errors import BatchError, NondeterministicError, NonFiniteError, OptionError
 from scodkit.likelihoods import HeteroscedasticGaussian, Likelihood
-from scodkit.network import Network
-from scodkit.parameters import select_names
+from scodkit.model.network import Network
+from scodkit.model.parameters import select_names
 
 EVERY = tuple(OUTPUTS)
 

@@ -34,7 +34,7 @@ from scodkit.baselines.entropy import entropy
 from scodkit.baselines.kfac_laplace import KFACLaplace
 from scodkit.errors import NonFiniteError
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 KINDS = ("categorical", "bernoulli", "gaussian", "scaled")
 PRIOR = 0.7

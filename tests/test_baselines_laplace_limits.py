@@ -26,7 +26,7 @@ from scodkit.errors import (
     NotFittedError,
     OptionError,
 )
-from scodkit.separation import separation
+from scodkit.report.separation import separation
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 

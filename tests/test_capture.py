@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cases import conv_batchnorm, mlp
-from scodkit import Categorical, Gaussian, Monitor, MonteCarlo, capture
+from scodkit import Categorical, Gaussian, Monitor, MonteCarlo
 from scodkit.errors import (
     BatchError,
     CaptureError,
@@ -22,6 +22,7 @@ from scodkit.errors import (
     NotFittedError,
     StaleMonitorError,
 )
+from scodkit.scoring import compiled as capture
 
 pytestmark = pytest.mark.slow
 

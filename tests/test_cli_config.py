@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from command_line import own_folder, scod
-from scodkit import Gaussian, Monitor, artifact
+from scodkit import Gaussian, Monitor
+from scodkit.numerics import artifact
 
 TOML = """
 model = "model.py:net"

@@ -101,7 +101,7 @@ def test_a_copy_is_made_while_others_score() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_a_recording_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0])
-    monkeypatch.setattr("scodkit.capture._seconds", lambda _: next(times))
+    monkeypatch.setattr("scodkit.scoring.compiled._seconds", lambda _: next(times))
     whole, x = monitor(), torch.randn(2, 4)
     whole.compile(x)
     assert whole._scorer._captured is not None

@@ -14,8 +14,8 @@ from scodkit import Categorical
 from scodkit.factors import LiveBytes, Memory, choose_engine, choose_jacobian
 from scodkit.factors.pieces import FactorSource
 from scodkit.factors.products import Curvature, ProductSource
-from scodkit.network import Network
-from scodkit.parameters import select
+from scodkit.model.network import Network
+from scodkit.model.parameters import select
 
 # --- Counting ------------------------------------------------------------------------------
 

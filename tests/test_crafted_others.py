@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from crafted import Change, add, craft, drop, put, turn, without
-from scodkit import Categorical, Monitor, artifact
+from scodkit import Categorical, Monitor
 from scodkit.alarms import DriftAlarm, OnlineDiscoveries, RolloutAlarm
 from scodkit.baselines import KNN
 from scodkit.calibration import Calibration
 from scodkit.errors import CorruptArtifactError, ScodError
+from scodkit.numerics import artifact
 from scodkit.sketch import Nystrom
 from test_crafted_artifacts import INF, NAN, data, network
 

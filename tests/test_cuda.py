@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from cases import CASES, Case, conv_batchnorm
 from engines import Uses, close, everything, joined, noise, randomised
-from scodkit import Categorical, Monitor, kernels, likelihoods
+from scodkit import Categorical, Monitor, likelihoods
 from scodkit.baselines import DeepEnsemble
 from scodkit.errors import (
     MergeError,
@@ -21,10 +21,11 @@ from scodkit.errors import (
 )
 from scodkit.factors import Engine, HookEngine, LoopEngine, backward
 from scodkit.factors.rules import broadcast
+from scodkit.fit.seen import digests_of
 from scodkit.likelihoods import Likelihood
-from scodkit.mixed import _is_long, add_matmul, matmul
-from scodkit.network import Inputs, Network
-from scodkit.seen import digests_of
+from scodkit.model.network import Inputs, Network
+from scodkit.numerics import kernels
+from scodkit.numerics.matmul import _is_long, add_matmul, matmul
 from scodkit.sketch import (
     SRFT,
     Exact,

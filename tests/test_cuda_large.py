@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from peaks import peak_of
 from scodkit import Categorical, Monitor
-from scodkit.distributed import _add_up, _device, _send
 from scodkit.errors import CaptureError
+from scodkit.fit.processes import _add_up, _device, _send
 from scodkit.sketch import FrequentDirections, Nystrom
 from together import digits, network, run
 

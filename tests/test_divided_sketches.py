@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MergeError, OptionError
 from scodkit.factors.engine import FactorsOf, SharedFactors
-from scodkit.score import energies
+from scodkit.scoring.score import energies
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, SketchState, TwoSided
 from scodkit.sketch.base import FlatFactors
+from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.sketch.maps import Fold, Gaussian, SparseSign
 
 SKETCHES = {

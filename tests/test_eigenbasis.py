@@ -22,8 +22,8 @@ from contracts import (
     streams,
 )
 from oracles import dense_fisher
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.sketch import Exact, TwoSided
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from torch import nn
 from scodkit import Categorical, Gaussian, LastLayers, Monitor, Task
 from scodkit.errors import BatchError, NotFittedError
 from scodkit.explain import differentiable_score
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 
 def images(count: int, seed: int = 0) -> torch.Tensor:
@@ -84,7 +84,7 @@ def test_a_differentiable_score_for_those_who_plan_with_it() -> None:
 
 def test_what_cannot_be_explained_is_refused() -> None:
     monitor = fitted()
-    with pytest.raises(BatchError, match="samples to explain"):
+    with pytest.raises(BatchError, match="samples for an explanation"):
         monitor.explain(images(0))
     with pytest.raises(NotFittedError):
         Monitor(monitor.model, Categorical()).explain(images(1))

@@ -36,7 +36,7 @@ from scodkit.factors import (
 )
 from scodkit.factors import choose as choose_module
 from scodkit.likelihoods import Categorical, Gaussian
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 
 ENGINE_CASES = [
     pytest.param(engine, case, id=f"{engine.__name__}-{case.name}")

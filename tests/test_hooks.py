@@ -28,7 +28,7 @@ from engines import (
 )
 from scodkit.factors import FunctionalEngine, HookEngine, LoopEngine
 from scodkit.factors.rules import UnsupportedCallError
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 
 # --- In-place operations -------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, distributed
 from torch.utils.data import DataLoader, Dataset
 
-from scodkit import Categorical, Monitor, artifact
+from scodkit import Categorical, Monitor
+from scodkit.numerics import artifact
 from scodkit.parts import Shard
 from scodkit.sketch import Nystrom, Sketch, TwoSided
 from together import digits, network

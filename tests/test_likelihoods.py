@@ -16,7 +16,6 @@ from torch.distributions import Categorical as CategoricalFamily
 from torch.distributions import Distribution, Normal, Poisson, kl_divergence
 
 from scodkit.errors import BatchError, OptionError
-from scodkit.hashing import shares
 from scodkit.likelihoods import (
     Bernoulli,
     Categorical,
@@ -25,6 +24,7 @@ from scodkit.likelihoods import (
     Likelihood,
     MonteCarlo,
 )
+from scodkit.numerics.hashing import shares
 
 Family = Callable[[Tensor], Distribution]
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scodkit.hashing import hashed
+from scodkit.numerics.hashing import hashed
 from scodkit.sketch import SRFT, Fold, Gaussian, Map, SparseSign
 from scodkit.sketch import maps as module
 from scodkit.sketch.maps import SeededMatrix

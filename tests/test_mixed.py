@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scodkit.likelihoods.categorical import _leading_row
-from scodkit.mixed import _LONGEST, _in_parts, _in_slices, add_matmul, matmul, tf32_products
+from scodkit.numerics.matmul import (
+    _LONGEST,
+    _in_parts,
+    _in_slices,
+    add_matmul,
+    matmul,
+    tf32_products,
+)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 SEEDS = st.integers(0, 2**31)

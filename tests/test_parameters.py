@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from cases import CASES, TiedEmbedding, conv_batchnorm, mlp
 from scodkit.errors import ParameterSelectionError
-from scodkit.network import Inputs, Network
-from scodkit.parameters import (
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import (
     LastLayers,
     ParameterSet,
     Selection,

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from scodkit.errors import InsufficientMemoryError
-from scodkit.plan import Plan, _free_in_container, _free_on_machine, available_bytes, readable
+from scodkit.fit.plan import (
+    Plan,
+    _free_in_container,
+    _free_on_machine,
+    available_bytes,
+    readable,
+)
 
 
 def test_free_memory_of_a_machine(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from cases import CASES, Case, mlp
 from saved_monitors import Saved
-from scodkit import Categorical, Gaussian, Monitor, Task, artifact, predicted_class
+from scodkit import Categorical, Gaussian, Monitor, Task, predicted_class
 from scodkit.errors import CorruptArtifactError, MismatchError, NoProbesWarning
-from scodkit.network import Inputs, Network
-from scodkit.probes import Probes
+from scodkit.fit.probes import Probes
+from scodkit.model.network import Inputs, Network
+from scodkit.numerics import artifact
 from scodkit.sharded import ShardedMonitor
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))

@@ -31,7 +31,7 @@ from scodkit.factors.jacobian import (
     Jacobian,
 )
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 from scodkit.sketch import SRFT, Fold, Map, Nystrom, Sketch, SparseSign, TwoSided
 from scodkit.sketch import Gaussian as GaussianMap
 from scodkit.sketch.base import FlatFactors

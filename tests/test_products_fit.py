@@ -20,8 +20,8 @@ from scodkit.errors import (
 )
 from scodkit.factors import MANY, choose_jacobian
 from scodkit.factors.jacobian import ForwardJacobian
-from scodkit.network import Inputs, Network
-from scodkit.parameters import select
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import select
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
 from test_products import Custom, OnceOnly
 from together import digits, network, run

@@ -17,7 +17,7 @@ from scodkit import Categorical, Gaussian, Monitor
 from scodkit.errors import BatchError, OptionError
 from scodkit.explain import Nearest, References, explain, references
 from scodkit.factors import FactorSource, HookEngine
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 
 
 def brute_force(known: Tensor, asked: Tensor, count: int) -> tuple[list, list]:

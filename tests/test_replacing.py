@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from scodkit.replacing import remove_leftovers, replacing
+from scodkit.numerics.files import remove_leftovers, replacing
 
 
 def write(path: Path) -> None:

@@ -18,8 +18,8 @@ from torch.utils.data import (
 
 from cases import mlp
 from scodkit import Categorical, Gaussian, Monitor
-from scodkit.distributed import Processes
 from scodkit.errors import MergeError, MismatchError, NonFiniteError, OptionError
+from scodkit.fit.processes import Processes
 from scodkit.sketch import Fold, Map, Nystrom
 
 

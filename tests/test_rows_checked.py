@@ -17,7 +17,7 @@ from scodkit.factors import Factors, FunctionalEngine, HeldFactors, HookEngine, 
 from scodkit.factors.checks import distinct
 from scodkit.factors.checksum import Checksum
 from scodkit.factors.engine import Linearization
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 
 slower = pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")
 far = pytest.mark.filterwarnings("ignore::scodkit.errors.SuspiciousInputWarning")

@@ -22,8 +22,8 @@ from scodkit import (
 from scodkit.errors import EngineFallbackWarning, OptionError
 from scodkit.explain import differentiable_score
 from scodkit.explain import saliency as saliency_module
-from scodkit.network import Inputs, Network, differentiable_attention
-from scodkit.score import Energies
+from scodkit.model.network import Inputs, Network, differentiable_attention
+from scodkit.scoring.score import Energies
 from slopes import (
     LIKELIHOODS,
     NETS,

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from cases import mlp
 from own_process import printed_by
-from scodkit import Categorical, Monitor, artifact
+from scodkit import Categorical, Monitor
 from scodkit.alarms import OnlineDiscoveries
 from scodkit.errors import FileError, MissingFileError, ScodError
-from scodkit.replacing import regular_file, replacing
+from scodkit.numerics import artifact
+from scodkit.numerics.files import regular_file, replacing
 
 NOBODY = 65534
 

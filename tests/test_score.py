@@ -23,10 +23,10 @@ from contracts import (
     streams,
 )
 from oracles import dense_fisher, dense_score
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import UncertifiedError
-from scodkit.score import Energies, certificate, energies, score
+from scodkit.scoring.score import Energies, certificate, energies, score
 from scodkit.sketch import Exact, Nystrom, TwoSided
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 PRIORS = st.sampled_from([0.01, 0.3, 1.0, 20.0])
 

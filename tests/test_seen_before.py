@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
-from scodkit import Bernoulli, Categorical, Gaussian, Monitor, artifact, seen
+from scodkit import Bernoulli, Categorical, Gaussian, Monitor
 from scodkit.errors import (
     CalibrationWarning,
     MergeError,
     MismatchError,
     RepeatedDataWarning,
 )
-from scodkit.network import Inputs
-from scodkit.seen import digests_of, nothing, seen_again
+from scodkit.fit import seen
+from scodkit.fit.seen import digests_of, nothing, seen_again
+from scodkit.model.network import Inputs
+from scodkit.numerics import artifact
 from scodkit.sharded import ShardedMonitor
 from together import run
 

@@ -13,7 +13,7 @@ from scipy.stats import norm
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from scodkit.errors import OptionError
-from scodkit.separation import bootstrapped, separation
+from scodkit.report.separation import bootstrapped, separation
 
 few_scores = st.lists(st.integers(0, 8).map(float), min_size=1, max_size=30)
 

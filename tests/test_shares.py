@@ -25,13 +25,13 @@ from parts import (
     sums_are_the_score,
 )
 from scodkit import Bernoulli, Categorical, Gaussian, Monitor
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.explain import shares_of
 from scodkit.factors import FactorSource, Linearization, LoopEngine
 from scodkit.factors.pieces import sample_keys
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 from scodkit.sketch import Exact, TwoSided
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 # --- By definition -------------------------------------------------------------------------
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from scodkit import Gaussian, Monitor, artifact
+from scodkit import Gaussian, Monitor
 from scodkit.errors import CalibrationWarning, MismatchError, ScodError, StaleMonitorError
-from scodkit.parameters import LastLayers, state_fingerprint
+from scodkit.model.parameters import LastLayers, state_fingerprint
+from scodkit.numerics import artifact
 from scodkit.sharded import ShardedMonitor
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))

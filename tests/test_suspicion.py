@@ -18,9 +18,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from scodkit import Calibration, Categorical, Gaussian, Monitor, predicted_class
+from scodkit.calibration import CrowdWatch
 from scodkit.errors import SuspiciousInputWarning
 from scodkit.sharded import ShardedMonitor
-from scodkit.suspicion import CrowdWatch
 
 
 def normal(count: int, seed: int) -> Tensor:

@@ -12,8 +12,8 @@ from cases import mlp
 from engines import Uses, chosen_engine, joined, noise, randomised, right_rows
 from scodkit.factors import HookEngine, LoopEngine
 from scodkit.factors import trial as trial_module
-from scodkit.network import Inputs, Network
-from scodkit.parameters import select_names
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import select_names
 
 # --- Layouts -------------------------------------------------------------------------------
 

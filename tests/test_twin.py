@@ -16,7 +16,7 @@ from cases import conv_batchnorm, mlp
 from engines import Uses, noise
 from scodkit import Gaussian, Monitor
 from scodkit.errors import CaptureWarning
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 
 
 def contents(model: nn.Module) -> list[tuple[int, dict[str, int]]]:
@@ -449,7 +449,7 @@ def test_a_recording_follows_buffers_and_is_dropped_for_a_changed_attribute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times = iter([0.0, 1.0])
-    monkeypatch.setattr("scodkit.capture._seconds", lambda _: next(times))
+    monkeypatch.setattr("scodkit.scoring.compiled._seconds", lambda _: next(times))
     torch.manual_seed(0)
     model, x = Scaled(), torch.randn(4, 3)
     monitor = Monitor(model, Gaussian(), rank=3).fit([torch.randn(16, 3)], progress=False)

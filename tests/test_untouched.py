@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engines import Uses, noise
 from scodkit import Categorical, Gaussian, Monitor
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 from scodkit.sketch import Exact
 
 WAIT_S = 20.0

@@ -21,10 +21,10 @@ from scodbench.methods import METHODS
 from scodbench.rows import ROWS_FILE, SWEEPS_FILE, Row
 from scodbench.speed.cli import alarms, sketch, speed
 from scodbench.sweeps import SWEEPS
+from scodkit import __version__
 from scodkit.cli import output as shown
 from scodkit.cli.main import Run, run_app
 from scodkit.errors import OptionError
-from scodkit.version import __version__
 
 if TYPE_CHECKING:
     from scodbench.tables.paper import Table

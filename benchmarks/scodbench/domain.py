@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from scodbench.samples import Samples
 from scodbench.training import Recipe
 from scodkit.likelihoods import Likelihood
-from scodkit.parameters import LastLayers
+from scodkit.model.parameters import LastLayers
 
 
 @dataclass(frozen=True)

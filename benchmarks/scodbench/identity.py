@@ -16,10 +16,10 @@ from torch import nn
 from scodbench.domain import Domain
 from scodbench.methods import METHODS, Case
 from scodbench.rows import Row
+from scodkit import __version__
 from scodkit.errors import OptionError
+from scodkit.model.parameters import state_fingerprint
 from scodkit.monitor import Monitor
-from scodkit.parameters import state_fingerprint
-from scodkit.version import __version__
 
 _LETTERS = 8
 

@@ -21,7 +21,7 @@ from scodbench.samples import Loader, Samples
 from scodbench.timing import prediction_times, wait_for
 from scodkit.baselines import Baseline, Detector, KFACLaplace
 from scodkit.monitor import Monitor
-from scodkit.separation import separation
+from scodkit.report.separation import separation
 
 POOLED = "pooled"
 # samples at a time; on a GPU more, where these are small

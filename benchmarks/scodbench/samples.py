@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import OptionError
-from scodkit.parameters import digest_of
+from scodkit.numerics.hashing import digest_of
 
 
 class Samples(ABC):

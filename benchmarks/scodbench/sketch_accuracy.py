@@ -25,9 +25,9 @@ from torch import Tensor
 from scodbench.speed.real_nets import TrainedNet, mnist_net, wine_net
 from scodkit import Eigenbasis
 from scodkit.factors import FactorSource, FunctionalEngine
-from scodkit.network import Inputs, Network
-from scodkit.parameters import select
-from scodkit.score import Energies, score
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import select
+from scodkit.scoring.score import Energies, score
 from scodkit.sketch import (
     SRFT,
     Exact,

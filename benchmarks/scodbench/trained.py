@@ -14,8 +14,8 @@ from scodbench.data.folder import cache_folder
 from scodbench.domain import Domain, Splits
 from scodbench.identity import in_words
 from scodbench.training import train
-from scodkit import artifact
 from scodkit.errors import CorruptArtifactError
+from scodkit.numerics import artifact
 
 _KIND = "trained network"
 

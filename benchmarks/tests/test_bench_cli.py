@@ -17,8 +17,8 @@ from scodbench import rows as result_rows
 from scodbench.domains import DOMAINS, OPTIONAL_DOMAINS
 from scodbench.methods import METHODS
 from scodbench.sweeps import SWEEPS
+from scodkit import __version__
 from scodkit.errors import OptionError
-from scodkit.version import __version__
 
 
 def scodbench(*words: str) -> Result:

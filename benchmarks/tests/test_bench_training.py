@@ -17,7 +17,7 @@ from scodbench.training import Recipe, loss, mean_loss, train
 from scodkit import Bernoulli, Categorical, Gaussian
 from scodkit.errors import NonFiniteError, OptionError
 from scodkit.likelihoods import HeteroscedasticGaussian
-from scodkit.parameters import LastLayers
+from scodkit.model.parameters import LastLayers
 
 
 def doubled(x: torch.Tensor) -> torch.Tensor:

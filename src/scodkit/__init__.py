@@ -10,45 +10,45 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from scodkit.version import __version__ as __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from scodkit.calibration import Calibration as Calibration
     from scodkit.calibration import predicted_class as predicted_class
-    from scodkit.eigenbasis import Eigenbasis as Eigenbasis
     from scodkit.explain import Explanation as Explanation
+    from scodkit.fit.plan import Plan as Plan
     from scodkit.likelihoods import Bernoulli as Bernoulli
     from scodkit.likelihoods import Categorical as Categorical
     from scodkit.likelihoods import Gaussian as Gaussian
     from scodkit.likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian
     from scodkit.likelihoods import Likelihood as Likelihood
     from scodkit.likelihoods import MonteCarlo as MonteCarlo
+    from scodkit.likelihoods.task import Task as Task
+    from scodkit.model.parameters import LastLayers as LastLayers
     from scodkit.monitor import Monitor as Monitor
-    from scodkit.parameters import LastLayers as LastLayers
-    from scodkit.plan import Plan as Plan
-    from scodkit.score import Certificate as Certificate
-    from scodkit.score import Scored as Scored
+    from scodkit.scoring.score import Certificate as Certificate
+    from scodkit.scoring.score import Scored as Scored
+    from scodkit.sketch.eigenbasis import Eigenbasis as Eigenbasis
     from scodkit.summary import Summary as Summary
-    from scodkit.task import Task as Task
 
 # where each public name is: imported when it is first asked for, as torch takes seconds
 _MODULES = {
     "Bernoulli": "likelihoods",
     "Calibration": "calibration",
     "Categorical": "likelihoods",
-    "Certificate": "score",
-    "Eigenbasis": "eigenbasis",
+    "Certificate": "scoring.score",
+    "Eigenbasis": "sketch.eigenbasis",
     "Explanation": "explain",
     "Gaussian": "likelihoods",
     "HeteroscedasticGaussian": "likelihoods",
-    "LastLayers": "parameters",
+    "LastLayers": "model.parameters",
     "Likelihood": "likelihoods",
     "Monitor": "monitor",
     "MonteCarlo": "likelihoods",
-    "Plan": "plan",
-    "Scored": "score",
+    "Plan": "fit.plan",
+    "Scored": "scoring.score",
     "Summary": "summary",
-    "Task": "task",
+    "Task": "likelihoods.task",
     "predicted_class": "calibration",
 }
 

@@ -6,14 +6,27 @@ import bisect
 import functools
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
-from scodkit.optional import optional
+from scodkit.errors import (
+    CalibrationError,
+    CalibrationWarning,
+    OptionError,
+    SuspiciousInputWarning,
+)
+from scodkit.numerics.optional import optional
+
+# samples looked back at, and how many it takes to tell
+_LAST, _FEWEST = 64, 8
+# scores are low up to the one that has this share of the held-out ones below it
+_LOW = 0.01
+# accepted probability that so many are low by chance
+_CHANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -414,3 +427,62 @@ def groups_of(by: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
         output: ``(B, *shape)``.
     """
     return _integers(by(output), output.shape[:1])
+
+
+class CrowdWatch:
+    """Warns, once, if scores crowd below nearly all held-out ones, where p-values are 1.
+
+    At least half of the last samples, 8 to 64 of them, must be as low as the lowest 1 % of the
+    held-out ones, and the chance of that at most 1e-6. Of ``n`` held-out scores let ``m`` be
+    that low, ties included; of ``w`` new ones like them so many are low as a beta-binomial with
+    ``w``, ``m + 1`` and ``n - m`` says, or fewer: its luck is that of both draws, so that
+    looking at one stream again and again adds little to it.
+
+    Args:
+        calibration: The held-out scores.
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        held = calibration.pooled
+        place = math.ceil(_LOW * (len(held) + 1)) - 1
+        self._limit = float(held[place])
+        self._num_low = int((held <= self._limit).sum())
+        self._last: deque[bool] = deque(maxlen=_LAST)
+        self._warned = self._num_low == len(held)  # scores that are all alike tell nothing
+
+    def look(self, scores: Tensor) -> None:
+        """Look at the scores of a batch.
+
+        Args:
+            scores: ``(B,)``, on the CPU.
+        """
+        if self._warned:
+            return
+        self._last.extend((scores[-_LAST:] <= self._limit).tolist())
+        count, low = len(self._last), sum(self._last)
+        if count < _FEWEST or 2 * low < count or self._chance(low, count) > _CHANCE:
+            return
+        self._warned = True
+        warnings.warn(
+            f"expected scores like the held-out ones, got {low} of the last {count} as low as "
+            f"their lowest {_LOW:.0%} (at most {self._limit:.3g}), with p-values near 1: a "
+            "classifier that is sure of everything scores so, whatever it is given; look how "
+            "the inputs are scaled (forgot to divide by 255?), and at a few of the outputs",
+            SuspiciousInputWarning,
+            stacklevel=4,
+        )
+
+    def _chance(self, low: int, count: int) -> float:
+        """Return the probability of at least so many low scores among new held-out ones."""
+        a, b = self._num_low + 1, len(self.calibration.pooled) - self._num_low
+        logs = (
+            math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+            + _log_beta(a + k, b + count - k) - _log_beta(a, b)
+            for k in range(low, count + 1)
+        )  # fmt: skip
+        return math.fsum(map(math.exp, logs))
+
+
+def _log_beta(a: int, b: int) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)

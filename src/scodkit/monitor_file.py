@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scodkit import artifact
+from scodkit import __version__
 from scodkit.calibration import Calibration
-from scodkit.distributed import files_of_all
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MismatchError, OptionError
 from scodkit.factors import is_engine
-from scodkit.fitted import Fingerprints, Fitted
+from scodkit.fit.fitted import Fitted
+from scodkit.fit.probes import Probes
+from scodkit.fit.processes import files_of_all
 from scodkit.likelihoods import Likelihood
-from scodkit.mixed import sum_dtype
-from scodkit.network import Form
-from scodkit.parameters import ParameterSet, select_names
-from scodkit.parts import Part
-from scodkit.probes import Probes
-from scodkit.replacing import file_errors
-from scodkit.schema import (
+from scodkit.model.network import Form
+from scodkit.model.parameters import ParameterSet, select_names
+from scodkit.model.state import Fingerprints
+from scodkit.numerics import artifact
+from scodkit.numerics.files import file_errors
+from scodkit.numerics.matmul import sum_dtype
+from scodkit.numerics.schema import (
     ANY_TENSOR,
     DIGESTS,
     FLAG,
@@ -46,9 +46,10 @@ from scodkit.schema import (
     that,
     whole,
 )
-from scodkit.sketch import Sketch, SketchState
+from scodkit.parts import Part
+from scodkit.sketch import Sketch, SketchState, documents
+from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.sketch.tall import tall_chunks
-from scodkit.version import __version__
 
 _KIND = "monitor"
 _STATE = "sketch."
@@ -59,8 +60,8 @@ _HEADER = fields(
     {
         "scodkit_version": TEXT,
         "torch_version": TEXT,
-        "likelihood": artifact.DESCRIPTION,
-        "sketch": artifact.DESCRIPTION,
+        "likelihood": documents.DESCRIPTION,
+        "sketch": documents.DESCRIPTION,
         "rank": whole(1),
         "prior_scale": number("a number > 0", lambda value: 1e-100 < value < 1e100),
         "functions": fields({"inputs": FLAG, "outputs": FLAG, "task": FLAG, "by": FLAG}),
@@ -88,7 +89,7 @@ _HEADER = fields(
             )
         ),
         "notes": OBJECT,
-        "state": artifact.STATE,
+        "state": documents.STATE,
         "shard": fields(dict.fromkeys(("index", "count", "start", "stop"), whole())),
         "engine": maybe(that("the name of an engine", is_engine)),
         "probes": OBJECT,
@@ -168,8 +169,8 @@ def save(
     header: dict[str, Any] = {
         "scodkit_version": __version__,
         "torch_version": torch.__version__,
-        "likelihood": artifact.describe(stored.likelihood),
-        "sketch": artifact.describe(stored.sketch),
+        "likelihood": documents.describe(stored.likelihood),
+        "sketch": documents.describe(stored.sketch),
         "rank": stored.rank,
         "prior_scale": stored.prior_scale,
         "functions": dict(stored.functions),
@@ -190,7 +191,7 @@ def save(
         header["shard"] = asdict(shard)
     tensors = {"values": basis.values, "vectors": basis.vectors}
     if with_sketch and fitted.state is not None:
-        header["state"], state_tensors = artifact.pack_state(fitted.state, _STATE)
+        header["state"], state_tensors = documents.pack_state(fitted.state, _STATE)
         tensors |= state_tensors
         if fitted.samples is not None:
             tensors["samples"] = fitted.samples
@@ -329,7 +330,7 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         start, stop = header["shard"]["start"], header["shard"]["stop"]
         whole(start, size)(f"the end of the shard {name}", stop)
         size = stop - start
-    state = artifact.state_checks(tensors, _STATE) if "state" in header else {}
+    state = documents.state_checks(tensors, _STATE) if "state" in header else {}
     probes = {probe: ANY_TENSOR for probe in tensors if probe.startswith(_PROBE)}
     fields({**_BASIS, **state}, {**_OTHERS, **probes})(name, tensors)
     rank = len(tensors["values"])
@@ -444,8 +445,8 @@ def _chosen(what: str, header: Mapping[str, Any], given: Any, family: type) -> A
         MismatchError: If it does not.
     """
     described = header[what]
-    chosen = artifact.build(described, family) if given is None else given
-    if artifact.describe(chosen) != described:
+    chosen = documents.build(described, family) if given is None else given
+    if documents.describe(chosen) != described:
         raise MismatchError(f"expected the {what} of the fit, {described}, got {chosen!r}")
     return chosen
 
@@ -468,7 +469,7 @@ def _fitted(
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
     _check_basis(basis, sketch)
     if "state" in header and (rows is None or sketch.takes_products):  # others hold whole rows
-        state = artifact.unpack_state(header["state"], tensors, _STATE, sketch, rows)
+        state = documents.unpack_state(header["state"], tensors, _STATE, sketch, rows)
         _check_state(state, basis, parameters.num_parameters, header["rank"])
     shape, skipped = tuple(header["output_shape"]), header["skipped"]
     parts = tuple(Part(**part) for part in header.get("parts", ()))

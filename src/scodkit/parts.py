@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from scodkit.errors import OptionError
-from scodkit.parameters import digest_of
+from scodkit.numerics.hashing import digest_of
 
 # items of a data set that stand for all of it
 _SAMPLED = 16

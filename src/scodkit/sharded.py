@@ -10,28 +10,28 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from scodkit import score as scoring
-from scodkit import storage
-from scodkit.artifact import check_place
-from scodkit.distributed import Processes
-from scodkit.eigenbasis import Eigenbasis
+from scodkit import monitor_file as storage
 from scodkit.errors import MismatchError, NonFiniteError, NotFittedError
 from scodkit.factors import FactorSource, MemoryBudget, name_of
-from scodkit.fitted import UNFITTED, Fingerprints, Fitted
-from scodkit.fitting import absorb
+from scodkit.fit.checkpoint import Progress
+from scodkit.fit.fit import absorb
+from scodkit.fit.fitted import UNFITTED, Fitted
+from scodkit.fit.preparing import check_first
+from scodkit.fit.probes import Probes, check_probes
+from scodkit.fit.processes import Processes
+from scodkit.fit.reading import batch_digest
+from scodkit.fit.recipe import Recipe, check_options, first_output
+from scodkit.fit.stream import batches_of, num_batches, open_stream
 from scodkit.likelihoods import Likelihood
-from scodkit.mixed import sum_dtype
-from scodkit.network import Form, Inputs, Network
-from scodkit.parameters import ParameterSet, Selection, select, select_names
+from scodkit.model.network import Form, Inputs, Network
+from scodkit.model.parameters import ParameterSet, Selection, select, select_names
+from scodkit.model.state import Fingerprints, StateWatch
+from scodkit.numerics.artifact import check_place
+from scodkit.numerics.matmul import sum_dtype
 from scodkit.parts import Part, part_behind, sampled_hash
-from scodkit.preparing import check_first
-from scodkit.probes import Probes, check_probes
-from scodkit.progress import Progress
-from scodkit.reading import batch_digest
-from scodkit.recipe import Recipe, check_options, first_output
+from scodkit.scoring import score as scoring
 from scodkit.sketch import Nystrom, Sketch
-from scodkit.state import StateWatch
-from scodkit.stream import batches_of, num_batches, open_stream
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 _RENEWAL = "monitor.fit(train_loader)"
 
@@ -270,7 +270,7 @@ class ShardedMonitor:
         fitted = self._ready()
         if contents or not self._state_watch.unmoved():
             with self._network.evaluating():
-                fitted = self._fitted = self._state_watch.settled(fitted, doing)
+                fitted = self._fitted = fitted.settled(self._state_watch, doing)
         return fitted
 
     def _new_source(self, names: tuple[str, ...], call: Inputs) -> FactorSource:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from scodkit import score as scoring
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.explain import plots
-from scodkit.score import Energies
+from scodkit.scoring import score as scoring
+from scodkit.scoring.score import Energies
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

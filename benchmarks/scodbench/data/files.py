@@ -14,7 +14,7 @@ import pooch
 from scodbench.data.datasets import DATASETS, Dataset, File, dataset_named
 from scodbench.data.errors import ChecksumError, DownloadError, NotFetchableError
 from scodbench.data.folder import data_folder
-from scodkit.version import __version__
+from scodkit import __version__
 
 # no compression on the way: the bytes are to be those that were published
 _HEADERS = {"User-Agent": f"scodkit/{__version__}", "Accept-Encoding": "identity"}

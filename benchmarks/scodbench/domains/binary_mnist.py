@@ -12,7 +12,7 @@ from scodbench.domains.digits import classes, recipe
 from scodbench.nets import digits_net
 from scodbench.samples import Samples, TensorSamples
 from scodkit.likelihoods import Bernoulli
-from scodkit.parameters import LastLayers
+from scodkit.model.parameters import LastLayers
 
 
 def build() -> nn.Module:

@@ -14,7 +14,7 @@ from scodbench.domains.splitting import order, some
 from scodbench.nets import DenseNet121, FirstOutputs
 from scodbench.samples import TensorSamples
 from scodkit.likelihoods import Categorical
-from scodkit.parameters import LastLayers
+from scodkit.model.parameters import LastLayers
 
 _MEAN = (0.4914, 0.4822, 0.4465)
 _SPREAD = (0.2471, 0.2435, 0.2616)

@@ -10,7 +10,7 @@ from scodbench.domain import Domain, SketchSize, Splits
 from scodbench.domains.digits import classes, recipe
 from scodbench.nets import digits_net
 from scodkit.likelihoods import Categorical
-from scodkit.parameters import LastLayers
+from scodkit.model.parameters import LastLayers
 
 
 def build() -> nn.Module:

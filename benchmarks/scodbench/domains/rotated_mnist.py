@@ -16,7 +16,7 @@ from scodbench.domains.splitting import order
 from scodbench.nets import digits_net
 from scodbench.samples import TensorSamples
 from scodkit.likelihoods import Gaussian
-from scodkit.parameters import LastLayers
+from scodkit.model.parameters import LastLayers
 
 _SELECTION = 500
 

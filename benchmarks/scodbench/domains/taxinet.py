@@ -27,7 +27,8 @@ from scodbench.runway import (
 )
 from scodbench.training import Recipe
 from scodkit.likelihoods import Gaussian
-from scodkit.parameters import LastLayers, digest_of
+from scodkit.model.parameters import LastLayers
+from scodkit.numerics.hashing import digest_of
 
 TRAIN, SELECTION, TEST = 20_000, 1000, 2000  # frames, at most
 # a target of one is so many metres to the left, or so many degrees

@@ -23,7 +23,7 @@ from scodbench.nets.small import frames_net
 from scodbench.samples import TensorSamples
 from scodbench.training import Recipe
 from scodkit.likelihoods import Gaussian
-from scodkit.parameters import LastLayers
+from scodkit.model.parameters import LastLayers
 
 # metres of the runway, from and up to; what a frame has beyond its pose is alike over a few
 # metres, and no more over ten

@@ -23,7 +23,7 @@ from scodbench.domain import Splits
 from scodbench.domains.kept_frames import COLUMNS, ROWS, KeptFrames
 from scodbench.domains.splitting import some
 from scodbench.domains.taxinet import SCALE, SELECTION, TAXINET, TEST, TRAIN
-from scodkit.parameters import digest_of
+from scodkit.numerics.hashing import digest_of
 
 
 @dataclass(frozen=True)

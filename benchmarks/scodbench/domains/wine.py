@@ -15,7 +15,7 @@ from scodbench.nets import wine_net
 from scodbench.samples import TensorSamples
 from scodbench.training import Recipe
 from scodkit.likelihoods import Gaussian
-from scodkit.parameters import LastLayers
+from scodkit.model.parameters import LastLayers
 
 _RED = 1599  # as published
 _TRAIN, _SELECTION = 1000, 200

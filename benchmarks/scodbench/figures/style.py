@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scodkit.replacing import replacing
+from scodkit.numerics.files import replacing
 
 # Okabe and Ito, 2008
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"

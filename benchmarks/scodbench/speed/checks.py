@@ -23,9 +23,9 @@ from scodbench.nets import ResNet18
 from scodbench.speed.paper_nets import SMALL, Domain
 from scodbench.speed.turns import Run, machine, settle
 from scodkit import Categorical, Monitor
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
+from scodkit.model.state import StateWatch
 from scodkit.sketch import Nystrom
-from scodkit.state import StateWatch
 
 BATCHES = (1, 64)
 

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from scodbench.speed.paper_nets import Domain
 from scodkit import Monitor
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.likelihoods import Categorical, Likelihood
 from scodkit.sketch import Nystrom
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 FIT_ON = 512
 

@@ -25,7 +25,7 @@ from scodbench.speed import paper_nets
 from scodbench.speed.large_nets import VisionTransformer
 from scodbench.speed.turns import Timed, machine
 from scodkit import Categorical, Monitor
-from scodkit.distributed import Processes
+from scodkit.fit.processes import Processes
 from scodkit.sketch import Nystrom
 
 Row = dict[str, Any]

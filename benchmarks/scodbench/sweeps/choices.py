@@ -11,8 +11,8 @@ from scodbench.rows import Row
 from scodbench.samples import Loader
 from scodbench.sweeps.points import judged
 from scodkit.errors import OptionError
+from scodkit.model.parameters import LastLayers, Selection
 from scodkit.monitor import Monitor
-from scodkit.parameters import LastLayers, Selection
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
 
 _BATCH = 128

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from scodkit import artifact
 from scodkit.errors import CalibrationError
-from scodkit.schema import Check, fields, refuse
+from scodkit.numerics import artifact
+from scodkit.numerics.schema import Check, fields, refuse
 
 
 class Kept:

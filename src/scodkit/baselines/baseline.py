@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from scodkit import artifact
+from scodkit import __version__
 from scodkit.baselines.data import TrainingData, finite_samples
 from scodkit.baselines.entropy import wide
 from scodkit.errors import (
@@ -23,17 +23,18 @@ from scodkit.errors import (
     UnsupportedLikelihoodError,
 )
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
-from scodkit.network import Inputs, Network, state_to_copy
-from scodkit.parameters import state_fingerprint
-from scodkit.schema import NUMBERS, OBJECT, TEXT, each, fields, refuse
-from scodkit.score import Scored
-from scodkit.version import __version__
+from scodkit.model.network import Inputs, Network, state_to_copy
+from scodkit.model.parameters import state_fingerprint
+from scodkit.numerics import artifact
+from scodkit.numerics.schema import NUMBERS, OBJECT, TEXT, each, fields, refuse
+from scodkit.scoring.score import Scored
+from scodkit.sketch import documents
 
 _KIND = "baseline"
 _HEADER = fields(
     {
         "method": TEXT,
-        "likelihood": artifact.DESCRIPTION,
+        "likelihood": documents.DESCRIPTION,
         "options": OBJECT,
         "fingerprints": each(TEXT),
     },
@@ -178,7 +179,7 @@ class Baseline(ABC):
         header = {
             "scodkit_version": __version__,
             "method": type(self).__name__,
-            "likelihood": artifact.describe(self.likelihood),
+            "likelihood": documents.describe(self.likelihood),
             "options": self._options(),
             "fingerprints": [state_fingerprint(model) for model in self._models()],
         }
@@ -216,7 +217,7 @@ class Baseline(ABC):
             )
         learnt = (tensors if cls.learnt is None else cls.learnt) if cls.learns else ()
         fields(dict.fromkeys(learnt, NUMBERS))(str(path), tensors)
-        likelihood = likelihood or artifact.build(header["likelihood"], Likelihood)
+        likelihood = likelihood or documents.build(header["likelihood"], Likelihood)
         try:
             method = cls(model, likelihood, **header["options"], **picks)
         except TypeError as error:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import BatchError, NonFiniteError, OptionError
-from scodkit.network import Inputs, Network
-from scodkit.stream import batches_of, num_batches, open_stream
+from scodkit.fit.stream import batches_of, num_batches, open_stream
+from scodkit.model.network import Inputs, Network
 
 _TARGET_KEYS = ("label", "labels", "target", "targets")
 

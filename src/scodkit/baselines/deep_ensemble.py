@@ -21,7 +21,7 @@ from scodkit.likelihoods import (
     HeteroscedasticGaussian,
     Likelihood,
 )
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 
 
 class DeepEnsemble(Baseline):

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from scodkit.baselines.baseline import Baseline, Picks, State, class_logits
 from scodkit.errors import OptionError
 from scodkit.likelihoods import Categorical, Likelihood
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 
 class Energy(Baseline):

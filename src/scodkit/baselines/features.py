@@ -17,7 +17,7 @@ from scodkit.baselines.baseline import Baseline, Picks
 from scodkit.baselines.data import check_finite
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 
 # of the largest variance: a direction with less is taken for constant; rounding of features in
 # float32 leaves about 1e-14

@@ -9,7 +9,7 @@ from torch import Tensor
 from scodkit.baselines.baseline import State, class_logits
 from scodkit.baselines.features import FeatureBaseline
 from scodkit.likelihoods import Categorical
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 
 class GradNorm(FeatureBaseline):

@@ -20,9 +20,9 @@ from scodkit.likelihoods import (
     HeteroscedasticGaussian,
     Likelihood,
 )
-from scodkit.network import Inputs, Network, differentiable_attention
-from scodkit.optional import optional
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, Network, differentiable_attention
+from scodkit.model.parameters import ParameterSet
+from scodkit.numerics.optional import optional
 
 # relative difference between the mean losses of two passes that rounding may explain
 _SAME_LOSS = 1e-4
@@ -72,7 +72,7 @@ class LossHessian:
         dtype: Of the products: float64 if a chosen weight is, else float32.
 
     Examples:
-        >>> from scodkit.parameters import select_names
+        >>> from scodkit.model.parameters import select_names
         >>> net = Network(torch.nn.Linear(1, 1, bias=False))
         >>> data = TrainingData(net, [(torch.tensor([[3.0], [1.0]]), torch.zeros(2))])
         >>> hessian = LossHessian(net, select_names(net.model, ["weight"]), Gaussian(), data)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from scodkit.baselines.baseline import State
 from scodkit.baselines.weight_space import WeightSpaceBaseline, squared_lengths
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 
 class IdentityCurvature(WeightSpaceBaseline):

@@ -25,9 +25,9 @@ from scodkit.baselines.weight_sets import Sets, WeightSets
 from scodkit.baselines.weight_space import WeightSpaceBaseline
 from scodkit.errors import NonFiniteError, OptionError
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from scodkit.network import Inputs, Network, ordinary
-from scodkit.optional import optional
-from scodkit.parameters import LastLayers, ParameterSet, select, select_names
+from scodkit.model.network import Inputs, Network, ordinary
+from scodkit.model.parameters import LastLayers, ParameterSet, select, select_names
+from scodkit.numerics.optional import optional
 
 # what `tune` tries unless told otherwise: 1e-4, 10^-3.5, ..., 1e4
 GRID = tuple(10 ** (exponent / 2) for exponent in range(-8, 9))

@@ -16,7 +16,7 @@ from scodkit.baselines.features import FeatureBaseline
 from scodkit.baselines.options import whole_number
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 # candidates beyond the k nearest whose distances are computed by differences
 _SPARE = 16

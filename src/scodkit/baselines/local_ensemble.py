@@ -25,9 +25,9 @@ from scodkit.likelihoods import (
     HeteroscedasticGaussian,
     Likelihood,
 )
-from scodkit.mixed import matmul
-from scodkit.network import Inputs
-from scodkit.parameters import Selection
+from scodkit.model.network import Inputs
+from scodkit.model.parameters import Selection
+from scodkit.numerics.matmul import matmul
 
 
 class LocalEnsemble(WeightSpaceBaseline):

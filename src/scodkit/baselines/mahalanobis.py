@@ -19,7 +19,7 @@ from scodkit.likelihoods import (
     HeteroscedasticGaussian,
     Likelihood,
 )
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 
 class Mahalanobis(FeatureBaseline):

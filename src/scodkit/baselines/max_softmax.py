@@ -9,7 +9,7 @@ from torch import Tensor
 
 from scodkit.baselines.baseline import Baseline, State, class_logits
 from scodkit.likelihoods import Bernoulli, Categorical
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 
 class MaxSoftmax(Baseline):

@@ -15,7 +15,7 @@ from scodkit.likelihoods import (
     Gaussian,
     HeteroscedasticGaussian,
 )
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 
 class Naive(Baseline):

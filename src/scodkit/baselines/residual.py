@@ -18,7 +18,7 @@ from scodkit.baselines.features import FeatureBaseline, Moments, principal_compo
 from scodkit.baselines.options import whole_number
 from scodkit.errors import OptionError
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 
 class PrincipalSpaceBaseline(FeatureBaseline):

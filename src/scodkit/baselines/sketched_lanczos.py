@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from scodkit import artifact
 from scodkit.baselines.baseline import Picks, State
 from scodkit.baselines.data import TrainingData, finite_samples
 from scodkit.baselines.weight_space import WeightSpaceBaseline
@@ -26,9 +25,9 @@ from scodkit.factors import (
 from scodkit.factors.engine import Sums
 from scodkit.factors.jacobian import ForwardJacobian, ForwardJacobianInTurn
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs
-from scodkit.parameters import Selection
-from scodkit.sketch import Map, SparseSign
+from scodkit.model.network import Inputs
+from scodkit.model.parameters import Selection
+from scodkit.sketch import Map, SparseSign, documents
 from scodkit.sketch.maps import check_map
 from scodkit.sketch.tall import tall_svd
 
@@ -112,7 +111,7 @@ class SketchedLanczos(WeightSpaceBaseline):
     ) -> None:
         super().__init__(model, likelihood, parameters=parameters, **picks)
         # a saved file describes the map in plain data
-        self.map = artifact.build(map, Map) if isinstance(map, Mapping) else map
+        self.map = documents.build(map, Map) if isinstance(map, Mapping) else map
         check_map(self.map, seed)
         self.rank, self.seed, self.sketched_length = rank, seed, sketched_length
         self.size = _SIZE_PER_RANK * rank if size is None else size
@@ -163,7 +162,7 @@ class SketchedLanczos(WeightSpaceBaseline):
     def _options(self) -> Mapping[str, Any]:
         names = ("rank", "size", "sketched_length", "seed")
         own = {name: getattr(self, name) for name in names}
-        return {**own, "map": artifact.describe(self.map), **super()._options()}
+        return {**own, "map": documents.describe(self.map), **super()._options()}
 
 
 @dataclass(frozen=True)

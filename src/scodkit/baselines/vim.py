@@ -14,7 +14,7 @@ from scodkit.baselines.features import Moments, principal_components
 from scodkit.baselines.residual import PrincipalSpaceBaseline, settled_dim
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import Categorical
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
 
 
 class ViM(PrincipalSpaceBaseline):

@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from scodkit.errors import EngineFallbackWarning
 from scodkit.factors.trial import first_line
-from scodkit.network import Inputs, Network, ordinary
+from scodkit.model.network import Inputs, Network, ordinary
 
 # samples times sets of weights in one pass: beyond it memory grows, and nothing is gained
 _TOGETHER = 256

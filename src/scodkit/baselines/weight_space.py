@@ -15,8 +15,8 @@ from scodkit.baselines.baseline import Baseline, Picks
 from scodkit.errors import OptionError
 from scodkit.factors import FactorSource, MemoryBudget, choose_engine
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs
-from scodkit.parameters import ParameterSet, Selection, select
+from scodkit.model.network import Inputs
+from scodkit.model.parameters import ParameterSet, Selection, select
 
 
 class WeightSpaceBaseline(Baseline):

@@ -17,9 +17,9 @@ from scodkit.cli.inputs import Batches, Form
 from scodkit.cli.loading import running, said
 from scodkit.cli.output import visible
 from scodkit.errors import BatchError, NotFittedError, ScodError
+from scodkit.fit.stream import batches_of as with_progress
+from scodkit.fit.stream import num_batches
 from scodkit.report import ScoredSet
-from scodkit.stream import batches_of as with_progress
-from scodkit.stream import num_batches
 
 # numbers of an output that are shown; maps and long vectors are not
 _MOST = 100

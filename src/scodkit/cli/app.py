@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from scodkit import __version__
 from scodkit.cli.main import Run
 from scodkit.errors import OptionError
-from scodkit.version import __version__
 
 _VERBS = (
     *("demo", "fit", "calibrate", "score", "explain"),

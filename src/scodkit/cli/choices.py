@@ -16,7 +16,7 @@ from scodkit.likelihoods import (
     HeteroscedasticGaussian,
     Likelihood,
 )
-from scodkit.parameters import LastLayers, Selection
+from scodkit.model.parameters import LastLayers, Selection
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
 
 # the object, and which options of the command line it takes

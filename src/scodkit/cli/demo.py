@@ -13,7 +13,7 @@ import typer
 
 from scodkit.cli import output as shown
 from scodkit.cli.options import ForceOption, JsonOption
-from scodkit.optional import optional
+from scodkit.numerics.optional import optional
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -203,7 +203,7 @@ def _judged(
     """Return how well a method does at a threshold from held-out digits, and its cost."""
     from scodkit import Calibration
     from scodkit.report import MethodLine
-    from scodkit.separation import separation
+    from scodkit.report.separation import separation
 
     known, unknown = method.score(digits.test_x), method.score(digits.novel_x)
     found = separation(known, unknown, resamples=10)  # only its figures are shown

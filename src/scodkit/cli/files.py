@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from scodkit.errors import BatchError, OptionError, ScodError
-from scodkit.optional import optional
+from scodkit.fit.plan import available_bytes
+from scodkit.numerics.optional import optional
 from scodkit.parts import Part, data_hash, shard_rows
-from scodkit.plan import available_bytes
 
 ARRAY_FILES = (".npy", ".npz", ".csv")
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")

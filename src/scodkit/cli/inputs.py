@@ -25,8 +25,8 @@ from scodkit.cli.files import (
 from scodkit.cli.loading import called, named
 from scodkit.cli.output import note
 from scodkit.errors import BatchError, NonFiniteError, OptionError
+from scodkit.fit.reading import loader_like
 from scodkit.parts import Shard, reads_all_once
-from scodkit.reading import loader_like
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
     scod inspect monitor.scod
     scod inspect monitor.scod --json | jq .captured_curvature
     """  # noqa: D301 (\b keeps the lines of the examples)
-    from scodkit import Calibration, Eigenbasis, storage
+    from scodkit import Calibration, Eigenbasis
+    from scodkit import monitor_file as storage
     from scodkit.summary import summarise
 
     with shown.stoppable("nothing was changed"):

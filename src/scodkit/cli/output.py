@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from scodkit.errors import OptionError
-from scodkit.replacing import replacing
+from scodkit.numerics.files import replacing
 
 STOPPED = 130  # exit code, as of a program that Ctrl-C ended
 ALARM = 3  # exit code of `scod score --fail-on-alarm`
@@ -134,7 +134,7 @@ def check_output(
     Raises:
         OptionError: If it is an input of the command, or something else of the user's.
     """
-    from scodkit import artifact
+    from scodkit.numerics import artifact
 
     artifact.check_place(path)
     if path.exists() and not (itself and itself.exists() and path.samefile(itself)):

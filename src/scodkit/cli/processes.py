@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-from scodkit.distributed import Processes
 from scodkit.errors import OptionError
+from scodkit.fit.processes import Processes
 
 
 @dataclass(frozen=True)

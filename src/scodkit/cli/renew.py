@@ -90,8 +90,9 @@ def _recipe_in(path: Path, model: nn.Module) -> Monitor:
     Raises:
         OptionError: If it was made with functions, which are in no file.
     """
-    from scodkit import Calibration, Likelihood, Monitor, artifact, storage
-    from scodkit.sketch import Sketch
+    from scodkit import Calibration, Likelihood, Monitor
+    from scodkit import monitor_file as storage
+    from scodkit.sketch import Sketch, documents
 
     header, tensors = storage.read(path)
     functions = [name for name, given in header["functions"].items() if given]
@@ -102,9 +103,9 @@ def _recipe_in(path: Path, model: nn.Module) -> Monitor:
         )
     monitor = Monitor(
         model,
-        artifact.build(header["likelihood"], Likelihood),
+        documents.build(header["likelihood"], Likelihood),
         header["rank"],
-        sketch=artifact.build(header["sketch"], Sketch),
+        sketch=documents.build(header["sketch"], Sketch),
         parameters=list(header["parameters"]),
         prior_scale=header["prior_scale"],
     )

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.explain import plots
 from scodkit.explain.references import Nearest, References
 from scodkit.explain.saliency import Saliency, differentiable_score, saliency_of
 from scodkit.explain.shares import Shares, Split, shares_of
 from scodkit.factors import FactorSource
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

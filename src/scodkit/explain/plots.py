@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import BatchError, OptionError
-from scodkit.optional import optional
+from scodkit.numerics.optional import optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

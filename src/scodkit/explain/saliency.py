@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from scodkit import score as scoring
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
 from scodkit.explain import plots
 from scodkit.factors import FactorSource, row_bytes
 from scodkit.factors.trial import first_line
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs, Network, differentiable_attention, ordinary
-from scodkit.parameters import ParameterSet
-from scodkit.score import Energies
+from scodkit.model.network import Inputs, Network, differentiable_attention, ordinary
+from scodkit.model.parameters import ParameterSet
+from scodkit.scoring import score as scoring
+from scodkit.scoring.score import Energies
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,7 +115,7 @@ def differentiable_score(
     Examples:
         >>> from torch import nn
         >>> from scodkit import Gaussian, Monitor
-        >>> from scodkit.parameters import select
+        >>> from scodkit.model.parameters import select
         >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
         >>> x = torch.randn(9, 2)
@@ -155,7 +155,7 @@ def saliency_of(
         >>> from torch import nn
         >>> from scodkit import Gaussian, Monitor
         >>> from scodkit.factors import HookEngine
-        >>> from scodkit.parameters import select
+        >>> from scodkit.model.parameters import select
         >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
         >>> x = torch.randn(9, 2)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from scodkit import score as scoring
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import BatchError, OptionError
 from scodkit.explain import plots
 from scodkit.factors import Factors, FactorSource, HeldFactors
-from scodkit.network import Inputs
-from scodkit.parameters import ParameterSet
-from scodkit.score import Energies
+from scodkit.model.network import Inputs
+from scodkit.model.parameters import ParameterSet
+from scodkit.scoring import score as scoring
+from scodkit.scoring.score import Energies
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,8 +118,8 @@ def shares_of(
         >>> from torch import nn
         >>> from scodkit import Gaussian, Monitor
         >>> from scodkit.factors import HookEngine
-        >>> from scodkit.network import Network
-        >>> from scodkit.parameters import select
+        >>> from scodkit.model.network import Network
+        >>> from scodkit.model.parameters import select
         >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
         >>> x = torch.randn(9, 2)

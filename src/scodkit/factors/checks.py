@@ -7,7 +7,7 @@ from torch import Tensor
 
 from scodkit.errors import BatchError
 from scodkit.factors.pieces import finite_samples, sample_keys
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 
 # relative distance allowed between two ways to round the same numbers
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}

@@ -15,8 +15,8 @@ from scodkit.factors.engine import Linearization
 from scodkit.factors.jacobian import BackwardJacobian, ForwardJacobianInTurn, Jacobian
 from scodkit.factors.loop import LoopEngine
 from scodkit.factors.pieces import finite_samples
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet
 
 # weights up to which a direction among them is at hand beside the batch
 _MANY_WEIGHTS = 50_000_000

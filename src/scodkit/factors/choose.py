@@ -16,8 +16,8 @@ from scodkit.factors.jacobian import (
 )
 from scodkit.factors.loop import LoopEngine
 from scodkit.factors.trial import Trial
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet
 
 # fastest first; the loop needs no trial, it is what the others are tried against
 _FAST_ENGINES: tuple[type[Engine], ...] = (HookEngine, FunctionalEngine)

@@ -8,8 +8,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from scodkit.factors.jacobian import ForwardJacobianInTurn
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet
 
 _SAMPLES = 2
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from scodkit import kernels
 from scodkit.factors.head import Head
-from scodkit.mixed import matmul, sum_dtype
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet
+from scodkit.numerics import kernels
+from scodkit.numerics.matmul import matmul, sum_dtype
 
 # while one row is formed its block, the block's source and one temporary are alive
 _COPIES_PER_ROW = 3

@@ -8,8 +8,8 @@ from torch.func import vjp, vmap
 
 from scodkit.factors.checks import check_alone
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet
 
 
 class FunctionalEngine(Engine):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scodkit.factors.rules.layer import activations_along
 from scodkit.likelihoods import Likelihood
-from scodkit.mixed import sum_dtype
+from scodkit.numerics.matmul import sum_dtype
 
 
 @dataclass(frozen=True)

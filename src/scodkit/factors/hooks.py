@@ -22,8 +22,8 @@ from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, 
 from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import Outer, Rows, UnsupportedCallError
 from scodkit.factors.samples import Known, Strangers, constants_of
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet
 
 # bytes of rows: below the first, blocks are put together for one product; above the second,
 # and on a CPU above the first, the copy costs more than the call it saves

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from scodkit.network import Inputs, Network, differentiable_attention, ordinary
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, Network, differentiable_attention, ordinary
+from scodkit.model.parameters import ParameterSet
 
 
 class Jacobian(ABC):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from scodkit.factors.checks import check_alone
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet
 
 
 class LoopEngine(Engine):

@@ -20,9 +20,9 @@ from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.memory import Memory
 from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
-from scodkit.mixed import sum_dtype
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet
+from scodkit.numerics.matmul import sum_dtype
 
 # columns of the runs in which memory is counted
 _COLUMNS = (2, 3)

@@ -23,8 +23,8 @@ from scodkit.factors.lay import FIRST, MIXED
 from scodkit.factors.rules import RULES, Batch, Layer, UnsupportedCallError
 from scodkit.factors.rules.linear import Linear
 from scodkit.factors.samples import Known, Samples, Strangers, constants_of
-from scodkit.network import Inputs, ordinary
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, ordinary
+from scodkit.model.parameters import ParameterSet
 
 # attention as torch writes it, but without handing the whole call to whoever watches
 _attention = types.FunctionType(

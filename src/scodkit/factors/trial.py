@@ -10,9 +10,9 @@ from scodkit.factors.checks import ADVICE, distinct, pick, tolerance
 from scodkit.factors.engine import Engine, Factors, Linearization
 from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.loop import LoopEngine
-from scodkit.mixed import sum_dtype
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet
+from scodkit.numerics.matmul import sum_dtype
 
 # samples in a trial, and the same for models whose rows are large; and directions of each
 _SAMPLES, _FEWER_SAMPLES = 3, 2

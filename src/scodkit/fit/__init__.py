@@ -1,0 +1,1 @@
+"""One pass over the training data: the loop, its data, memory, checkpoints and processes."""

@@ -8,16 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
-from scodkit import artifact
 from scodkit.errors import (
     CorruptArtifactError,
     MismatchError,
     MissingFileError,
     NonFiniteError,
 )
-from scodkit.network import Inputs
-from scodkit.replacing import remove_leftovers
-from scodkit.schema import (
+from scodkit.fit.seen import Seen, nothing
+from scodkit.model.network import Inputs
+from scodkit.model.ranges import Ranges, ranges_of, seen_in, widen
+from scodkit.numerics import artifact
+from scodkit.numerics.files import remove_leftovers
+from scodkit.numerics.schema import (
     DIGESTS,
     OBJECT,
     RANGES,
@@ -29,9 +31,7 @@ from scodkit.schema import (
     that,
     whole,
 )
-from scodkit.seen import Seen, nothing
-from scodkit.sketch import SketchState
-from scodkit.suspicion import Ranges, ranges_of, seen_in, widen
+from scodkit.sketch import SketchState, documents
 
 _KIND = "checkpoint"
 _STATE = "state."
@@ -39,7 +39,7 @@ _SAMPLES = "samples"
 _COUNTS = {"batches": whole(), "samples": whole(), "skipped": whole(), "data_digest": TEXT}
 _HEADER = all_of(
     fields(
-        {"state": artifact.STATE, "identity": OBJECT, **_COUNTS},
+        {"state": documents.STATE, "identity": OBJECT, **_COUNTS},
         {"input_range": maybe(RANGES)},
         others=True,
     ),
@@ -87,7 +87,7 @@ class Progress:
         skipped: Samples left out because they were not finite.
         unchecked: Pieces not yet known to be finite: asking at once would idle a GPU.
         seen: Which samples are in the sketch.
-        ranges: Of the inputs, as `scodkit.suspicion.widen` keeps them; None if a part of the
+        ranges: Of the inputs, as `scodkit.ranges.widen` keeps them; None if a part of the
             pass did not look.
     """
 
@@ -142,7 +142,7 @@ class Checkpoint:
         remove_leftovers(self.path)
         try:
             header, tensors = artifact.read(self.path, _KIND, _HEADER)
-            checks = artifact.state_checks(tensors, _STATE)
+            checks = documents.state_checks(tensors, _STATE)
             fields(checks, {_SAMPLES: DIGESTS})(str(self.path), tensors)
         except MissingFileError:
             return Progress(state)
@@ -163,7 +163,7 @@ class Checkpoint:
                 + "); delete it or choose another path"
             )
         held = next(iter(state.tensors.values()))
-        resumed = artifact.unpack_state(header["state"], tensors, _STATE, state.sketch)
+        resumed = documents.unpack_state(header["state"], tensors, _STATE, state.sketch)
         shape = (resumed.num_parameters, resumed.columns)
         dtypes = {tensor.dtype for tensor in resumed.tensors.values()}
         if shape != (state.num_parameters, state.columns) or dtypes != {held.dtype}:
@@ -177,7 +177,7 @@ class Checkpoint:
 
     def save(self, progress: Progress) -> None:
         """Write how far a pass has come, atomically."""
-        header, tensors = artifact.pack_state(progress.state, _STATE)
+        header, tensors = documents.pack_state(progress.state, _STATE)
         counts = {name: getattr(progress, name) for name in _COUNTS}
         about = {"state": header, "identity": self.identity, **counts}
         about["input_range"] = progress.input_range

@@ -13,8 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from scodkit import suspicion
-from scodkit.distributed import Processes
 from scodkit.errors import (
     BatchError,
     EmptyLoaderError,
@@ -31,24 +29,27 @@ from scodkit.factors import (
     distinct,
     name_of,
 )
-from scodkit.fitted import Fingerprints, Fitted
-from scodkit.mixed import sum_dtype
-from scodkit.network import Form, Inputs, Network
-from scodkit.parameters import ParameterSet, select, select_names
-from scodkit.parts import Part, part_behind, sampled_hash
-from scodkit.preparing import Preparation, check_first, check_ways
-from scodkit.probes import Probes
-from scodkit.progress import Checkpoint, FiniteCheck, Progress
-from scodkit.reading import Reader, data_identity
-from scodkit.recipe import Recipe, first_output
-from scodkit.seen import digests_of, joined, seen_again
-from scodkit.stream import (
+from scodkit.fit.checkpoint import Checkpoint, FiniteCheck, Progress
+from scodkit.fit.fitted import Fitted
+from scodkit.fit.preparing import Preparation, check_first, check_ways
+from scodkit.fit.probes import Probes
+from scodkit.fit.processes import Processes
+from scodkit.fit.reading import Reader, data_identity
+from scodkit.fit.recipe import Recipe, first_output
+from scodkit.fit.seen import digests_of, joined, seen_again
+from scodkit.fit.stream import (
     batches_of,
     check_deterministic,
     num_batches,
     num_samples,
     open_stream,
 )
+from scodkit.model import ranges
+from scodkit.model.network import Form, Inputs, Network
+from scodkit.model.parameters import ParameterSet, select, select_names
+from scodkit.model.state import Fingerprints
+from scodkit.numerics.matmul import sum_dtype
+from scodkit.parts import Part, part_behind, sampled_hash
 
 # pieces a GPU may be behind before it is waited for
 _LATE = 2
@@ -143,7 +144,7 @@ def fit(
     if options.precision is not None:  # a certificate would be one of rounded gradients
         basis = replace(basis, certified=False)
     engine = next((one["engine"] for one in told if one["engine"]), None)
-    input_range = reduce(suspicion.joined, (one["range"] for one in told))
+    input_range = reduce(ranges.joined, (one["range"] for one in told))
     data = (parts, engine, input_range, samples, terms.form, probes)
     about = (terms.fingerprints, terms.shape, skipped, *data)
     fitted = Fitted(recipe.likelihood, terms.parameters, basis, state, *about)

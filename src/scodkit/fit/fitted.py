@@ -3,61 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from scodkit import suspicion
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MergeError, MismatchError, RepeatedDataWarning
+from scodkit.fit.probes import Probes
+from scodkit.fit.seen import joined, seen_again
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Form
-from scodkit.parameters import ParameterSet, state_fingerprint
+from scodkit.model import ranges
+from scodkit.model.network import Form
+from scodkit.model.parameters import ParameterSet
+from scodkit.model.ranges import Ranges
+from scodkit.model.state import Fingerprints, StateWatch
 from scodkit.parts import Part, in_both
-from scodkit.probes import Probes
-from scodkit.seen import joined, seen_again
 from scodkit.sketch import SketchState
-from scodkit.suspicion import Ranges
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
-
-
-@dataclass(frozen=True)
-class Fingerprints:
-    """Hashes that tie a fit to the weights it was made with.
-
-    Args:
-        parameters: Of the chosen weights.
-        model: Of the model's whole state, buffers included.
-        exempt: Buffers left out of it, as the model's own forward pass changes them.
-    """
-
-    parameters: str
-    model: str
-    exempt: tuple[str, ...] = ()
-
-    @staticmethod
-    def of(
-        model: nn.Module, parameters: ParameterSet, exempt: Iterable[str] = ()
-    ) -> Fingerprints:
-        """Return the hashes of a model as it stands."""
-        names = tuple(sorted(exempt))
-        state = state_fingerprint(model, names)
-        return Fingerprints(parameters.fingerprint(model), state, names)
-
-    def document(self) -> dict[str, str]:
-        """Return the hashes as plain data."""
-        return {"parameters": self.parameters, "model": self.model}
-
-    def difference(self, other: Fingerprints) -> str | None:
-        """Return in words what differs, or None."""
-        if self.parameters != other.parameters:
-            return "the chosen weights differ"
-        if self.model != other.model:
-            return "the chosen weights agree, but other weights or buffers differ"
-        return None
 
 
 @dataclass(frozen=True)
@@ -95,13 +59,15 @@ class Fitted:
     form: Form | None = None
     probes: Probes | None = None
 
-    def difference(self, model: nn.Module) -> str | None:
-        """Return in words how a model's contents differ from those at the fit, or None."""
-        gone = set(self.parameters.names) - dict(model.named_parameters()).keys()
-        if gone:
-            return f"of the chosen weights {min(gone)} is gone"
-        exempt = self.fingerprints.exempt
-        return self.fingerprints.difference(Fingerprints.of(model, self.parameters, exempt))
+    def settled(self, watch: StateWatch, doing: str) -> Fitted:
+        """Return the fit of a model that was touched, after a look at its contents.
+
+        Args:
+            watch: Over the model.
+            doing: What is about to be done, for the message if it is another model now.
+        """
+        fingerprints = watch.settled(self.fingerprints, self.parameters, doing)
+        return replace(self, fingerprints=fingerprints)
 
     def check_weights(self, model: nn.Module) -> None:
         """Make sure a model has the weights of a fit that is loaded.
@@ -112,7 +78,7 @@ class Fitted:
         Raises:
             MismatchError: If it has not.
         """
-        difference = self.difference(model)
+        difference = self.fingerprints.difference_to(model, self.parameters)
         if difference:
             raise MismatchError(
                 f"expected the weights of the fit for loading, but {difference}; "
@@ -214,6 +180,6 @@ class Fitted:
             basis = replace(basis, certified=False)
         basis = replace(basis, offloaded=self.basis.offloaded)  # as the state is
         seen = replace(self, skipped=skipped, parts=parts, samples=samples)
-        ranges = suspicion.joined(self.input_range, other.input_range)
+        input_range = ranges.joined(self.input_range, other.input_range)
         probes = self.probes or other.probes
-        return replace(seen, basis=basis, state=state, input_range=ranges, probes=probes)
+        return replace(seen, basis=basis, state=state, input_range=input_range, probes=probes)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from scodkit.costs import Costs, readable
 from scodkit.errors import InsufficientMemoryError
+from scodkit.fit.costs import Costs, readable
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from scodkit.costs import Costs, Work, compare
 from scodkit.errors import (
     BatchError,
     EngineFallbackWarning,
@@ -29,12 +28,13 @@ from scodkit.factors import (
     row_bytes,
 )
 from scodkit.factors.trial import first_line
+from scodkit.fit.costs import Costs, Work, compare
+from scodkit.fit.plan import Plan, available_bytes
+from scodkit.fit.recipe import Recipe, first_output
 from scodkit.likelihoods import Likelihood
-from scodkit.mixed import sum_dtype
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet
-from scodkit.plan import Plan, available_bytes
-from scodkit.recipe import Recipe, first_output
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet
+from scodkit.numerics.matmul import sum_dtype
 
 # samples whose rows counting forms at once, at most
 _TRIED = 3

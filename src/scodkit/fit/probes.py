@@ -19,9 +19,9 @@ from torch import Tensor
 
 from scodkit.calibration import groups_of
 from scodkit.errors import CorruptArtifactError, MismatchError, NoProbesWarning
-from scodkit.hashing import hashed, shares
-from scodkit.network import Inputs, Network
-from scodkit.task import Task
+from scodkit.likelihoods.task import Task
+from scodkit.model.network import Inputs, Network
+from scodkit.numerics.hashing import hashed, shares
 
 _SAMPLES = 4
 # made-up outputs that functions of outputs are asked about, and numbers in all of them

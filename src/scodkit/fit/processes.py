@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from scodkit.artifact import check_place, pack_state, unpack_state
 from scodkit.errors import MismatchError, ProcessError
-from scodkit.replacing import file_errors
+from scodkit.numerics.artifact import check_place
+from scodkit.numerics.files import file_errors
 from scodkit.sketch import SketchState
+from scodkit.sketch.documents import pack_state, unpack_state
 
 # numbers added up at a time: large enough for a network, small beside a sketch, of which no
 # second copy is held

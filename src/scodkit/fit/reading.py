@@ -15,10 +15,10 @@ from torch.utils.data import (
 )
 
 from scodkit.errors import OptionError
-from scodkit.network import Inputs, Network
-from scodkit.parameters import digest_of
+from scodkit.fit.stream import num_batches, num_samples
+from scodkit.model.network import Inputs, Network
+from scodkit.numerics.hashing import digest_of
 from scodkit.parts import data_hash, plain_sampler
-from scodkit.stream import num_batches, num_samples
 
 
 class Reader:

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scodkit import artifact
 from scodkit.errors import OptionError
 from scodkit.factors import CHECK_EVERY, FactorSource, choose_engine, named_engine
 from scodkit.likelihoods import Likelihood
-from scodkit.network import Inputs, Network
-from scodkit.parameters import ParameterSet, Selection
-from scodkit.sketch import Sketch
+from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet, Selection
+from scodkit.sketch import Sketch, documents
 
 
 def check_options(
@@ -67,8 +66,8 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """What two fits must have in common to be one, as plain data."""
         return {
-            "likelihood": artifact.describe(self.likelihood),
-            "sketch": artifact.describe(self.sketch),
+            "likelihood": documents.describe(self.likelihood),
+            "sketch": documents.describe(self.sketch),
             "rank": self.rank,
         }
 

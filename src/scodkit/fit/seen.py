@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scodkit.hashing import hashed
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
+from scodkit.numerics.hashing import hashed
 
 # samples beyond which none are kept: 400 MB of them
 KEPT = 50_000_000

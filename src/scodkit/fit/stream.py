@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from tqdm.auto import tqdm
 
 from scodkit.errors import BatchError, EmptyLoaderError, NondeterministicError
-from scodkit.network import Inputs, Network
+from scodkit.model.network import Inputs, Network
 
 
 def open_stream(loader: Iterable[Any]) -> tuple[Any, Iterable[Any]]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
 from scodkit.errors import OptionError
-from scodkit.hashing import shares
 from scodkit.likelihoods.likelihood import Likelihood
+from scodkit.numerics.hashing import shares
 
 # torch.distributions draws from the global generator only: one draw at a time, then restored
 _GLOBAL_GENERATOR = threading.Lock()

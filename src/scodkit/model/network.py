@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scodkit.errors import BatchError, ModelCallError, OptionError
-from scodkit.mixed import tf32_products
-from scodkit.recomputing import not_recomputing
-from scodkit.twin import Twin, own_tensors
+from scodkit.model.recomputing import not_recomputing
+from scodkit.model.twin import Twin, own_tensors
+from scodkit.numerics.matmul import tf32_products
 
 # torch chooses kernels for the whole process: whoever changes that must change it back first
 _SWITCH = threading.RLock()

@@ -7,7 +7,6 @@ and, for `LastLayers`, one forward pass; the result is a `ParameterSet`.
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from scodkit.errors import ParameterSelectionError
-from scodkit.network import Inputs, Network, ordinary
+from scodkit.model.network import Inputs, Network, ordinary
+from scodkit.numerics.hashing import digest_of
 
 # layers after a network's last convolution, norms included, that still count as its head
 _LONGEST_HEAD = 8
@@ -316,21 +316,6 @@ def _own_parameters(layer: nn.Module) -> list[nn.Parameter]:
 
 def _is_convolution(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.conv._ConvNd)
-
-
-def digest_of(tensors: Mapping[str, Tensor], salt: str = "") -> str:
-    """Return a hash over tensors: names, shapes, dtypes and every byte.
-
-    Args:
-        tensors: By name, on any device; their order does not matter.
-        salt: Hashed before them.
-    """
-    digest = hashlib.sha256(salt.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _some(names: Iterable[str], most: int = 12) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from operator import attrgetter, getitem, is_
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from scodkit.errors import StaleMonitorError
-from scodkit.fitted import Fingerprints, Fitted
-from scodkit.network import Network
+from scodkit.model.network import Network
+from scodkit.model.parameters import ParameterSet, state_fingerprint
 
 _version = attrgetter("_version")
 _place = Tensor.data_ptr
@@ -22,6 +23,54 @@ _NAMED = 4
 _EVERY_MODULE = frozenset(vars(nn.Module()))
 
 # what an attribute may be to be built into a recording without a trace
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """Hashes that tie a fit to the weights it was made with.
+
+    Args:
+        parameters: Of the chosen weights.
+        model: Of the model's whole state, buffers included.
+        exempt: Buffers left out of it, as the model's own forward pass changes them.
+    """
+
+    parameters: str
+    model: str
+    exempt: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        model: nn.Module, parameters: ParameterSet, exempt: Iterable[str] = ()
+    ) -> Fingerprints:
+        """Return the hashes of a model as it stands."""
+        names = tuple(sorted(exempt))
+        state = state_fingerprint(model, names)
+        return Fingerprints(parameters.fingerprint(model), state, names)
+
+    def document(self) -> dict[str, str]:
+        """Return the hashes as plain data."""
+        return {"parameters": self.parameters, "model": self.model}
+
+    def difference(self, other: Fingerprints) -> str | None:
+        """Return in words what differs, or None."""
+        if self.parameters != other.parameters:
+            return "the chosen weights differ"
+        if self.model != other.model:
+            return "the chosen weights agree, but other weights or buffers differ"
+        return None
+
+    def difference_to(self, model: nn.Module, parameters: ParameterSet) -> str | None:
+        """Return in words how a model's contents differ, or None.
+
+        Args:
+            model: As it is now.
+            parameters: The chosen weights of the fit.
+        """
+        gone = set(parameters.names) - dict(model.named_parameters()).keys()
+        if gone:
+            return f"of the chosen weights {min(gone)} is gone"
+        return self.difference(Fingerprints.of(model, parameters, self.exempt))
 
 
 class StateWatch:
@@ -58,15 +107,18 @@ class StateWatch:
         except KeyError:  # something was taken out
             return False
 
-    def settled(self, fitted: Fitted, doing: str) -> Fitted:
-        """Return a fit of the model as it is now, after a look at the model's contents.
+    def settled(
+        self, fingerprints: Fingerprints, parameters: ParameterSet, doing: str
+    ) -> Fingerprints:
+        """Look at the model's contents, and go by what it is now from here on.
 
         Args:
-            fitted: The fit of the model that was noted.
+            fingerprints: Of the model that was noted.
+            parameters: The chosen weights.
             doing: What is about to be done, for the message.
 
         Returns:
-            The fit, whose fingerprints leave out what the model was seen to change itself.
+            The fingerprints, which leave out what the model was seen to change itself.
 
         Raises:
             StaleMonitorError: If the model is not the one of the fit any more.
@@ -74,11 +126,11 @@ class StateWatch:
         model, exempt = self._network.model, self._network.volatile
         noted, now = self._noted, _Noted.of(self._network)
         moved = [name for name in noted.moved(now) if name not in exempt]
-        known = exempt <= set(fitted.fingerprints.exempt)
+        known = exempt <= set(fingerprints.exempt)
         difference = noted.other_layers(now)
         # a buffer that nobody knew to change is in the fingerprints: then only counters tell
         if difference is None and (moved or known):
-            difference = fitted.difference(model)
+            difference = fingerprints.difference_to(model, parameters)
         if difference is not None:
             some = ", ".join(moved[:_NAMED]) + (" ..." if len(moved) > _NAMED else "")
             raise StaleMonitorError(
@@ -87,11 +139,10 @@ class StateWatch:
                 + f"; load the weights of that time, or fit again: {self._renewal}"
             )
         if not known:
-            names = exempt.union(fitted.fingerprints.exempt)
-            fingerprints = Fingerprints.of(model, fitted.parameters, names)
-            fitted = replace(fitted, fingerprints=fingerprints)
+            names = exempt.union(fingerprints.exempt)
+            fingerprints = Fingerprints.of(model, parameters, names)
         self._noted = now
-        return fitted
+        return fingerprints
 
 
 @dataclass(frozen=True)

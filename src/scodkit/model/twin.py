@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from scodkit.structure import Place, Structure, places_of
+from scodkit.model.structure import Place, Structure, places_of
 
 # held by whoever runs a model itself: any other model may have layers in common with it
 _ITSELF = threading.RLock()

@@ -1,0 +1,1 @@
+"""What knows no networks: products in mixed precision, kernels, files and what they hold."""

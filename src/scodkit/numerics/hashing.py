@@ -5,6 +5,10 @@ Whoever needs the number at a place asks for it, in any order; nothing is kept.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
@@ -55,3 +59,18 @@ def _key(seed: int, stream: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return (z ^ (z >> 31)) >> 32
+
+
+def digest_of(tensors: Mapping[str, Tensor], salt: str = "") -> str:
+    """Return a hash over tensors: names, shapes, dtypes and every byte.
+
+    Args:
+        tensors: By name, on any device; their order does not matter.
+        salt: Hashed before them.
+    """
+    digest = hashlib.sha256(salt.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import EngineFallbackWarning
-from scodkit.tracing import is_traced, single_operation
+from scodkit.numerics.tracing import is_traced, single_operation
 
 try:
-    from scodkit import triton_kernels
+    from scodkit.numerics import triton_kernels
 except Exception:  # not installed, or not for this machine
     triton_kernels = None  # type: ignore[assignment]
 

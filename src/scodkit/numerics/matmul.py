@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from scodkit.tracing import is_traced, single_operation
+from scodkit.numerics.tracing import is_traced, single_operation
 
 # a float32 number is the sum of this many bfloat16 numbers
 _PARTS = 3

@@ -1,4 +1,4 @@
-"""The kernels of `scodkit.kernels`, in Triton's own language: imported only where it is."""
+"""Kernels in Triton's own language, imported only where there is Triton."""
 
 import triton
 from triton import language as tl

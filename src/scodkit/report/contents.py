@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scodkit import __version__
 from scodkit.monitor import Monitor
 from scodkit.report.charts.canvas import colours_of
 from scodkit.report.charts.histogram import histogram
@@ -24,7 +25,6 @@ from scodkit.report.section import Fact, Page, Section
 from scodkit.report.table import Cell, Table, number, percent, plain
 from scodkit.report.watched_stream import WatchedStream
 from scodkit.summary import Summary
-from scodkit.version import __version__
 
 _SAMPLES = 12  # of each set, in the table of samples
 

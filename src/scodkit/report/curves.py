@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from scodkit.separation import Array, Roc, areas_with, bootstrapped, ends_of, unseen_share
+from scodkit.report.separation import (
+    Array,
+    Roc,
+    areas_with,
+    bootstrapped,
+    ends_of,
+    unseen_share,
+)
 
 # where curves are looked at: closer where few false alarms are
 _GRID: Array = np.unique(

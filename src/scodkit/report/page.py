@@ -13,8 +13,8 @@ from jinja2 import Environment, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
+from scodkit import __version__
 from scodkit.report.section import Page
-from scodkit.version import __version__
 
 
 def render(page: Page) -> str:

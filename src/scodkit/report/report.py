@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from scodkit.artifact import check_place
 from scodkit.errors import OptionError
 from scodkit.monitor import Monitor
-from scodkit.optional import optional
-from scodkit.replacing import replacing
+from scodkit.numerics.artifact import check_place
+from scodkit.numerics.files import replacing
+from scodkit.numerics.optional import optional
 from scodkit.report.method_line import MethodLine
 from scodkit.report.scored_set import ScoredSet
 from scodkit.report.watched_stream import WatchedStream

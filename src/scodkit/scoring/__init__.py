@@ -1,0 +1,1 @@
+"""The uncertainty score: its formula, and the pass that computes it."""

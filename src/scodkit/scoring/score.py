@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import UncertifiedError
 from scodkit.factors import Factors, FactorSource
-from scodkit.network import Inputs
+from scodkit.model.network import Inputs
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 
 @dataclass(frozen=True)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from scodkit import score as scoring
-from scodkit.capture import Captured, capture
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import BatchError, CaptureError, CaptureWarning
-from scodkit.explain import Explanation, References, explain
 from scodkit.factors import FactorSource, LoopEngine
-from scodkit.fitted import Fitted
-from scodkit.network import Inputs, Network
-from scodkit.recipe import Recipe
-from scodkit.score import Energies
-from scodkit.state import StateWatch
-from scodkit.suspicion import RangeWatch
-from scodkit.task import Task
+from scodkit.fit.fitted import Fitted
+from scodkit.fit.recipe import Recipe
+from scodkit.likelihoods.task import Task
+from scodkit.model.network import Inputs, Network
+from scodkit.model.ranges import RangeWatch
+from scodkit.model.state import StateWatch
+from scodkit.scoring import score as scoring
+from scodkit.scoring.compiled import Captured, capture
+from scodkit.scoring.score import Energies
+from scodkit.sketch.eigenbasis import Eigenbasis
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Scorer:
             with self._network.evaluating():  # nobody else is in the middle of a call
                 moved = not self._state_watch.unmoved()
                 if moved or contents:
-                    self.fitted = self._state_watch.settled(self.fitted, doing)
+                    self.fitted = self.fitted.settled(self._state_watch, doing)
                 if moved:
                     self.source = None  # its engine may know layers that are no more
         return self.fitted
@@ -202,6 +202,31 @@ class Scorer:
         assert parts is not None
         return scoring.certificate(parts, self.basis(), self._prior_scale)
 
+    @contextmanager
+    def prepared(
+        self, batch: object, budget: int, doing: str
+    ) -> Iterator[tuple[Inputs, FactorSource, Eigenbasis]]:
+        """Hold the model for other questions about a batch.
+
+        Args:
+            batch: As the loader yields it.
+            budget: As in scoring.
+            doing: What is asked, for the message if the model is another now.
+
+        Yields:
+            The inputs, what turns them into factors, and the basis.
+
+        Raises:
+            BatchError: If the batch is empty.
+        """
+        self.check(doing)
+        basis = self.basis()
+        with self._network.evaluating():
+            call = self._inputs_of(batch)
+            if call.batch_size == 0:
+                raise BatchError(f"expected samples for {doing}, got none")
+            yield call, self._source_for(call, budget), basis
+
     def features(self, batch: object, budget: int) -> Tensor:
         """Return ``U^T L`` as ``(B, p, k)``.
 
@@ -218,31 +243,6 @@ class Scorer:
                 directions = asked.num_directions(self.fitted.shape)
                 return basis.values.new_empty(0, directions, basis.rank)
             return scoring.features(self._source_for(call, budget).named(), call, basis)
-
-    def explanation(
-        self, batch: object, budget: int, *, saliency: bool, references: References | None
-    ) -> Explanation:
-        """Return what the scores of a batch are made of.
-
-        Args:
-            batch: As the loader yields it.
-            budget: As in scoring.
-            saliency: Whether to differentiate the scores by the inputs.
-            references: Samples to look for the nearest among.
-
-        Raises:
-            BatchError: If the batch is empty.
-        """
-        self.check("an explanation")
-        basis = self.basis()
-        with self._network.evaluating():
-            call = self._inputs_of(batch)
-            if call.batch_size == 0:
-                raise BatchError("expected samples to explain, got none")
-            source = self._source_for(call, budget)
-            return explain(
-                source, call, basis, self._prior_scale, saliency=saliency, references=references
-            )
 
     def _inputs_of(self, batch: object) -> Inputs:
         call = self._network.inputs_of(batch, self.fitted.form)

@@ -15,9 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import MergeError, OptionError
 from scodkit.factors import Curvature, Factors
+from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.sketch.maps import SeededMatrix
 from scodkit.sketch.tall import AddUp, alone, tall_bytes
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scodkit.replacing import file_errors, own_folder, target_of
+from scodkit.numerics.files import file_errors, own_folder, target_of
 
 
 @dataclass(frozen=True)

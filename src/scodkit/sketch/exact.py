@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.factors import Factors
 from scodkit.sketch.base import (
     FlatFactors,
@@ -19,6 +18,7 @@ from scodkit.sketch.base import (
     own_transpose,
     refuse_parts,
 )
+from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.sketch.tall import tall_svd
 
 # rows there is room for at first; and how much more there is, each time it runs out: little,

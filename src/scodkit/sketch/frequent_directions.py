@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
 from scodkit.sketch.base import (
@@ -23,6 +22,7 @@ from scodkit.sketch.base import (
     own_transpose,
     refuse_parts,
 )
+from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.sketch.tall import tall_chunks, tall_svd, tall_times
 
 # where rows are short a longer buffer costs nothing and saves shrinkings

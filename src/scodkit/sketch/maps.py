@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import OptionError
-from scodkit.hashing import hashed, mixed, signs
-from scodkit.mixed import add_matmul, sum_dtype
+from scodkit.numerics.hashing import hashed, mixed, signs
+from scodkit.numerics.matmul import add_matmul, sum_dtype
 
 # numbers of Omega made at a time: few enough to stay in a CPU's cache beside the block they
 # multiply, and on a GPU enough to keep it busy

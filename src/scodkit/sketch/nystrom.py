@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
-from scodkit.mixed import add_matmul
+from scodkit.numerics.matmul import add_matmul
 from scodkit.sketch.base import Sketch, SketchState, empty_state
+from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.sketch.maps import (
     Fold,
     Map,

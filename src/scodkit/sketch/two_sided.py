@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import torch
 
-from scodkit.eigenbasis import Eigenbasis
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
 from scodkit.sketch.base import Sketch, SketchState, empty_state
+from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.sketch.maps import SRFT, Map, SeededMatrix, check_map, kept_bytes, making_bytes
 from scodkit.sketch.nystrom import add_product, matrix_for
 from scodkit.sketch.tall import tall_bytes, tall_svd, tall_times

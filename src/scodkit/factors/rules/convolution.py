@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from scodkit import kernels
 from scodkit.factors.rules.layer import (
     Batch,
     Layer,
@@ -22,7 +21,8 @@ from scodkit.factors.rules.layer import (
     Wanted,
     unflatten,
 )
-from scodkit.mixed import convolution_bmm
+from scodkit.numerics import kernels
+from scodkit.numerics.matmul import convolution_bmm
 
 Size = int | Sequence[int]
 

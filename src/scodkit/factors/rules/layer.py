@@ -16,7 +16,7 @@ from torch import Tensor
 
 from scodkit.errors import BatchError
 from scodkit.factors.lay import FIRST, Lay
-from scodkit.mixed import sum_dtype
+from scodkit.numerics.matmul import sum_dtype
 
 
 class UnsupportedCallError(BatchError):
