@@ -19,7 +19,9 @@ from scodkit.factors.backward import Take, backward
 from scodkit.factors.checks import check_some_alone, tolerance
 from scodkit.factors.checksum import Checksum
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums, Tall
+from scodkit.factors.head import Head
 from scodkit.factors.recorder import Recorder
+from scodkit.factors.replay import OtherCallsError, Replay, Script
 from scodkit.factors.rules import Outer, Rows, UnsupportedCallError
 from scodkit.factors.samples import Known, Strangers, constants_of
 from scodkit.model.network import Inputs, Network
@@ -30,6 +32,10 @@ from scodkit.model.parameters import ParameterSet
 _TINY = 1 << 20
 _LARGE_ON_GPU = 1 << 25
 
+
+# shapes of batches whose passes are kept
+_MOST_SCRIPTS = 16
+_OFTEN = 5
 
 # chooses another engine for a batch, given why
 Otherwise = Callable[[Network, ParameterSet, Inputs, str], Engine]
@@ -56,6 +62,8 @@ class HookEngine(Engine):
         self._constants: dict[int, Tensor] = {}
         self._older: Strangers = {}
         self._known: Known = {}
+        self._other_calls = 0  # how many passes were not as scripted
+        self._scripts: dict[object, Script] = {}  # of passes, by the inputs' shapes
         self._checked: set[object] = set()  # layouts of batches
         self._others: dict[object, Engine] = {}  # who takes the layouts this one cannot
         self._as_if: tuple[int, int] | None = None  # samples and directions to go by
@@ -67,7 +75,8 @@ class HookEngine(Engine):
 
     def __getstate__(self) -> dict[str, Any]:
         # tensors go by their ids, which copies do not share
-        return {**vars(self), "_constants": {}, "_older": {}, "_known": {}}
+        empty = ("_constants", "_older", "_known", "_scripts")
+        return {**vars(self), **{name: {} for name in empty}}
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return one forward pass with the calls on chosen parameters remembered.
@@ -76,19 +85,60 @@ class HookEngine(Engine):
             UnsupportedCallError: If rows cannot be known to be their samples', and there is no
                 other engine to leave the batch to.
         """
-        inputs = _layout(call)
-        if inputs in self._others:
-            return self._others[inputs].linearize(call)
+        shapes = tuple([(t.shape, t.dtype) for t in call.tensors()])
+        script = self._scripts.get(shapes)
+        if script is not None:
+            linear = self._replayed(call, script)
+            if linear is not None:
+                return linear
+            del self._scripts[shapes]
+        return self._looked_at(call, shapes)
+
+    def _replayed(self, call: Inputs, script: Script) -> Linearization | None:
+        """Return the pass of a batch whose calls are those of the script; None if not."""
+        if self.check_every and call.batch_size > 1:
+            if (self._batches + 1) % self.check_every == 0:
+                return None  # it is the turn of this batch to be checked
+            self._batches += 1
+        replay = Replay(script)
+        try:
+            with torch.enable_grad():
+                output = self.network(call, replay)
+            replay.check_end()
+        except OtherCallsError:
+            self._other_calls += 1
+            return None
+        return _HookLinearization(
+            replay, output, self.parameters, _Ways(self._few_kernels, self._as_if), None
+        )
+
+    def _looked_at(self, call: Inputs, shapes: object) -> Linearization:
+        """Return a pass in which samples are followed, checked where that is due.
+
+        Raises:
+            UnsupportedCallError: As `linearize` does.
+        """
+        layout = tuple((len(t), t.ndim, t.dtype) for t in call.tensors())
+        if layout in self._others:
+            return self._others[layout].linearize(call)
         try:
             linear, recorder = self._recorded(call)
-            if self.check_every and call.batch_size > 1:
-                self._check(call, linear, (inputs, recorder.layout))
+            checked = call.batch_size == 1 or not self.check_every
+            if not checked:
+                checked = self._check(call, linear, (layout, recorder.layout))
         except UnsupportedCallError as error:
             if self.otherwise is None:
                 raise
             other = self.otherwise(self.network, self.parameters, call, str(error))
-            self._others[inputs] = other
+            self._others[layout] = other
             return other.linearize(call)
+        script = recorder.script
+        # a model that decides by values makes other calls time and again
+        usable = script is not None and script.complete and self._other_calls < _OFTEN
+        if checked and script is not None and usable and linear.head is None:
+            if len(self._scripts) >= _MOST_SCRIPTS:
+                self._scripts.clear()
+            self._scripts[shapes] = script
         return linear
 
     def _recorded(self, call: Inputs) -> tuple[Linearization, Recorder]:
@@ -108,11 +158,10 @@ class HookEngine(Engine):
         if self.network.precision is not None:
             row_bytes = recorder.row_bytes(output.itemsize)
             self._itemsize = row_bytes / self.parameters.num_parameters
-        linear = _HookLinearization(
-            recorder, output, self.parameters, _Ways(self._few_kernels, self._as_if)
-        )
-        self.finds_head = linear.head is not None
-        return linear, recorder
+        head = recorder.head(output)
+        self.finds_head = head is not None
+        ways = _Ways(self._few_kernels, self._as_if)
+        return _HookLinearization(recorder, output, self.parameters, ways, head), recorder
 
     def _recorder(self, call: Inputs) -> Recorder:
         module = self.network.running(call)
@@ -122,21 +171,23 @@ class HookEngine(Engine):
         return Recorder(module, self.parameters, call.batch_size, *seen, copies=self._copies)
 
     def _watched(self, recorder: Recorder, call: Inputs) -> Tensor:
-        own = recorder.watch(call)
-        with torch.enable_grad(), recorder:
-            output = self.network(own)
+        with torch.enable_grad():
+            output = self.network(call, recorder)
         recorder.check(output)
         return output
 
-    def _check(self, call: Inputs, linear: Linearization, layout: object) -> None:
+    def _check(self, call: Inputs, linear: Linearization, layout: object) -> bool:
         """Check the first batch of a layout, and one in so many of the others.
+
+        Returns:
+            Whether a batch of this layout was found to be right, now or before.
 
         Raises:
             UnsupportedCallError: If rows are not those of their samples.
         """
         self._batches += 1
         if layout in self._checked and self._batches % self.check_every:
-            return
+            return True
         rounded = self.network.device.type == "cuda" or self.network.precision is not None
         with self.network.in_full_precision():
             if rounded:  # two right ways would differ by 1e-3 in TF32, by 1e-2 in bfloat16
@@ -144,11 +195,12 @@ class HookEngine(Engine):
             told = check_some_alone(self.network, call, linear.output)
             distance = self._checksum.distance(call, linear)
         if distance is None:  # rows of zeros: the next batch may tell
-            return
+            return layout in self._checked
         if not distance <= tolerance(linear.output):
             raise UnsupportedCallError(f"rows are {distance:.1e} off, relative to their size")
         if told:
             self._checked.add(layout)
+        return layout in self._checked
 
     def for_recording(self) -> HookEngine:
         """See `Engine.for_recording`.
@@ -181,10 +233,6 @@ class HookEngine(Engine):
         return int(columns * self._itemsize) + self._delta_bytes
 
 
-def _layout(call: Inputs) -> object:
-    return tuple((len(t), t.ndim, t.dtype) for t in call.tensors())
-
-
 @dataclass(frozen=True)
 class _Ways:
     """By what the engine chooses among ways to compute the same.
@@ -208,17 +256,18 @@ class _Ways:
 class _HookLinearization(Linearization):
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Recorder | Replay,
         output: Tensor,
         parameters: ParameterSet,
         ways: _Ways,
+        head: Head | None,
     ) -> None:
         self._recorder = recorder
         self._ways = ways
         self._graph = output
         self._parameters = parameters
         self.output = output.detach()
-        self.head = recorder.head(output)
+        self.head = head
 
     def pull_back(self, rows: Tensor) -> Factors:
         samples, all_rows = self._ways.times(rows)
@@ -250,7 +299,7 @@ class HookFactors(Factors):
     def __init__(
         self,
         parameters: ParameterSet,
-        recorder: Recorder,
+        recorder: Recorder | Replay,
         rows: Tensor,
         backward: Callable[[Take], None],
         times: float = 1.0,
@@ -329,24 +378,24 @@ class _Blocks:
         rows: The rows at the output, ``(b, q, d)``.
     """
 
-    def __init__(self, parameters: ParameterSet, recorder: Recorder, rows: Tensor) -> None:
-        self._places = recorder.places
+    def __init__(
+        self, parameters: ParameterSet, recorder: Recorder | Replay, rows: Tensor
+    ) -> None:
         self._layers = recorder.layers
         self._rows = rows
         # how many uses of each are still to come, and what they have summed to
         self._waiting = {block.columns.start: 0 for block in parameters.blocks}
         for layer in self._layers:
             for parameter in layer.parameters:
-                if id(parameter) in self._places:
-                    self._waiting[self._places[id(parameter)].block.start] += 1
+                if id(parameter) in layer.places:
+                    self._waiting[layer.places[id(parameter)].block.start] += 1
         self._sums: dict[int, Tensor] = {}
         self._missing = {block.columns.start: block.columns for block in parameters.blocks}
 
     def add(self, index: int, delta: Tensor) -> Iterator[tuple[slice, Rows]]:
         """Yield the parameters whose gradients are complete with those of one more layer."""
         layer = self._layers[index]
-        for parameter, rows in layer.gradients(delta, lambda p: id(p) in self._places):
-            place = self._places[id(parameter)]
+        for place, rows in layer.gradients(delta):
             start = place.block.start
             self._waiting[start] -= 1
             if self._waiting[start] or start in self._sums or place.columns != place.block:

@@ -6,9 +6,7 @@ changed, and several threads may watch the same model at once.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,36 +18,17 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from scodkit.factors.backward import Edges
 from scodkit.factors.head import Head
 from scodkit.factors.lay import FIRST, MIXED
-from scodkit.factors.rules import RULES, Batch, Layer, UnsupportedCallError
+from scodkit.factors.replay import Script, attention
+from scodkit.factors.rules import RULES, Batch, Layer, Place, UnsupportedCallError
 from scodkit.factors.rules.linear import Linear
 from scodkit.factors.samples import Known, Samples, Strangers, constants_of
-from scodkit.model.network import Inputs, ordinary
+from scodkit.model.network import ordinary
 from scodkit.model.parameters import ParameterSet
-
-# attention as torch writes it, but without handing the whole call to whoever watches
-_attention = types.FunctionType(
-    F.multi_head_attention_forward.__code__,
-    {**F.multi_head_attention_forward.__globals__, "has_torch_function": lambda _: False},
-    argdefs=F.multi_head_attention_forward.__defaults__,
-)
 
 # what they return is, to autograd, no longer the parameter
 _CONSTANTS = frozenset({Tensor.detach, Tensor.data.__get__})  # type: ignore[attr-defined]
 
 _OPERANDS = 2
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a parameter, or a part of one, sits among the chosen columns.
-
-    Args:
-        block: Columns of the whole parameter.
-        columns: Its own columns.
-    """
-
-    block: slice
-    columns: slice
 
 
 class Recorder(TorchFunctionMode):
@@ -67,6 +46,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         layers: The calls, in order.
+        script: All calls of torch functions; None where they cannot be made again.
         edges: Where in the graph their outputs were made.
         places: Where tensors with chosen weights sit, by id: parameters, and cuts of them.
     """
@@ -93,10 +73,9 @@ class Recorder(TorchFunctionMode):
         ]  # ids hold while their tensors live
         self._batch = Batch(size)
         # a sample alone owns all there is
-        self._samples: Samples | None = None
-        if size > 1:
-            own = constants_of(model) if constants is None else constants
-            self._samples = Samples(size, own, older, known)
+        own = constants_of(model) if constants is None else constants
+        self._samples = Samples(size, own, older, known) if size > 1 else None
+        self.script = None if copies else Script(own)
         self._copies = copies
         # by a parameter's first column: the outputs' bytes a number, of each use of all of it
         self._uses: dict[int, list[int]] = {c.start: [] for c in columns.values()}
@@ -117,26 +96,37 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             with self:
-                return _attention(*args, **kwargs)
+                return attention(*args, **kwargs)
         concerned = self._concerned(args) or (kwargs and self._concerned(kwargs.values()))
-        if concerned and torch.is_grad_enabled():
+        concerned = concerned and torch.is_grad_enabled()
+        if self.script is not None:
+            graph = concerned or self.layers or func is torch._C._set_grad_enabled
+            self.script.add(func, args, kwargs, bool(graph))
+        if concerned:
             if func in RULES:
-                return self._remember(func, args, kwargs)
+                output = self._remember(func, args, kwargs)
+                if self.script is not None:
+                    self.script.mark(output)
+                return output
             result = self._seen_from(func, args, kwargs)
         else:
             result = self._pass_on(func, args, kwargs)
         if self._samples is not None:
             self._samples.follow(func, args, kwargs, result)
+        if self.script is not None:
+            self.script.mark(result)
         return result
 
-    def watch(self, call: Inputs) -> Inputs:
-        """Return the batch to run the model on, whose samples are followed from here on."""
-        if self._samples is None:
-            return call
-        own = call.map(torch.Tensor.detach)  # notes are not made on the user's tensors
-        for tensor in own.tensors():
+    def watch(self, tensor: Tensor) -> None:
+        """Follow the samples of an input from here on.
+
+        Args:
+            tensor: The copy that the model is run on.
+        """
+        if self._samples is not None:
             self._samples.put(tensor, FIRST)
-        return own
+        if self.script is not None:
+            self.script.mark(tensor)
 
     @property
     def strangers(self) -> Strangers:
@@ -193,10 +183,13 @@ class Recorder(TorchFunctionMode):
             for value in (*args, *kwargs.values())
         )
 
+        weights: dict[int, Tensor] = {}
+
         def constant(tensor: Tensor) -> Tensor:
             if id(tensor) in self.places:
                 detached = ordinary(tensor.detach())
-                return detached.requires_grad_() if first else detached
+                weights[id(tensor)] = detached.requires_grad_() if first else detached
+                return weights[id(tensor)]
             return ordinary(tensor) if self._copies else tensor
 
         output: Tensor = self._call(func, args, kwargs, constant)
@@ -206,6 +199,8 @@ class Recorder(TorchFunctionMode):
         self._place(layer, func, args, kwargs, output)
         self.layers.append(layer)
         self.edges.add(output, start=first)
+        if self.script is not None:
+            self.script.add_layer(layer, [*args, *kwargs.values()], weights, first)
         for parameter in layer.parameters:
             place = self.places.get(id(parameter))
             if place is not None:
@@ -240,7 +235,7 @@ class Recorder(TorchFunctionMode):
                     f"{resolve_name(func) or func} may be given several samples at a time"
                 )
             batch = Batch(batch.size, where)
-        layer.place(batch, output, lambda parameter: id(parameter) in self.places)
+        layer.place(batch, output, self.places)
 
     @property
     def layout(self) -> object:

@@ -17,7 +17,7 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ _SWITCH = threading.RLock()
 _ANOMALIES = threading.Lock()
 _anomalies_off = 0  # how many keep torch's anomaly detection off
 _anomalies_before = (False, True)  # whether it was on, and whether it looked for NaN
+
+_UNWATCHED = contextlib.nullcontext()
 
 _LABEL_KEYS = frozenset({"label", "labels", "target", "targets"})
 
@@ -200,6 +202,13 @@ def _check_one_batch(batch: object, form: Form | None) -> None:
         )
 
 
+class Watcher(contextlib.AbstractContextManager[Any], Protocol):
+    """Looks at a forward pass."""
+
+    def watch(self, tensor: Tensor) -> None:
+        """Note a tensor that the model is run on: a copy of an input."""
+
+
 class Network:
     """A trained model together with how batches enter it and outputs leave it.
 
@@ -294,8 +303,12 @@ class Network:
             return self._default_inputs(first) if isinstance(first, Mapping) else first
         return batch
 
-    def __call__(self, call: Inputs) -> Tensor:
+    def __call__(self, call: Inputs, watcher: Watcher | None = None) -> Tensor:
         """Return the output ``(B, *shape)`` of the model as it stands.
+
+        Args:
+            call: The inputs.
+            watcher: Entered while the model is run; shown the tensors that it is run on.
 
         Raises:
             ModelCallError: If the model fails on inputs of another dtype than its weights'.
@@ -303,9 +316,14 @@ class Network:
         """
         self._twin.prove(call.args, call.kwargs)
         args, kwargs = own_tensors(call.args, call.kwargs)
+        size = call.batch_size
+        if watcher is not None:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor):
+                    watcher.watch(value)
         try:
-            with self._twin.running() as module, self._autocast():
-                result = module(*args, **kwargs)
+            with self._twin.running() as module, self._autocast(), watcher or _UNWATCHED:
+                return self._output(module(*args, **kwargs), size)
         except RuntimeError as error:
             own = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
             given = {t.dtype for t in call.tensors() if t.is_floating_point()}
@@ -321,7 +339,6 @@ class Network:
                     f"{advice}x.to({wanted.split(' ')[0]})"
                 ) from error
             raise
-        return self._output(result, call.batch_size)
 
     def _takes_floats(self, call: Inputs, dtype: torch.dtype) -> bool:
         """Return whether a model that failed on integers can be run on the same as floats."""

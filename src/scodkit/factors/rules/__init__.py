@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from scodkit.factors.rules import broadcast
 from scodkit.factors.rules.convolution import Convolution, TransposedConvolution
 from scodkit.factors.rules.embedding import Embedding
-from scodkit.factors.rules.layer import Batch, Layer, Outer, Rows, UnsupportedCallError
+from scodkit.factors.rules.layer import Batch, Layer, Outer, Place, Rows, UnsupportedCallError
 from scodkit.factors.rules.linear import Linear
 
 # a rule takes the batch and then what the function takes, under the same names
@@ -33,4 +33,4 @@ RULES: dict[Callable[..., Any], Callable[..., Layer]] = {
     **dict.fromkeys([Tensor.expand, Tensor.expand_as], broadcast.expansion),
 }
 
-__all__ = ["RULES", "Batch", "Layer", "Outer", "Rows", "UnsupportedCallError"]
+__all__ = ["RULES", "Batch", "Layer", "Outer", "Place", "Rows", "UnsupportedCallError"]

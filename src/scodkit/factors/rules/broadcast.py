@@ -7,14 +7,14 @@ gradient at the output, times what the parameter scales.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from scodkit.factors.rules.layer import Batch, Layer, Rows, UnsupportedCallError, Wanted
+from scodkit.factors.rules.layer import Batch, Layer, Place, Rows, UnsupportedCallError
 
 # positions from which a product of matrices beats an element-wise one and a sum, on a GPU
 _MANY = 64
@@ -28,12 +28,12 @@ class _Term:
     Args:
         parameter: None where the layer has none.
         axes: The axes of the output it spans; None for the last ones, as broadcasting goes.
-        scaled: What it scales; None for ones.
+        scaled: Makes what it scales from the layer's inputs; None for ones.
     """
 
     parameter: Tensor | None
     axes: Sequence[int] | None
-    scaled: Callable[[], Tensor] | None = None
+    scaled: Callable[..., Tensor] | None = None
 
     def spans(self, ndim: int) -> Sequence[int]:
         """Return the axes of an output of ``ndim`` axes that the parameter spans."""
@@ -46,38 +46,39 @@ class _Term:
 class Broadcast(Layer):
     """``y = scaled * weight + bias``, either of them missing."""
 
-    def __init__(self, batch: Batch, remembered: Sequence[Tensor], *terms: _Term) -> None:
-        super().__init__(batch, [term.parameter for term in terms], *remembered)
+    def __init__(self, batch: Batch, inputs: Sequence[Tensor], *terms: _Term) -> None:
+        super().__init__(batch, [term.parameter for term in terms], *inputs)
         self._terms = terms
 
-    def place(self, batch: Batch, output: Tensor, wanted: Wanted) -> None:
+    def place(self, batch: Batch, output: Tensor, places: Mapping[int, Place]) -> None:
         """See `Layer.place`.
 
         Raises:
             UnsupportedCallError: If a parameter spans the samples.
         """
-        super().place(batch, output, wanted)
+        super().place(batch, output, places)
+        self._terms = tuple(term for term in self._terms if id(term.parameter) in places)
         for term in self._terms if batch.size > 1 else ():
-            own = term.parameter is not None and wanted(term.parameter)
-            if own and batch.lay.axis in term.spans(output.ndim):
+            if batch.lay.axis in term.spans(output.ndim):
                 raise UnsupportedCallError("a parameter with an entry per sample")
 
-    def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
         """See `Layer.gradients`."""
         own = self.batch.lay.axis if self.batch.size > 1 else None
         for term in self._terms:
-            if term.parameter is None or not wanted(term.parameter):
-                continue
+            place = self.places[id(term.parameter)]
             axes = term.spans(delta.ndim - 1)
             # one axis more than the output, the directions, in front
             summed = [a + 1 for a in range(delta.ndim - 1) if a != own and a not in axes]
-            rows = _summed(delta, None if term.scaled is None else term.scaled(), summed)
+            rows = _summed(
+                delta, None if term.scaled is None else term.scaled(*self.inputs), summed
+            )
             if own is None:
-                yield term.parameter, rows.reshape(1, len(rows), -1)
+                yield place, rows.reshape(1, len(rows), -1)
                 continue
             rows = rows.movedim(1 + sum(axis < own for axis in axes), 1)
             rows = self.batch.sum_places(rows, axis=1).transpose(0, 1)
-            yield term.parameter, rows.reshape(*rows.shape[:2], -1)
+            yield place, rows.reshape(*rows.shape[:2], -1)
 
 
 def batch_norm(
@@ -99,7 +100,7 @@ def batch_norm(
     if training or running_mean is None:
         raise UnsupportedCallError("batch_norm with statistics of the batch")
 
-    def normalised() -> Tensor:
+    def normalised(input: Tensor) -> Tensor:
         return F.batch_norm(input, running_mean, running_var, eps=eps)
 
     return _norm(batch, input, [1], normalised, weight, bias)
@@ -115,7 +116,7 @@ def layer_norm(
 ) -> Layer:
     """Return the layer of ``F.layer_norm``."""
 
-    def normalised() -> Tensor:
+    def normalised(input: Tensor) -> Tensor:
         return F.layer_norm(input, list(normalized_shape), eps=eps)
 
     return _norm(batch, input, _last_axes(input, normalized_shape), normalised, weight, bias)
@@ -130,7 +131,7 @@ def rms_norm(
 ) -> Layer:
     """Return the layer of ``F.rms_norm``."""
 
-    def normalised() -> Tensor:
+    def normalised(input: Tensor) -> Tensor:
         return F.rms_norm(input, list(normalized_shape), eps=eps)
 
     return _norm(batch, input, _last_axes(input, normalized_shape), normalised, weight, None)
@@ -146,7 +147,7 @@ def group_norm(
 ) -> Layer:
     """Return the layer of ``F.group_norm``."""
 
-    def normalised() -> Tensor:
+    def normalised(input: Tensor) -> Tensor:
         return F.group_norm(input, num_groups, eps=eps)
 
     return _norm(batch, input, [1], normalised, weight, bias)
@@ -165,7 +166,7 @@ def instance_norm(
 ) -> Layer:
     """Return the layer of ``F.instance_norm``."""
 
-    def normalised() -> Tensor:
+    def normalised(input: Tensor) -> Tensor:
         if not use_input_stats:
             return F.batch_norm(input, running_mean, running_var, eps=eps)
         return F.instance_norm(input, eps=eps)
@@ -175,7 +176,8 @@ def instance_norm(
 
 def product(batch: Batch, input: Tensor, other: Tensor) -> Layer:
     """Return the layer of ``input * other``."""
-    first, second = _Term(input, None, lambda: other), _Term(other, None, lambda: input)
+    first = _Term(input, None, lambda _, other: other)
+    second = _Term(other, None, lambda input, _: input)
     return Broadcast(batch, _tensors(input, other), first, second)
 
 
@@ -200,7 +202,7 @@ def _norm(
     batch: Batch,
     input: Tensor,
     axes: Sequence[int],
-    normalised: Callable[[], Tensor],
+    normalised: Callable[[Tensor], Tensor],
     weight: Tensor | None,
     bias: Tensor | None,
 ) -> Layer:

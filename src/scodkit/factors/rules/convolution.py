@@ -16,9 +16,9 @@ from torch.nn import functional as F  # noqa: N812
 from scodkit.factors.rules.layer import (
     Batch,
     Layer,
+    Place,
     Rows,
     UnsupportedCallError,
-    Wanted,
     unflatten,
 )
 from scodkit.numerics import kernels
@@ -57,30 +57,31 @@ class Convolution(Layer):
         groups: int = 1,
     ) -> None:
         super().__init__(batch, [weight, bias], input)
-        self._input, self._weight, self._bias = input, weight, bias
+        self._weight, self._bias = weight, bias
         self._groups = groups
         self._window = _Window(input, weight, stride, dilation)
         self._margins = self._window.margins(padding)
 
-    def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
         """See `Layer.gradients`."""
-        if wanted(self._weight):
-            input = self._input.to(delta.dtype)
+        weight, bias = self.places.get(id(self._weight)), self.places.get(id(self._bias))
+        if weight is not None:
+            input = self.inputs[0].to(delta.dtype)
             if kernels.run_on(delta) and self._is_plain:
-                yield self._weight, self._by_kernels(input, delta)
+                yield weight, self._by_kernels(input, delta)
             else:
                 places = self._window.places(_padded(input, self._margins))
                 rows = _sum_over_positions(
                     self._apart(delta, 1), self._apart(places, 0)[None], delta.ndim - 3
                 )
-                yield self._weight, rows.transpose(1, 2).flatten(2)
-        if self._bias is not None and wanted(self._bias):
-            yield self._bias, _sums(delta, self.batch)
+                yield weight, rows.transpose(1, 2).flatten(2)
+        if bias is not None:
+            yield bias, _sums(delta, self.batch)
 
     @property
     def _is_plain(self) -> bool:
         """Whether images come one to a sample, all channels together, seen by small kernels."""
-        images = self._input.ndim == _IMAGES and len(self._input) == self.batch.size
+        images = self.inputs[0].ndim == _IMAGES and len(self.inputs[0]) == self.batch.size
         places = math.prod(self._weight.shape[2:])
         return images and self._groups == 1 and places <= _FEW_PLACES
 
@@ -119,23 +120,24 @@ class TransposedConvolution(Convolution):
     ) -> None:
         super().__init__(batch, input, weight, bias, stride, padding, dilation, groups)
 
-    def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
         """See `Layer.gradients`."""
-        if wanted(self._weight):
+        weight, bias = self.places.get(id(self._weight)), self.places.get(id(self._bias))
+        if weight is not None:
             padded = _padded(delta.flatten(0, 1), self._margins)
             # output_padding may add positions that no input reaches
-            places = self._window.places(padded, positions=self._input.shape[2:])
+            places = self._window.places(padded, positions=self.inputs[0].shape[2:])
             places = unflatten(places, 0, (delta.shape[0], -1))
             rows = _sum_over_positions(
                 self._apart(places, 1),
-                self._apart(self._input.to(delta.dtype), 0)[None],
+                self._apart(self.inputs[0].to(delta.dtype), 0)[None],
                 delta.ndim - 3,
             )
             # the weight has the input's channels first
-            rows = unflatten(rows, 3, (-1, self._input.shape[1] // self._groups)).mT
-            yield self._weight, rows.transpose(1, 2).flatten(2)
-        if self._bias is not None and wanted(self._bias):
-            yield self._bias, _sums(delta, self.batch)
+            rows = unflatten(rows, 3, (-1, self.inputs[0].shape[1] // self._groups)).mT
+            yield weight, rows.transpose(1, 2).flatten(2)
+        if bias is not None:
+            yield bias, _sums(delta, self.batch)
 
 
 class _Window:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from scodkit.factors.rules.layer import Batch, Layer, Rows, UnsupportedCallError, Wanted
+from scodkit.factors.rules.layer import Batch, Layer, Place, Rows, UnsupportedCallError
 
 
 class Embedding(Layer):
@@ -26,20 +26,19 @@ class Embedding(Layer):
         super().__init__(batch, [weight], input)
         if max_norm is not None or scale_grad_by_freq:
             raise UnsupportedCallError("an embedding with max_norm or scale_grad_by_freq")
-        self._input, self._weight = input, weight
+        self._weight = weight
         self._padding = padding_idx
 
-    def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
         """See `Layer.gradients`."""
-        if not wanted(self._weight):
-            return
+        (place,), (input,) = self.places.values(), self.inputs
         entries, width = self._weight.shape
-        batch = self.batch.led_by(self._input.shape)
-        places = batch.split(self._input.flatten())
+        batch = self.batch.led_by(input.shape)
+        places = batch.split(input.flatten())
         delta = delta.reshape(delta.shape[0], -1, width)
         delta = batch.split(delta, axis=1).transpose(0, 1)  # (b, q, m, e)
         if self._padding is not None:
             delta = delta.masked_fill((places == self._padding % entries)[:, None, :, None], 0)
         rows = delta.new_zeros(*delta.shape[:2], entries, width)
         rows.scatter_add_(2, places[:, None, :, None].expand_as(delta), delta)
-        yield self._weight, rows.flatten(2)
+        yield place, rows.flatten(2)

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from scodkit.errors import BatchError
 from scodkit.factors.lay import FIRST, Lay
 from scodkit.numerics.matmul import sum_dtype
+
+_version = attrgetter("_version")
 
 
 class UnsupportedCallError(BatchError):
@@ -123,52 +127,80 @@ def activations_along(a: Tensor, matrix: Tensor) -> Tensor:
 
 
 Rows = Tensor | Outer
-Wanted = Callable[[Tensor], bool]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter, or a part of one, sits among the chosen columns.
+
+    Args:
+        block: Columns of the whole parameter.
+        columns: Its own columns.
+    """
+
+    block: slice
+    columns: slice
 
 
 class Layer(ABC):
     """One call of a torch function on chosen parameters.
 
     Args:
-        batch: Where the samples are in its output; set once that is known.
+        batch: Where the samples are in its output; set again by `place`.
         parameters: What the call takes gradients of, chosen or not.
-        remembered: Inputs of the call that gradients need; they must not change afterwards.
+        inputs: Other tensors that the gradients need; they must not change afterwards.
+
+    Attributes:
+        places: Where its chosen parameters sit among the columns, by their ids.
     """
 
     def __init__(
-        self, batch: Batch, parameters: Sequence[Tensor | None], *remembered: Tensor
+        self, batch: Batch, parameters: Sequence[Tensor | None], *inputs: Tensor
     ) -> None:
         self.batch = batch
         self.parameters = [parameter for parameter in parameters if parameter is not None]
-        # what was made in inference mode has no version, and no one can change it here
-        self._versions = [(t, t._version) for t in remembered if not t.is_inference()]
+        self.places: dict[int, Place] = {}
+        self.inputs = inputs
+        # tensors made in inference mode have no version, and nobody can change them here
+        self._versions = [None if t.is_inference() else t._version for t in inputs]
 
-    def place(self, batch: Batch, output: Tensor, wanted: Wanted) -> None:
-        """Note where the samples are in the output, now that it is there.
+    def place(self, batch: Batch, output: Tensor, places: Mapping[int, Place]) -> None:
+        """Note where the samples are in the output, and where the chosen parameters sit.
 
         Args:
-            batch: Where they are.
+            batch: Where the samples are.
             output: What the call returned.
-            wanted: As in `gradients`.
+            places: Of all chosen parameters and parts of them, by id.
         """
         self.batch = batch
+        used = map(id, self.parameters)
+        self.places = {
+            parameter: places[parameter] for parameter in used if parameter in places
+        }
+
+    def again(self, inputs: tuple[Tensor, ...]) -> Self:
+        """Return the same call on other inputs of the same shapes."""
+        layer = object.__new__(type(self))
+        vars(layer).update(vars(self))
+        layer.inputs, layer._versions = inputs, list(map(_version, inputs))
+        return layer
 
     @abstractmethod
-    def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
-        """Yield parameters with their per-sample gradients, ``(b, q, n)``.
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
+        """Yield the per-sample gradients ``(b, q, n)`` of the chosen parameters.
 
         Args:
             delta: Gradients at the call's output, ``(q, *shape of the output)``.
-            wanted: Says whether a parameter is one of the chosen.
         """
 
     def check_unchanged(self) -> None:
-        """Refuse what was remembered if an in-place operation has changed it since.
+        """Refuse inputs that an in-place operation has changed since the call.
 
         Raises:
             UnsupportedCallError: If one has.
         """
-        if any(tensor._version != version for tensor, version in self._versions):
-            raise UnsupportedCallError(
-                "an input of a layer was modified in place after the layer had used it"
-            )
+        for tensor, version in zip(self.inputs, self._versions, strict=True):
+            if version is not None and tensor._version != version:
+                raise UnsupportedCallError(
+                    "an input of a layer was modified in place after the layer had used it"
+                )

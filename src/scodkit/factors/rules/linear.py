@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from scodkit.factors.rules.layer import Batch, Layer, Outer, Rows, Wanted
+from scodkit.factors.rules.layer import Batch, Layer, Outer, Place, Rows
+
+_MATRIX = 2
 
 
 class Linear(Layer):
@@ -17,19 +19,32 @@ class Linear(Layer):
         self, batch: Batch, input: Tensor, weight: Tensor, bias: Tensor | None = None
     ) -> None:
         super().__init__(batch, [weight, bias], input)
-        self.input, self.weight, self.bias = input, weight, bias
+        self.weight, self.bias = weight, bias
 
-    def gradients(self, delta: Tensor, wanted: Wanted) -> Iterator[tuple[Tensor, Rows]]:
+    @property
+    def input(self) -> Tensor:
+        """``x``."""
+        return self.inputs[0]
+
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
         """See `Layer.gradients`; one place per sample gives outer products."""
+        weight, bias = self.places.get(id(self.weight)), self.places.get(id(self.bias))
+        a = self.inputs[0].to(delta.dtype)
+        if a.numel() == self.batch.size * a.shape[-1]:  # one row for each sample
+            if a.ndim != _MATRIX:
+                a, delta = a.flatten(0, -2), delta.flatten(1, -2)
+            delta = delta.transpose(0, 1)
+            if weight is not None:
+                yield weight, Outer(delta, a)
+            if bias is not None:
+                yield bias, delta
+            return
         batch = self.batch.led_by(delta.shape[1:-1])
         # (b, q, m, o)
         delta = batch.split(delta.flatten(1, -2), axis=1).transpose(0, 1)
-        if wanted(self.weight):
-            a = batch.split(self.input.to(delta.dtype).flatten(0, -2))
-            if a.shape[1] == 1:
-                yield self.weight, Outer(delta[:, :, 0], a[:, 0])
-            else:
-                rows = torch.bmm(delta.mT.flatten(1, 2), a)
-                yield self.weight, rows.view(*delta.shape[:2], -1)
-        if self.bias is not None and wanted(self.bias):
-            yield self.bias, delta[:, :, 0] if delta.shape[2] == 1 else delta.sum(2)
+        if weight is not None:
+            a = batch.split(a.flatten(0, -2))
+            rows = torch.bmm(delta.mT.flatten(1, 2), a)
+            yield weight, rows.view(*delta.shape[:2], -1)
+        if bias is not None:
+            yield bias, delta.sum(2)
