@@ -1,5 +1,6 @@
 """Fisher factors: what matters at the output, pulled back to the weights."""
 
+from scodkit.factors.alone import FunctionalEngine, LoopEngine
 from scodkit.factors.budget import MemoryBudget
 from scodkit.factors.checks import distinct, pick
 from scodkit.factors.choose import (
@@ -20,12 +21,10 @@ from scodkit.factors.engine import (
     row_bytes,
     squared_norms,
 )
-from scodkit.factors.functional import FunctionalEngine
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.jacobian import Jacobian
-from scodkit.factors.loop import LoopEngine
 from scodkit.factors.memory import LiveBytes, Memory
-from scodkit.factors.pieces import MANY, FactorSource, Piece
+from scodkit.factors.pieces import MANY, FactorSource, Piece, Whole
 from scodkit.factors.products import Curvature, Portions, ProductPiece, ProductSource
 
 __all__ = [
@@ -50,6 +49,7 @@ __all__ = [
     "Portions",
     "ProductPiece",
     "ProductSource",
+    "Whole",
     "choose_engine",
     "choose_jacobian",
     "count_passes",

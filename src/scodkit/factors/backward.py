@@ -17,6 +17,8 @@ from torch.func import vmap
 # where few kernels count for most (some run decomposed), and up to which they go back one by
 # one within a single call; above that each alone keeps the GPU busy
 _FOLDED = 1 << 20
+# bytes of gradients at all layers up to which they are held together: fewer calls
+_AT_ONCE = 1 << 24
 _BATCHED = 1 << 25
 
 # torch numbers maps by how deep they are nested: that of torch.autograd.grad is outermost
@@ -71,7 +73,10 @@ def backward(
     """
     by_direction = rows.transpose(0, 1).reshape(rows.shape[1], *output.shape)
     average = times * edges.output_bytes / len(edges.of_layers)
-    if len(by_direction) == 1:
+    if len(by_direction) == 1 and times * edges.output_bytes <= _AT_ONCE:
+        found = _gradients(output, edges.of_layers, by_direction[0])
+        _hand_over([None if delta is None else delta[None] for delta in found], take)
+    elif len(by_direction) == 1:
         _streamed(output, edges, by_direction[0], lambda i, delta: take(i, delta[None]))
     elif few_kernels and average <= _FOLDED:
         _folded(output, edges, by_direction, take)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from scodkit.factors.alone import LoopEngine
 from scodkit.factors.checks import tolerance
 from scodkit.factors.engine import Linearization
 from scodkit.factors.jacobian import BackwardJacobian, ForwardJacobianInTurn, Jacobian
-from scodkit.factors.loop import LoopEngine
 from scodkit.factors.pieces import finite_samples
 from scodkit.model.network import Inputs, Network
 from scodkit.model.parameters import ParameterSet

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 
 from scodkit.errors import EngineFallbackWarning
+from scodkit.factors.alone import FunctionalEngine, LoopEngine
 from scodkit.factors.engine import Engine
-from scodkit.factors.functional import FunctionalEngine
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.jacobian import (
     BackwardJacobian,
@@ -14,7 +14,6 @@ from scodkit.factors.jacobian import (
     ForwardJacobianInTurn,
     Jacobian,
 )
-from scodkit.factors.loop import LoopEngine
 from scodkit.factors.trial import Trial
 from scodkit.model.network import Inputs, Network
 from scodkit.model.parameters import ParameterSet

@@ -274,10 +274,12 @@ class Engine(ABC):
     Attributes:
         finds_head: Whether its last linearisation had a head.
         check_every: How often rows of later batches are checked, by an engine that needs it.
+        recording: Whether its calls are recorded: then no number may be looked at.
     """
 
     finds_head = False
     check_every = 0
+    recording = False
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         self.network = network
@@ -300,9 +302,23 @@ class Engine(ABC):
         engine.check_every = 0
         return engine
 
+    def for_single(self) -> Engine:
+        """Return the engine for batches of one sample with few rows."""
+        return self
+
+    def folds(self, rows: int) -> bool:
+        """Return whether several directions of a sample are best pulled back as samples.
+
+        Args:
+            rows: Of all samples together.
+        """
+        return False
+
     def for_recording(self) -> Engine:
         """Return the same engine for calls that are recorded once and replayed often."""
-        return self
+        engine = self.unchecked()
+        engine.recording = True
+        return engine
 
     def as_if_for(self, samples: int, directions: int) -> Engine:
         """Return the same engine, which goes by sizes that are not those of its batches.

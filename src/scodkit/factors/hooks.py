@@ -7,15 +7,15 @@ Autograd computes no gradient of a weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scodkit.factors.backward import Take, backward
+from scodkit.factors.alone import SingleEngine
+from scodkit.factors.backward import backward
 from scodkit.factors.checks import check_some_alone, tolerance
 from scodkit.factors.checksum import Checksum
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization, Sums, Tall
@@ -32,6 +32,10 @@ from scodkit.model.parameters import ParameterSet
 _TINY = 1 << 20
 _LARGE_ON_GPU = 1 << 25
 
+
+# bytes at the layers' outputs up to which directions are copies of the samples
+_SMALL = 1 << 20
+_SMALL_ON_GPU = 1 << 27
 
 # shapes of batches whose passes are kept
 _MOST_SCRIPTS = 16
@@ -57,6 +61,7 @@ class HookEngine(Engine):
         super().__init__(network, parameters)
         self.otherwise: Otherwise | None = None
         self._few_kernels = False
+        self._single: SingleEngine | None = None
         self._checksum = Checksum(network, parameters)
         self._batches = 0
         self._constants: dict[int, Tensor] = {}
@@ -76,7 +81,7 @@ class HookEngine(Engine):
     def __getstate__(self) -> dict[str, Any]:
         # tensors go by their ids, which copies do not share
         empty = ("_constants", "_older", "_known", "_scripts")
-        return {**vars(self), **{name: {} for name in empty}}
+        return {**vars(self), **{name: {} for name in empty}, "_single": None}
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return one forward pass with the calls on chosen parameters remembered.
@@ -202,6 +207,27 @@ class HookEngine(Engine):
             self._checked.add(layout)
         return layout in self._checked
 
+    def for_single(self) -> Engine:
+        """See `Engine.for_single`.
+
+        Returns:
+            Plain autograd, unless the engine is there for counting.
+        """
+        if self._as_if is not None or self._copies:
+            return self
+        if self._single is None:
+            self._single = SingleEngine(self.network, self.parameters)
+        return self._single
+
+    def folds(self, rows: int) -> bool:
+        """See `Engine.folds`.
+
+        Returns:
+            Whether the layers are so small that calls, not numbers, take the time.
+        """
+        limit = _SMALL_ON_GPU if self.network.device.type == "cuda" else _SMALL
+        return self._as_if is None and 0 < rows * self._delta_bytes <= limit
+
     def for_recording(self) -> HookEngine:
         """See `Engine.for_recording`.
 
@@ -209,6 +235,7 @@ class HookEngine(Engine):
             An engine that launches fewer kernels on a GPU, more slowly.
         """
         engine = self.unchecked()
+        engine.recording = True
         engine._few_kernels = self.network.device.type == "cuda"
         return engine
 
@@ -256,60 +283,35 @@ class _Ways:
 class _HookLinearization(Linearization):
     def __init__(
         self,
-        recorder: Recorder | Replay,
+        watched: Recorder | Replay,
         output: Tensor,
         parameters: ParameterSet,
         ways: _Ways,
         head: Head | None,
     ) -> None:
-        self._recorder = recorder
-        self._ways = ways
-        self._graph = output
-        self._parameters = parameters
+        self.layers, self.edges = watched.layers, watched.edges
+        self.graph = output
+        self.parameters = parameters
+        self.ways = ways
         self.output = output.detach()
         self.head = head
 
     def pull_back(self, rows: Tensor) -> Factors:
-        samples, all_rows = self._ways.times(rows)
-        pull_back = partial(
-            backward,
-            self._graph,
-            self._recorder.edges,
-            rows,
-            few_kernels=self._ways.few_kernels,
-            times=samples,
-        )
-        # nothing arrives where there are no layers, or no graph
-        reached = bool(self._recorder.layers) and self._graph.requires_grad
-        take_all = pull_back if reached else lambda _: None
-        return HookFactors(self._parameters, self._recorder, rows, take_all, all_rows)
+        return HookFactors(self, rows)
 
 
 class HookFactors(Factors):
     """Rows formed from layers and the gradients at their outputs, each time they are read.
 
     Args:
-        parameters: The chosen weights.
-        recorder: Saw the forward pass.
+        linear: The network at the batch.
         rows: The rows at the output, ``(b, q, d)``.
-        backward: Pulls them back, and hands over what arrives at each layer.
-        times: Put layers together, and multiply, as if there were so many times as many rows.
     """
 
-    def __init__(
-        self,
-        parameters: ParameterSet,
-        recorder: Recorder | Replay,
-        rows: Tensor,
-        backward: Callable[[Take], None],
-        times: float = 1.0,
-    ) -> None:
-        self._times = times
-        self._parameters = parameters
-        self._recorder = recorder
-        self._rows = rows
-        self._backward = backward
-        self.num_rows = rows.shape[0] * rows.shape[1]
+    def __init__(self, linear: _HookLinearization, rows: Tensor) -> None:
+        self._linear, self._rows = linear, rows
+        self._num_samples, self._directions = rows.shape[:2]
+        self.num_rows = self._num_samples * self._directions
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Return ranges of columns with their rows, small neighbours together."""
@@ -332,91 +334,98 @@ class HookFactors(Factors):
             gradients are dropped as soon as they are used; large outer products are never
             formed.
         """
+        linear, rows = self._linear, self._rows
+        length = linear.parameters.num_parameters
+        small = self.num_rows * length * rows.itemsize <= _TINY and linear.ways.as_if is None
+        if small and isinstance(matrix, Tensor) and matrix.dtype == rows.dtype:
+            on_cpu = not matrix.is_cuda and not rows.is_cuda
+            return self._project_all(matrix) if on_cpu else self._project_blocks(matrix)
+        return self._project_blocks(matrix)
+
+    def _project_all(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `project` does, in one product: in a small network, calls count most."""
+        blocks: dict[int, Tensor] = {}
+
+        def use(columns: slice, rows: Rows) -> None:
+            blocks[columns.start] = rows if type(rows) is Tensor else _dense(rows)
+
+        self._each(use)
+        whole = torch.cat([blocks[start] for start in sorted(blocks)], dim=2)
+        along = whole.view(self.num_rows, -1) @ matrix
+        # in float64: a score is a difference of near-equal sums
+        norms = torch.linalg.vector_norm(whole, dim=(1, 2), dtype=torch.float64)
+        shape = (self._num_samples, self._directions, -1)
+        return norms.square(), along.view(shape).double()
+
+    def _project_blocks(self, matrix: Tall) -> tuple[Tensor, Tensor]:
         sums, device = Sums(), self._rows.device
+        _, times = self._linear.ways.times(self._rows)
         small = _Neighbours(self._limit)
 
         def use(columns: slice, rows: Rows) -> None:
-            if isinstance(rows, Outer) and rows.nbytes > _TINY / self._times:
+            if isinstance(rows, Outer) and rows.nbytes > _TINY / times:
                 sums.add(rows.squared_norms(), rows.project(matrix[columns].to(device)))
                 return
             for some, together in small.add(columns, _dense(rows)):
-                sums.add_rows(together, matrix[some].to(device), self._times)
+                sums.add_rows(together, matrix[some].to(device), times)
 
         self._each(use)
         for some, together in small.rest():
-            sums.add_rows(together, matrix[some].to(device), self._times)
+            sums.add_rows(together, matrix[some].to(device), times)
         return sums.result
 
     def _each(self, use: Callable[[slice, Rows], None]) -> None:
-        """Hand over the rows of each chosen parameter, on the way back."""
-        for layer in self._recorder.layers:
+        """Hand over the rows of each chosen parameter, on the way back.
+
+        Uses of a parameter are summed; where none has a part in the output, rows are zero.
+        """
+        linear, layers = self._linear, self._linear.layers
+        missing = {block.columns.start: block.columns for block in linear.parameters.blocks}
+        waiting = dict.fromkeys(missing, 0)
+        for layer in layers:
             layer.check_unchanged()
-        blocks = _Blocks(self._parameters, self._recorder, self._rows)
-
-        def take(i: int, delta: Tensor) -> None:
-            for columns, rows in blocks.add(i, delta):
-                use(columns, rows)
-
-        self._backward(take)
-        for columns, rows in blocks.rest():
-            use(columns, rows)
-
-    @property
-    def _limit(self) -> float:
-        if not self._rows.is_cuda:
-            return _TINY / self._times
-        widest = self._parameters.widest * self.num_rows * self._rows.itemsize * self._times
-        return min(_LARGE_ON_GPU, max(_TINY, widest)) / self._times
-
-
-class _Blocks:
-    """Collects layers' gradients into those of whole parameters, summed over their uses.
-
-    Args:
-        parameters: The chosen weights.
-        recorder: Saw the forward pass.
-        rows: The rows at the output, ``(b, q, d)``.
-    """
-
-    def __init__(
-        self, parameters: ParameterSet, recorder: Recorder | Replay, rows: Tensor
-    ) -> None:
-        self._layers = recorder.layers
-        self._rows = rows
-        # how many uses of each are still to come, and what they have summed to
-        self._waiting = {block.columns.start: 0 for block in parameters.blocks}
-        for layer in self._layers:
             for parameter in layer.parameters:
                 if id(parameter) in layer.places:
-                    self._waiting[layer.places[id(parameter)].block.start] += 1
-        self._sums: dict[int, Tensor] = {}
-        self._missing = {block.columns.start: block.columns for block in parameters.blocks}
+                    waiting[layer.places[id(parameter)].block.start] += 1
+        sums: dict[int, Tensor] = {}
 
-    def add(self, index: int, delta: Tensor) -> Iterator[tuple[slice, Rows]]:
-        """Yield the parameters whose gradients are complete with those of one more layer."""
-        layer = self._layers[index]
-        for place, rows in layer.gradients(delta):
-            start = place.block.start
-            self._waiting[start] -= 1
-            if self._waiting[start] or start in self._sums or place.columns != place.block:
-                if start not in self._sums:
-                    self._sums[start] = self._zeros(place.block)
-                own = slice(place.columns.start - start, place.columns.stop - start)
-                self._sums[start][:, :, own] += _dense(rows)
-            if not self._waiting[start]:
-                del self._missing[start]
-                yield place.block, self._sums.pop(start, rows)
+        def take(i: int, delta: Tensor) -> None:
+            for place, rows in layers[i].gradients(delta):
+                start = place.block.start
+                waiting[start] -= 1
+                if waiting[start] or start in sums or place.columns != place.block:
+                    if start not in sums:
+                        sums[start] = self._zeros(place.block)
+                    part = slice(place.columns.start - start, place.columns.stop - start)
+                    sums[start][:, :, part] += _dense(rows)
+                if not waiting[start]:
+                    use(missing.pop(start), sums.pop(start, rows))
 
-    def rest(self) -> Iterator[tuple[slice, Rows]]:
-        """Yield the others, of which some uses, or all, have no part in the output."""
-        for start, columns in self._missing.items():
-            yield (
-                columns,
-                self._sums.pop(start) if start in self._sums else self._zeros(columns),
+        # nothing arrives where there are no layers, or no graph
+        if layers and linear.graph.requires_grad:
+            samples, _ = linear.ways.times(self._rows)
+            few_kernels = linear.ways.few_kernels
+            backward(
+                linear.graph,
+                linear.edges,
+                self._rows,
+                take,
+                few_kernels=few_kernels,
+                times=samples,
             )
+        for start, columns in missing.items():
+            use(columns, sums.pop(start) if start in sums else self._zeros(columns))
 
     def _zeros(self, columns: slice) -> Tensor:
         return self._rows.new_zeros(*self._rows.shape[:2], columns.stop - columns.start)
+
+    @property
+    def _limit(self) -> float:
+        _, times = self._linear.ways.times(self._rows)
+        if not self._rows.is_cuda:
+            return _TINY / times
+        widest = self._linear.parameters.widest * self.num_rows * self._rows.itemsize * times
+        return min(_LARGE_ON_GPU, max(_TINY, widest)) / times
 
 
 def _dense(rows: Rows) -> Tensor:

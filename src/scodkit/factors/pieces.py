@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,12 @@ from scodkit.numerics.matmul import add_matmul, matmul, sum_dtype
 # directions of a sample from which on it is worth to go without rows; fewer are left to rows,
 # which give a certificate
 MANY = 100
+
+# directions up to which a sample alone is best left to plain autograd
+_FEW = 8
+
+# shapes of batches that it is kept for whether they go in one piece
+_MOST_SHAPES = 64
 
 # copies of outputs, moved along each column, in float64, that lengths in closed form take
 _COPIES_OF_MOVED = 4
@@ -69,6 +76,19 @@ class HeadPiece:
     finite: Tensor
 
 
+class Whole(NamedTuple):
+    """How a batch is scored in one piece.
+
+    Args:
+        engine: Pulls rows back to weight space.
+        copies: Of each sample, one for each of its directions: an ordinary backward pass
+            serves them all then. 1 for directions that are pulled back together.
+    """
+
+    engine: Engine
+    copies: int
+
+
 @dataclass(frozen=True)
 class FactorSource:
     """Everything that turns batches into Fisher factors.
@@ -91,6 +111,9 @@ class FactorSource:
     add_up: Callable[[Tensor], Tensor] | None = None
     most_rows: int | None = None
     memory: Memory | None = None
+    _whole: dict[object, Whole | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def directions(self) -> int:
@@ -119,7 +142,7 @@ class FactorSource:
             samples = slice(start, min(start + step, call.batch_size))
             some = call if step >= call.batch_size else call.samples(samples)
             linear = self.engine.linearize(some)
-            finite, rows = self._rows(linear.output, some)
+            finite, rows = self.rows(linear.output, some)
             for first in range(0, rows.shape[1], rows_at_once):
                 factors = linear.pull_back(rows[:, first : first + rows_at_once])
                 factors = factors.hold() if hold else factors
@@ -127,6 +150,32 @@ class FactorSource:
                     factors = SharedFactors(factors, self.add_up)
                 complete = first + rows_at_once >= rows.shape[1]
                 yield Piece(samples, linear.output, finite, factors, complete)
+
+    def whole(self, call: Inputs) -> Whole | None:
+        """Return how to score a batch in one piece; None where it does not fit into one.
+
+        Args:
+            call: A batch; others of the same shapes are scored the same way.
+        """
+        shapes = tuple([(t.shape, t.dtype) for t in call.tensors()])
+        if shapes not in self._whole:
+            if len(self._whole) >= _MOST_SHAPES:
+                self._whole.clear()
+            self._whole[shapes] = self._as_whole(call.batch_size)
+        return self._whole[shapes]
+
+    def _as_whole(self, size: int) -> Whole | None:
+        if self.engine.recording or self.add_up is not None:
+            return None
+        if self.likelihood.draws or self.ends_in_head:
+            return None
+        directions = self.directions
+        engine = self.engine.for_single() if size == 1 and directions <= _FEW else self.engine
+        if size * directions > max(1, self.budget // engine.row_bytes(held=False)):
+            return None
+        if engine is not self.engine or directions == 1:
+            return Whole(engine, 1)
+        return Whole(engine, directions) if engine.folds(size * directions) else None
 
     @property
     def ends_in_head(self) -> bool:
@@ -243,7 +292,7 @@ class FactorSource:
 
         def run(samples: int, directions: int) -> object:
             linear = tried.engine.linearize(call.first(samples))
-            rows = tried._rows(linear.output, call.first(samples))[1][:, :directions]
+            rows = tried.rows(linear.output, call.first(samples))[1][:, :directions]
             factors = linear.pull_back(rows)
             return _added(factors.hold(), matrix) if hold else factors.project(matrix)
 
@@ -257,7 +306,13 @@ class FactorSource:
         weights = self.engine.parameters.weights(self.engine.network.model).values()
         return torch.zeros(*size, dtype=sum_dtype(*weights), device=self.engine.network.device)
 
-    def _rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
+    def rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
+        """Return which samples are finite ``(B,)``, and the rows at the output ``(B, p, d)``.
+
+        Args:
+            output: Of the model.
+            call: The batch.
+        """
         keys = sample_keys(call) if self.likelihood.draws else None
         finite = finite_samples(call, output)
         rows = self.likelihood.factor(_or_zero(output, finite), keys)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import BatchError
+from scodkit.factors.alone import LoopEngine
 from scodkit.factors.checks import ADVICE, distinct, pick, tolerance
 from scodkit.factors.engine import Engine, Factors, Linearization
 from scodkit.factors.jacobian import Jacobian
-from scodkit.factors.loop import LoopEngine
 from scodkit.model.network import Inputs, Network
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.matmul import sum_dtype

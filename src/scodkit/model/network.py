@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import inspect
 import itertools
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +33,8 @@ _ANOMALIES = threading.Lock()
 _anomalies_off = 0  # how many keep torch's anomaly detection off
 _anomalies_before = (False, True)  # whether it was on, and whether it looked for NaN
 
+_DEVICES = ("cpu", "cuda", "mps", "xpu")  # that torch has a switch for autocast for
+
 _UNWATCHED = contextlib.nullcontext()
 
 _LABEL_KEYS = frozenset({"label", "labels", "target", "targets"})
@@ -50,28 +51,31 @@ class Inputs:
     Args:
         args: Positional arguments.
         kwargs: Keyword arguments. Values that are not tensors are passed on as they are.
+
+    Attributes:
+        batch_size: Number of samples.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    batch_size: int = field(init=False, repr=False, compare=False)
+    _tensors: list[Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        nested = [type(v) for v in (*self.args, *self.kwargs.values()) if _holds_tensors(v)]
-        if nested:
-            raise BatchError(
-                f"expected tensors as the model's inputs, got a {nested[0].__name__} of them; "
-                "pass them one by one (inputs=lambda batch: (a, b) or {'name': a}), with a "
-                "small module around the model that puts them together"
-            )
-        sizes = {t.shape[0] if t.ndim else None for t in self.tensors()}
+        values = (*self.args, *self.kwargs.values()) if self.kwargs else self.args
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        sizes = {t.shape[0] if t.ndim else None for t in tensors}
+        vars(self).update(_tensors=tensors, batch_size=next(iter(sizes), None))
+        if len(tensors) < len(values):
+            _check_not_nested(values)
         if not sizes:
             raise BatchError(
                 "expected at least one tensor among the model's inputs, got "
-                f"{[type(a).__name__ for a in (*self.args, *self.kwargs.values())]}; "
+                f"{[type(value).__name__ for value in values]}; "
                 "pick them with Monitor(..., inputs=lambda batch: ...)"
             )
         if len(sizes) > 1 or None in sizes:
-            shapes = [tuple(t.shape) for t in self.tensors()]
+            shapes = [tuple(t.shape) for t in tensors]
             raise BatchError(
                 "expected every input tensor to have the batch as its first axis, got shapes "
                 f"{shapes}; pick or reshape them with Monitor(..., inputs=lambda batch: ...)"
@@ -80,11 +84,6 @@ class Inputs:
     def tensors(self) -> list[Tensor]:
         """Return the tensors, positional ones first, keywords in their order."""
         return self._tensors
-
-    @functools.cached_property
-    def _tensors(self) -> list[Tensor]:
-        values = (*self.args, *self.kwargs.values())
-        return [v for v in values if isinstance(v, Tensor)]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
         """Return the same call with ``function`` applied to each tensor."""
@@ -100,11 +99,6 @@ class Inputs:
 
         return tuple(map(swap, self.args)), {k: swap(v) for k, v in self.kwargs.items()}
 
-    @property
-    def batch_size(self) -> int:
-        """Number of samples."""
-        return self.tensors()[0].shape[0]
-
     def check_some(self) -> None:
         """Make sure there is a sample to choose an engine with.
 
@@ -117,6 +111,10 @@ class Inputs:
     def samples(self, which: slice) -> Inputs:
         """Return the call restricted to some samples."""
         return self.map(lambda t: t[which])
+
+    def repeated(self, count: int) -> Inputs:
+        """Return the call with each sample several times, one after the other."""
+        return self.map(lambda t: t.repeat_interleave(count, 0))
 
     def joined(self, other: Inputs) -> Inputs:
         """Return the samples of both calls; those of this one, if they do not go together."""
@@ -162,8 +160,9 @@ class Form:
         Raises:
             BatchError: If that is what it looks like.
         """
-        shapes = [tuple(tensor.shape) for tensor in call.tensors()]
-        if [len(shape) + 1 for shape in shapes] == list(self.axes):
+        tensors = call.tensors()
+        if [tensor.ndim + 1 for tensor in tensors] == list(self.axes):
+            shapes = [tuple(tensor.shape) for tensor in tensors]
             raise BatchError(
                 f"expected inputs of {', '.join(map(str, self.axes))} axes, the batch first, "
                 f"as in the fit, got shapes {shapes}; for a single sample type x[None]; "
@@ -171,10 +170,20 @@ class Form:
             )
 
 
-def _holds_tensors(value: object) -> bool:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
+def _check_not_nested(values: Iterable[object]) -> None:
+    """Refuse tensors inside of other values.
+
+    Raises:
+        BatchError: If there are such.
+    """
+    for value in values:
+        inner = list(value.values()) if isinstance(value, Mapping) else value
+        if isinstance(inner, (list, tuple)) and any(isinstance(v, Tensor) for v in inner):
+            raise BatchError(
+                f"expected tensors as the model's inputs, got a {type(value).__name__} of "
+                "them; pass them one by one (inputs=lambda batch: (a, b) or {'name': a}), with a "
+                "small module around the model that puts them together"
+            )
 
 
 def _check_one_batch(batch: object, form: Form | None) -> None:
@@ -256,8 +265,9 @@ class Network:
         """
         picked = batch
         if self._pick_inputs is None:
-            _check_one_batch(batch, form)
-            picked = self._default_inputs(batch)
+            if not isinstance(batch, Tensor):
+                _check_one_batch(batch, form)
+                picked = self._default_inputs(batch)
         elif not isinstance(batch, Inputs):
             picked = self._pick_inputs(batch)
         if isinstance(picked, Inputs):
@@ -281,6 +291,8 @@ class Network:
         device = self.device
         if device.type == "meta":
             raise OptionError("expected a model with weights, got one on meta; load them first")
+        if all([t.device == device and not t.is_inference() for t in call.tensors()]):
+            return call
         return call.map(lambda t: ordinary(t.to(device, non_blocking=device.type == "cuda")))
 
     def _default_inputs(self, batch: object) -> object:
@@ -362,11 +374,23 @@ class Network:
         batch_size: int,
     ) -> Tensor:
         """Return what `at` does, from bare arguments (inside function transforms)."""
-        args, kwargs = own_tensors(args, kwargs)
         weights = {**dict(_made_in_inference_mode(self.model)), **weights}
+        return self._run_at(weights, args, kwargs, batch_size)
+
+    def run_at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
+        """Return what `at` does, of a model without weights made in inference mode."""
+        return self._run_at(weights, call.args, call.kwargs, call.batch_size)
+
+    def _run_at(
+        self,
+        weights: Mapping[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        batch_size: int,
+    ) -> Tensor:
+        args, kwargs = own_tensors(args, kwargs)
         with self._twin.running(weights) as module, self._autocast():
-            result = module(*args, **kwargs)
-        return self._output(result, batch_size)
+            return self._output(module(*args, **kwargs), batch_size)
 
     def running(self, example: Inputs) -> nn.Module:
         """Return what is run for the model, held in eval mode: its twin, or the model itself.
@@ -438,21 +462,27 @@ class Network:
         May be nested. Nothing of the caller's context reaches the model: neither grad mode nor
         ``torch.autocast`` nor anomaly detection.
         """
+        switched = [kind for kind in _DEVICES if torch.is_autocast_enabled(kind)]
         with (
+            contextlib.ExitStack() as stack,
             torch.inference_mode(False),
             torch.enable_grad(),
-            _as_it_is(self.device.type),
-            _not_detecting_anomalies(),
             self._twin.held(),
-            self._kernels(),
             not_recomputing(),
         ):
+            for kind in switched:  # the model's own dtypes are what certificates are for
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.is_anomaly_enabled() or _anomalies_off:
+                stack.enter_context(_not_detecting_anomalies())
+            if self._recurrent and self.device.type == "cuda":  # cuDNN's RNNs refuse eval mode
+                tf32 = torch.backends.cudnn.allow_tf32
+                stack.enter_context(_cudnn(enabled=False, allow_tf32=tf32))
             yield
 
     @property
     def volatile(self) -> frozenset[str]:
         """Names of the buffers that a call of the model was seen to change."""
-        return frozenset(self._twin.volatile)
+        return self._twin.volatile
 
     @property
     def changes_buffers(self) -> bool:
@@ -466,12 +496,6 @@ class Network:
         """
         where = tuple(tensor.data_ptr() for tensor in self._twin.tensors())
         return (self._twin.revision, *where)
-
-    def _kernels(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context without cuDNN for recurrent models: its RNNs refuse eval mode."""
-        if self._recurrent and self.device.type == "cuda":
-            return _cudnn(enabled=False, allow_tf32=torch.backends.cudnn.allow_tf32)
-        return contextlib.nullcontext()
 
 
 def _cudnn(enabled: bool, allow_tf32: bool) -> contextlib.AbstractContextManager[None]:
@@ -495,16 +519,6 @@ def differentiable_attention() -> Iterator[None]:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextlib.contextmanager
-def _as_it_is(device: str) -> Iterator[None]:
-    """Switch off a caller's autocast: the model's own dtypes are what certificates are for."""
-    with contextlib.ExitStack() as stack:
-        for kind in {"cpu", "cuda", device} - {"meta"}:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
 
 
 @contextlib.contextmanager

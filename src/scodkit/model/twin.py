@@ -38,7 +38,7 @@ class Twin:
     """
 
     def __init__(self, model: nn.Module, *, apart: bool = True) -> None:
-        self.volatile: set[str] = set()
+        self.volatile: frozenset[str] = frozenset()
         self.revision = 0
         self._model = model
         self._apart = apart

@@ -8,13 +8,15 @@ squared quantity, never negative, and larger means more atypical.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from scodkit.errors import UncertifiedError
-from scodkit.factors import Factors, FactorSource
+from scodkit.factors import Factors, FactorSource, Whole
 from scodkit.model.network import Inputs
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -136,7 +138,12 @@ def score_batch(
         call: The batch; not empty.
         basis: The eigenbasis, on the model's device.
     """
-    found = _score_head(source, call, basis) if source.ends_in_head else None
+    whole = source.whole(call)
+    found = None
+    if whole is not None:
+        found = _score_whole(source, whole, call, basis)
+    elif source.ends_in_head:
+        found = _score_head(source, call, basis)
     if found is not None:
         return found
     outputs: dict[int, Tensor] = {}
@@ -150,6 +157,37 @@ def score_batch(
     return _joined(list(outputs.values())), _finite_ones(
         list(parts.values()), _joined(list(finite.values()))
     )
+
+
+def _score_whole(
+    source: FactorSource, whole: Whole, call: Inputs, basis: Eigenbasis
+) -> tuple[Tensor, Energies] | None:
+    """Return the same in one piece; None where a CPU finds numbers that are not finite."""
+    copies = whole.copies
+    linear = whole.engine.linearize(call.repeated(copies) if copies > 1 else call)
+    output = linear.output[::copies] if copies > 1 else linear.output
+    finite = None
+    if output.is_cuda:  # whose numbers are not waited for
+        finite, rows = source.rows(output, call)
+    elif not _all_finite((*call.tensors(), output)):
+        return None
+    else:
+        rows = source.likelihood.factor(output)
+    count = rows.shape[:2]
+    factors = linear.pull_back(rows.flatten(0, 1)[:, None] if copies > 1 else rows)
+    total, along = factors.project(basis.vectors)
+    if copies > 1:
+        total, along = total.view(count).sum(1), along.view(*count, -1)
+    parts = Energies(total, along.square().sum(1))
+    if finite is not None:
+        return output, _finite_ones([parts], finite)
+    return (output, parts) if _all_finite((parts.total, parts.along)) else None
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all numbers are finite; sums are infinite or NaN where one is."""
+    sums = [float(t.sum()) for t in tensors if t.is_floating_point()]
+    return math.isfinite(sum(sums))
 
 
 def _score_head(

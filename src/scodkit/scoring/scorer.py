@@ -68,6 +68,7 @@ class Scorer:
         state_watch: StateWatch,
     ) -> None:
         self.fitted = fitted
+        self._asked: FactorSource | None = None  # the source, for what is asked of the fit
         self.source = source
         self.check_every = recipe.check_every
         self._network = network
@@ -256,15 +257,38 @@ class Scorer:
 
     def _source_for(self, call: Inputs, budget: int) -> FactorSource:
         """Return the engine, chosen on the first batch after a load or a change of device."""
-        if self.source is None or self.source.engine.device != self._network.device:
+        device, asked = self._network.device, self._asked
+        if asked is not None and (asked.budget, asked.engine.device) == (budget, device):
+            return asked
+        source = self.source
+        if source is None or source.engine.device != device:
             about, fitted = (self._network, self.fitted.parameters), self.fitted
-            again = None
             if fitted.engine is not None:
-                again = self._recipe.source_again(*about, fitted.engine, fitted.shape)
-            self.source = again or self._recipe.source(*about, call)
-        self.source.engine.check_every = self.check_every
+                source = self._recipe.source_again(*about, fitted.engine, fitted.shape)
+            self.source = source or self._recipe.source(*about, call)
+        assert self.source is not None
+        self.source.engine.check_every = self._check_every
         likelihood = self._task or self.source.likelihood
-        return replace(self.source, likelihood=likelihood, budget=budget)
+        self._asked = replace(self.source, likelihood=likelihood, budget=budget)
+        return self._asked
+
+    @property
+    def source(self) -> FactorSource | None:
+        """The engine of the fit; None until one is chosen anew."""
+        return self._source
+
+    @source.setter
+    def source(self, value: FactorSource | None) -> None:
+        self._source, self._asked = value, None
+
+    @property
+    def check_every(self) -> int:
+        """See `Monitor.check_every`."""
+        return self._check_every
+
+    @check_every.setter
+    def check_every(self, value: int) -> None:
+        self._check_every, self._asked = value, None
 
     def _is_current(self, call: Inputs) -> bool:
         """Return whether the recording is of such a call, of the weights the model has now."""
