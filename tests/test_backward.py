@@ -21,8 +21,8 @@ from engines import (
     right_rows,
     same_as_the_loop,
 )
-from scodkit.factors import HookEngine, LoopEngine, hooks
-from scodkit.factors.backward import Edges, Take, _folded
+from scodkit.factors import HookEngine, LoopEngine, pullback
+from scodkit.factors.pullback import Edges, Take, _folded, backward
 from scodkit.model.network import Inputs
 
 
@@ -33,7 +33,7 @@ def test_directions_folded_into_the_batch(monkeypatch: pytest.MonkeyPatch) -> No
         by_direction = rows.transpose(0, 1).reshape(rows.shape[1], *output.shape)
         _folded(output, edges, by_direction, take)
 
-    monkeypatch.setattr(hooks, "backward", folded)
+    monkeypatch.setattr(pullback, "backward", folded)
     model = Uses(
         lambda m, x: m.without(x).detach() + m.c(m.b(torch.tanh(m.a(x)).mT).mT),
         a=nn.Conv1d(2, 4, 2),
@@ -44,14 +44,22 @@ def test_directions_folded_into_the_batch(monkeypatch: pytest.MonkeyPatch) -> No
     same_as_the_loop(model, noise(3, 2, 5))
 
 
+def seen_on_the_way_back(factors: pullback.HookFactors) -> list[int]:
+    seen: list[int] = []
+    linear = factors._linear
+    backward(linear.graph, linear.edges, factors._rows, lambda i, _: seen.append(i))
+    return seen
+
+
 @pytest.mark.parametrize("directions", [1, 3])
-def test_gradients_are_handed_over_on_the_way_back(directions: int) -> None:
+def test_gradients_are_handed_over_on_the_way_back(
+    directions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pullback, "_AT_ONCE", 0)
     layers = [nn.Conv1d(4, 4, 3, padding=1) for _ in range(10)]
     model = randomised(nn.Sequential(*layers))
     factors = pulled(HookEngine, model, Inputs((noise(2, 4, 6),), {}), directions)
-    seen: list[int] = []
-    factors._backward(lambda i, delta: seen.append(i))
-    assert seen == list(reversed(range(len(layers))))
+    assert seen_on_the_way_back(factors) == list(reversed(range(len(layers))))
 
 
 def test_ways_back_that_end_at_other_weights() -> None:
@@ -101,9 +109,7 @@ def test_part_of_a_model_that_trains_is_streamed_too() -> None:
     model = randomised(nn.Sequential(*[nn.Linear(3, 3) for _ in range(5)]))
     names = [f"{i}.weight" for i in (2, 3, 4)]
     factors = pulled(HookEngine, model, Inputs((noise(2, 3),), {}), 2, names)
-    seen: list[int] = []
-    factors._backward(lambda i, delta: seen.append(i))
-    assert seen == [2, 1, 0]
+    assert seen_on_the_way_back(factors) == [2, 1, 0]
 
 
 def test_a_forward_pass_is_dropped_with_its_factors() -> None:
@@ -112,7 +118,7 @@ def test_a_forward_pass_is_dropped_with_its_factors() -> None:
     try:
         factors = pulled(HookEngine, model, Inputs((noise(2, 3),), {}), 2)
         factors.project(noise(20, 2))
-        graph = weakref.ref(factors._recorder)
+        graph = weakref.ref(factors._linear)
         del factors
         assert graph() is None
     finally:

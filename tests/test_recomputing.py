@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from scodkit import Categorical, Monitor
 from scodkit.factors.hooks import HookEngine
-from scodkit.model.recomputing import not_recomputing
+from scodkit.model.twin import not_recomputing
 
 
 class Checkpointed(nn.Module):

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from scodkit.factors.keeping import RULES
 from scodkit.factors.lay import COUNTED, FIRST, MIXED, Lay
-from scodkit.factors.samples import Known, Samples, constants_of
+from scodkit.factors.samples import Samples, constants_of
 
 BATCH = 3
 Function = Callable[[Tensor], Any]
@@ -54,12 +54,10 @@ class Following(TorchFunctionMode):
 
 
 def followed(function: Function, x: Tensor) -> tuple[Samples, list[Tensor]]:
-    known: Known = {}
-    for _ in range(2):  # the second time by what the first has found
-        samples, own = Samples(BATCH, constants_of(M), known=known), x.detach().clone()
-        samples.put(own, FIRST)
-        with Following(samples), torch.no_grad():
-            result = function(own)
+    samples, own = Samples(BATCH, constants_of(M)), x.detach().clone()
+    samples.put(own, FIRST)
+    with Following(samples), torch.no_grad():
+        result = function(own)
     return samples, list(result) if isinstance(result, (list, tuple)) else [result]
 
 

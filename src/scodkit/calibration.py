@@ -100,8 +100,9 @@ class Calibration:
             CalibrationError: If a score is NaN, or groups are missing or too much.
         """
         asked, asked_groups = self._asked(scores, groups)
-        above = self.num_data - torch.searchsorted(self.pooled, asked, right=False)
-        among_all = (1 + above).double() / (self.num_data + 1)
+        count = len(self.pooled)
+        above = count - torch.searchsorted(self.pooled, asked, right=False)
+        among_all = (1 + above).double() / (count + 1)
         if self.groups is None or asked_groups is None:
             return among_all.to(scores.device)
         first = torch.searchsorted(self.groups, asked_groups, right=False)

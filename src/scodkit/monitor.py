@@ -37,7 +37,7 @@ from scodkit.model.state import StateWatch
 from scodkit.numerics import artifact
 from scodkit.parts import part_behind
 from scodkit.scoring import score as scoring
-from scodkit.scoring.scorer import Question, Scorer, Scores
+from scodkit.scoring.score import Question, Scorer, Scores
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.summary import Summary, summarise
@@ -113,6 +113,7 @@ class Monitor:
         self._state_watch = StateWatch(self._network)
         self._scorer: Scorer | None = None
         self._crowd: CrowdWatch | None = None
+        self._memory_budget: int | None = None  # None for the default of the device
 
     def fit(  # noqa: PLR0913 (each a choice of its own)
         self,
@@ -259,7 +260,7 @@ class Monitor:
         for batch in self._batches(loader, "calibrating", progress):
             call = self._network.inputs_of(batch)
             samples.add(digests_of(call))
-            found = self._ready()(call, self.memory_budget)
+            found = self._ready()(call, self._memory_budget)
             scores.append(found.score.cpu())
             if by is not None:
                 groups.append(groups_of(by, found.output))
@@ -320,7 +321,7 @@ class Monitor:
         Returns:
             Output, score and, once calibrated, p-value.
         """
-        found = self._ready()(batch, self.memory_budget)
+        found = self._ready()(batch, self._memory_budget)
         p_value = None
         if self.calibration is not None:
             score = found.score.cpu()  # once
@@ -336,7 +337,7 @@ class Monitor:
         Args:
             batch: As the loader yields it; a NaN or an infinity in a sample scores infinity.
         """
-        return self._ready()(batch, self.memory_budget).score
+        return self._ready()(batch, self._memory_budget).score
 
     def flag(
         self, batch: object, false_alarm: float = 0.05, *, confidence: float | None = None
@@ -354,7 +355,7 @@ class Monitor:
         """
         if self.calibration is None:
             raise NotFittedError(_UNCALIBRATED)
-        found = self._ready()(batch, self.memory_budget)
+        found = self._ready()(batch, self._memory_budget)
         score = found.score.cpu()
         flags = self.calibration.flag(
             score, false_alarm, groups=self._groups(found), confidence=confidence

@@ -30,7 +30,7 @@ class MemoryBudget:
     def __get__(self, owner: Any, kind: type) -> int:
         """Return the bytes."""
         given: int | None = vars(owner).get("_memory_budget")
-        return _default(owner._network.device) if given is None else given
+        return default_budget(owner._network.device) if given is None else given
 
     def __set__(self, owner: Any, value: int) -> None:
         """Set the bytes.
@@ -47,7 +47,8 @@ class MemoryBudget:
 
 
 @functools.cache
-def _default(device: torch.device) -> int:
+def default_budget(device: torch.device) -> int:
+    """Return the bytes where nobody has said how many."""
     if device.type != "cuda":
         return _BYTES
     whole: int = torch.cuda.get_device_properties(device).total_memory

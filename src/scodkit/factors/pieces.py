@@ -100,6 +100,7 @@ class FactorSource:
         budget: Bytes that rows in weight space may take at a time. One row is always formed.
         add_up: Adds up what is a sum over weights, where several processes divide these.
         most_rows: As many as fit into the budget of each of those processes.
+        ways: How batches are scored in one piece, by their shapes; see `whole`.
         memory: What held rows take with all that is needed to form them; None to go by the
             size of rows alone.
     """
@@ -111,7 +112,7 @@ class FactorSource:
     add_up: Callable[[Tensor], Tensor] | None = None
     most_rows: int | None = None
     memory: Memory | None = None
-    _whole: dict[object, Whole | None] = field(
+    ways: dict[object, Whole | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -157,12 +158,12 @@ class FactorSource:
         Args:
             call: A batch; others of the same shapes are scored the same way.
         """
-        shapes = tuple([(t.shape, t.dtype) for t in call.tensors()])
-        if shapes not in self._whole:
-            if len(self._whole) >= _MOST_SHAPES:
-                self._whole.clear()
-            self._whole[shapes] = self._as_whole(call.batch_size)
-        return self._whole[shapes]
+        shapes = call.shapes
+        if shapes not in self.ways:
+            if len(self.ways) >= _MOST_SHAPES:
+                self.ways.clear()
+            self.ways[shapes] = self._as_whole(call.batch_size)
+        return self.ways[shapes]
 
     def _as_whole(self, size: int) -> Whole | None:
         if self.engine.recording or self.add_up is not None:

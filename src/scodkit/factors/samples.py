@@ -24,28 +24,6 @@ _NAME = "_scodkit_samples"
 # by id, and with their versions; held, so that no other tensor has the same id
 Strangers = dict[int, tuple[Tensor, int]]
 
-# where samples lie in the results of calls, by what the table's rules go by
-Known = dict[tuple[Any, ...], tuple[Where, ...]]
-
-# calls to remember at most
-_MOST = 10_000
-
-# arguments that say all about themselves
-_PLAIN = frozenset(
-    {
-        int,
-        float,
-        bool,
-        str,
-        type(None),
-        type(...),
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-    }
-)
-
 
 class Samples:
     """Follows the samples of one batch through a forward pass.
@@ -54,7 +32,6 @@ class Samples:
         size: ``B``, at least two.
         constants: The model's own tensors, from `constants_of`, before the pass begins.
         older: Others that were there before, as they were.
-        known: Of earlier passes; added to.
 
     Attributes:
         lost: The function after which nothing is known any more; empty if there was none.
@@ -66,10 +43,8 @@ class Samples:
         size: int,
         constants: Mapping[int, Tensor],
         older: Strangers | None = None,
-        known: Known | None = None,
     ) -> None:
         self.size = size
-        self._known = {} if known is None else known
         self.lost = ""
         self.strangers: Strangers = {}
         self._constants, self._older = constants, older or {}
@@ -105,53 +80,10 @@ class Samples:
             kwargs: Likewise.
             result: What it returned.
         """
-        key = self._key(func, args, kwargs)
-        results = tensors_in((result,))
-        wheres = None if key is None else self._known.get(key)
-        if wheres is not None:
-            for tensor, where in zip(results, wheres, strict=True):
-                self.put(tensor, where)
-            return
-        self._look_up(func, args, kwargs, results)
-        if key is not None and not self.lost:
-            if len(self._known) >= _MOST:  # of batches that all look otherwise
-                self._known.clear()
-            self._known[key] = tuple(self.of(tensor) for tensor in results)
-
-    def _key(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, ...] | None:
-        """Return all that places in results hang on; None where that is too much to say."""
-        key: list[Any] = [func, self.size, *kwargs]
-        seen = set()
-        values = [*args, *kwargs.values()]
-        for value in values:
-            kind = type(value)
-            if kind in _PLAIN:
-                key += (kind, value)
-            elif isinstance(value, Tensor):
-                where = self.of(value)
-                if where is MIXED or where is NEW or id(value) in seen:
-                    return None
-                seen.add(id(value))
-                key += (value.shape, value.dtype, where)
-            elif kind in (tuple, list):
-                key += (kind, len(value))
-                values += value
-            else:
-                return None
-        return tuple(key)
-
-    def _look_up(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        results: list[Tensor],
-    ) -> None:
         if func in ASKING and MIXED not in map(self.of, tensors_in(args)):
             return
         call = Call(self.size, self.of, args, kwargs)
+        results = tensors_in((result,))
         if all(where in NOBODYS for where in call.wheres):
             wheres: Sequence[Where] = [self._without(func, call)] * len(results)
         elif func is Tensor.__setitem__:

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scodkit.errors import BatchError, ModelCallError, OptionError
-from scodkit.model.recomputing import not_recomputing
-from scodkit.model.twin import Twin, own_tensors
+from scodkit.model.twin import Twin, not_recomputing, own_tensors
 from scodkit.numerics.matmul import tf32_products
 
 # torch chooses kernels for the whole process: whoever changes that must change it back first
@@ -54,18 +53,25 @@ class Inputs:
 
     Attributes:
         batch_size: Number of samples.
+        shapes: Shape and dtype of each tensor.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     batch_size: int = field(init=False, repr=False, compare=False)
+    shapes: tuple[Any, ...] = field(init=False, repr=False, compare=False)
     _tensors: list[Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         values = (*self.args, *self.kwargs.values()) if self.kwargs else self.args
-        tensors = [value for value in values if isinstance(value, Tensor)]
-        sizes = {t.shape[0] if t.ndim else None for t in tensors}
-        vars(self).update(_tensors=tensors, batch_size=next(iter(sizes), None))
+        tensors, shapes, sizes = [], [], set()
+        for value in values:
+            if isinstance(value, Tensor):
+                tensors.append(value)
+                shapes.append((value.shape, value.dtype))
+                sizes.add(len(value) if value.ndim else None)
+        size = next(iter(sizes), None)
+        vars(self).update(_tensors=tensors, shapes=tuple(shapes), batch_size=size)
         if len(tensors) < len(values):
             _check_not_nested(values)
         if not sizes:
@@ -75,10 +81,10 @@ class Inputs:
                 "pick them with Monitor(..., inputs=lambda batch: ...)"
             )
         if len(sizes) > 1 or None in sizes:
-            shapes = [tuple(t.shape) for t in tensors]
+            listed = [tuple(t.shape) for t in tensors]
             raise BatchError(
                 "expected every input tensor to have the batch as its first axis, got shapes "
-                f"{shapes}; pick or reshape them with Monitor(..., inputs=lambda batch: ...)"
+                f"{listed}; pick or reshape them with Monitor(..., inputs=lambda batch: ...)"
             )
 
     def tensors(self) -> list[Tensor]:
@@ -114,6 +120,8 @@ class Inputs:
 
     def repeated(self, count: int) -> Inputs:
         """Return the call with each sample several times, one after the other."""
+        if len(self.args) == 1 and not self.kwargs:
+            return Inputs((self.args[0].repeat_interleave(count, 0),), {})
         return self.map(lambda t: t.repeat_interleave(count, 0))
 
     def joined(self, other: Inputs) -> Inputs:
@@ -160,9 +168,11 @@ class Form:
         Raises:
             BatchError: If that is what it looks like.
         """
-        tensors = call.tensors()
-        if [tensor.ndim + 1 for tensor in tensors] == list(self.axes):
-            shapes = [tuple(tensor.shape) for tensor in tensors]
+        for (shape, _), axes in zip(call.shapes, self.axes, strict=False):
+            if len(shape) + 1 != axes:
+                return
+        if len(call.shapes) == len(self.axes):
+            shapes = [tuple(shape) for shape, _ in call.shapes]
             raise BatchError(
                 f"expected inputs of {', '.join(map(str, self.axes))} axes, the batch first, "
                 f"as in the fit, got shapes {shapes}; for a single sample type x[None]; "
@@ -181,8 +191,8 @@ def _check_not_nested(values: Iterable[object]) -> None:
         if isinstance(inner, (list, tuple)) and any(isinstance(v, Tensor) for v in inner):
             raise BatchError(
                 f"expected tensors as the model's inputs, got a {type(value).__name__} of "
-                "them; pass them one by one (inputs=lambda batch: (a, b) or {'name': a}), with a "
-                "small module around the model that puts them together"
+                "them; pass them one by one (inputs=lambda batch: (a, b) or {'name': a}), with "
+                "a small module around the model that puts them together"
             )
 
 
@@ -291,7 +301,10 @@ class Network:
         device = self.device
         if device.type == "meta":
             raise OptionError("expected a model with weights, got one on meta; load them first")
-        if all([t.device == device and not t.is_inference() for t in call.tensors()]):
+        for tensor in call.tensors():
+            if tensor.device != device or tensor.is_inference():
+                break
+        else:
             return call
         return call.map(lambda t: ordinary(t.to(device, non_blocking=device.type == "cuda")))
 
@@ -327,15 +340,19 @@ class Network:
             RuntimeError: If it fails for another reason.
         """
         self._twin.prove(call.args, call.kwargs)
-        args, kwargs = own_tensors(call.args, call.kwargs)
-        size = call.batch_size
-        if watcher is not None:
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, Tensor):
-                    watcher.watch(value)
+        args, kwargs = own_tensors(
+            call.args, call.kwargs, None if watcher is None else watcher.watch
+        )
         try:
             with self._twin.running() as module, self._autocast(), watcher or _UNWATCHED:
-                return self._output(module(*args, **kwargs), size)
+                result = module(*args, **kwargs)
+                if self._pick_outputs is not None:
+                    result = self._pick_outputs(result)
+            output = self._output(result, call.batch_size)
+            if watcher is not None and output is not result:  # it is to see how that is made
+                with watcher:
+                    output = self._output(result, call.batch_size)
+            return output
         except RuntimeError as error:
             own = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
             given = {t.dtype for t in call.tensors() if t.is_floating_point()}
@@ -388,9 +405,12 @@ class Network:
         kwargs: Mapping[str, Any],
         batch_size: int,
     ) -> Tensor:
-        args, kwargs = own_tensors(args, kwargs)
+        own, named = own_tensors(args, kwargs)
         with self._twin.running(weights) as module, self._autocast():
-            return self._output(module(*args, **kwargs), batch_size)
+            result = module(*own, **named)
+            if self._pick_outputs is not None:
+                result = self._pick_outputs(result)
+            return self._output(result, batch_size)
 
     def running(self, example: Inputs) -> nn.Module:
         """Return what is run for the model, held in eval mode: its twin, or the model itself.
@@ -433,12 +453,9 @@ class Network:
         return torch.autocast(self.device.type, self.precision)
 
     def _output(self, result: Any, batch_size: int) -> Tensor:
-        if self._pick_outputs is not None:
-            result = self._pick_outputs(result)
-        elif not isinstance(result, Tensor) and isinstance(
-            getattr(result, "logits", None), Tensor
-        ):
-            result = result.logits
+        if self._pick_outputs is None and not isinstance(result, Tensor):
+            logits = getattr(result, "logits", None)
+            result = logits if isinstance(logits, Tensor) else result
         if not isinstance(result, Tensor):
             part = repr(next(iter(result), 0)) if isinstance(result, Mapping) else "0"
             raise BatchError(
@@ -462,7 +479,6 @@ class Network:
         May be nested. Nothing of the caller's context reaches the model: neither grad mode nor
         ``torch.autocast`` nor anomaly detection.
         """
-        switched = [kind for kind in _DEVICES if torch.is_autocast_enabled(kind)]
         with (
             contextlib.ExitStack() as stack,
             torch.inference_mode(False),
@@ -470,8 +486,9 @@ class Network:
             self._twin.held(),
             not_recomputing(),
         ):
-            for kind in switched:  # the model's own dtypes are what certificates are for
-                stack.enter_context(torch.autocast(kind, enabled=False))
+            for kind in _DEVICES:  # the model's own dtypes are what certificates are for
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
             if torch.is_anomaly_enabled() or _anomalies_off:
                 stack.enter_context(_not_detecting_anomalies())
             if self._recurrent and self.device.type == "cuda":  # cuDNN's RNNs refuse eval mode

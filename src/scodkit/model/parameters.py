@@ -10,6 +10,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -84,15 +85,21 @@ class ParameterSet:
 
     blocks: tuple[Block, ...]
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """``N``, the number of weights."""
         return int(self.blocks[-1].columns.stop)
 
-    @property
+    @cached_property
     def widest(self) -> int:
         """The number of weights in the largest parameter."""
         return max(int(block.columns.stop - block.columns.start) for block in self.blocks)
+
+    @cached_property
+    def index_of(self) -> Callable[[int], int]:
+        """Which block begins at a column."""
+        starts = {block.columns.start: i for i, block in enumerate(self.blocks)}
+        return starts.__getitem__
 
     @property
     def names(self) -> tuple[str, ...]:

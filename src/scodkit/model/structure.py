@@ -10,7 +10,7 @@ import operator
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -41,6 +41,9 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 # bytes of a buffer up to which it is copied on every call: not every change is counted (the
 # running statistics of BatchNorm are not). Larger ones are tables, and go by their counter.
 _COPIED = 1 << 22
+
+
+_version = operator.attrgetter("_version")
 
 
 class NoTwinError(Exception):
@@ -132,16 +135,16 @@ class Structure:
 
     # --- What a forward pass wrote ---
 
-    def put_back_buffers(self) -> set[str]:
+    def put_back_buffers(self) -> Set[str]:
         """Put back the buffers that changed.
 
         Returns:
             Their names.
         """
-        same = [own._version for own in self._counted] == self._versions
+        same = list(map(_version, self._counted)) == self._versions
         there = itertools.chain.from_iterable(self._held_buffers)
         if same and all(map(operator.is_, there, self._buffers)):
-            return set()
+            return frozenset()
         fresh: dict[int, Tensor] = {}  # a backward pass may need what was written to
         names = set()
         with torch.inference_mode(False), torch.no_grad():

@@ -12,17 +12,28 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from scodkit.model.structure import Place, Structure, places_of
 
 # held by whoever runs a model itself: any other model may have layers in common with it
 _ITSELF = threading.RLock()
+
+_NOTHING = contextlib.nullcontext()
+
+# activation checkpointing, which a model may have for training, is passed over
+_LOOKING = threading.Lock()
+_here = threading.local()  # whether this thread is looking
+_looking = 0  # how many threads are
+
+_apply = checkpoint.CheckpointFunction.apply
+_around = checkpoint._checkpoint_without_reentrant_generator
 
 
 class Twin:
@@ -46,6 +57,7 @@ class Twin:
         self._proven = False
         self._lock = threading.RLock()
         self._depth = 0
+        self._holder: int | None = None  # the thread that holds it
         self._inside = False  # whether the model itself is held
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -63,6 +75,7 @@ class Twin:
             if not self._depth:
                 self._follow()
             self._depth += 1
+            self._holder = threading.get_ident()
             own = self._copy
             try:
                 if own is not None:
@@ -72,8 +85,10 @@ class Twin:
                         yield self._model
             finally:
                 self._depth -= 1
-                if own is not None and not self._depth:
-                    own.put_back_attributes()
+                if not self._depth:
+                    self._holder = None
+                    if own is not None:
+                        own.put_back_attributes()
 
     @contextlib.contextmanager
     def running(self, weights: Mapping[str, Tensor] | None = None) -> Iterator[nn.Module]:
@@ -85,8 +100,9 @@ class Twin:
         Yields:
             As `held` does.
         """
-        with self.held() as module:
+        with _NOTHING if self._holder == threading.get_ident() else self.held():
             own = self._copy
+            module = self._model if own is None else own.module
             try:
                 if weights:
                     with _exchanged(own.places if own else places_of(module), weights):
@@ -109,11 +125,11 @@ class Twin:
         named = dict(self._model.named_parameters())
         watch = _Watch(itertools.chain(named.values(), self._model.buffers()))
         others = {name: parameter.detach() for name, parameter in named.items()}
-        args, kwargs = own_tensors(args, kwargs)
+        own, named_own = own_tensors(args, kwargs)
         try:
             with self.running(others) as module, torch.no_grad(), watch:
                 if module is not self._model:
-                    module(*args, **kwargs)
+                    module(*own, **named_own)
         except Exception:  # the call that this is done for will say what is wrong
             return
         self._proven = True
@@ -231,14 +247,30 @@ def _exchanged(
 
 
 def own_tensors(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with copies of their tensors: a model may write to its inputs."""
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    see: Callable[[Tensor], None] | None = None,
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return arguments with copies of their tensors: a model may write to its inputs.
 
-    def own(value: Any) -> Any:
-        return value.clone() if isinstance(value, Tensor) else value
-
-    return tuple(map(own, args)), {name: own(value) for name, value in kwargs.items()}
+    Args:
+        args: Of a call.
+        kwargs: Likewise.
+        see: Shown each of the copies.
+    """
+    own: list[Any] = list(args)
+    named: dict[str, Any] = dict(kwargs)
+    for i, value in enumerate(args):
+        if isinstance(value, Tensor):
+            own[i] = value.clone()
+            if see is not None:
+                see(own[i])
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor):
+            named[name] = value.clone()
+            if see is not None:
+                see(named[name])
+    return own, named
 
 
 class _Watch(TorchFunctionMode):
@@ -274,3 +306,48 @@ class _Watch(TorchFunctionMode):
         # whoever else watches is not to see a call that is not theirs
         with torch._C.DisableTorchFunction():
             return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def not_recomputing() -> Iterator[None]:
+    """Let this thread run checkpointed blocks as they are; other threads are not concerned.
+
+    Checkpointed blocks recompute their activations on the way back. Recomputed layers are not
+    those that were watched on the way forth, and the reentrant kind gives their weights no
+    gradient at all where the input needs none.
+
+    Yields:
+        Nothing.
+    """
+    outer = getattr(_here, "looking", False)
+    _here.looking = True
+    _exchange(1)
+    try:
+        yield
+    finally:
+        _exchange(-1)
+        _here.looking = outer
+
+
+def _exchange(change: int) -> None:
+    """Put our own functions into torch's module for the first thread; take them out again."""
+    global _looking
+    with _LOOKING:
+        _looking += change
+        own = _looking > 0
+        block: Any = checkpoint.CheckpointFunction
+        block.apply = staticmethod(_plain_apply) if own else _apply
+        checkpoint._checkpoint_without_reentrant_generator = _plain_around if own else _around
+
+
+def _plain_apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    if getattr(_here, "looking", False):
+        return function(*args)
+    return _apply(function, preserve, *args)  # type: ignore[no-untyped-call]
+
+
+def _plain_around(*args: Any, **kwargs: Any) -> Iterator[None]:
+    if getattr(_here, "looking", False):
+        yield
+    else:
+        yield from _around(*args, **kwargs)

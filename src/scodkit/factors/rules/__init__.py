@@ -10,10 +10,18 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from scodkit.factors.rules import broadcast
-from scodkit.factors.rules.convolution import Convolution, TransposedConvolution
 from scodkit.factors.rules.embedding import Embedding
-from scodkit.factors.rules.layer import Batch, Layer, Outer, Place, Rows, UnsupportedCallError
-from scodkit.factors.rules.linear import Linear
+from scodkit.factors.rules.layer import (
+    Batch,
+    Convolution,
+    Layer,
+    Linear,
+    Outer,
+    Place,
+    Rows,
+    TransposedConvolution,
+    UnsupportedCallError,
+)
 
 # a rule takes the batch and then what the function takes, under the same names
 RULES: dict[Callable[..., Any], Callable[..., Layer]] = {

@@ -1,0 +1,478 @@
+"""From rows at the output back to the layers, and from there to rows in weight space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import vmap
+
+from scodkit.factors.engine import Factors, HeldFactors, Linearization, Sums, Tall
+from scodkit.factors.head import Head
+from scodkit.factors.rules import Layer, Outer, Rows
+from scodkit.model.parameters import ParameterSet
+
+# bytes of an average layer's output on a GPU, up to which directions are folded into the batch
+# where few kernels count for most (some run decomposed), and up to which they go back one by
+# one within a single call; above that each alone keeps the GPU busy
+_FOLDED = 1 << 20
+# bytes of gradients at all layers up to which they are held together: fewer calls
+_AT_ONCE = 1 << 24
+_BATCHED = 1 << 25
+
+# bytes of rows: below the first, blocks are put together for one product; above the second,
+# and on a CPU above the first, the copy costs more than the call it saves
+_TINY = 1 << 20
+_LARGE_ON_GPU = 1 << 25
+
+# torch numbers maps by how deep they are nested: that of torch.autograd.grad is outermost
+_LEVEL = 1
+
+Take = Callable[[int, Tensor], None]
+
+
+@dataclass
+class Edges:
+    """Where in a graph the layers' outputs were made.
+
+    Kept because an in-place operation may since have moved an output further along the graph.
+
+    Args:
+        of_layers: One for each layer.
+        starts: Which of the layers have nothing before them that needs gradients.
+        output_bytes: Size of all layers' outputs together.
+    """
+
+    of_layers: list[GradientEdge] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    output_bytes: int = 0
+
+    def add(self, output: Tensor, *, start: bool) -> None:
+        """Note the output of the next layer."""
+        if start:
+            self.starts.append(len(self.of_layers))
+        self.of_layers.append(get_gradient_edge(output))
+        self.output_bytes += output.nbytes
+
+
+def backward(
+    output: Tensor,
+    edges: Edges,
+    rows: Tensor,
+    take: Take,
+    *,
+    few_kernels: bool = False,
+    times: float = 1.0,
+) -> None:
+    """Pull rows back to every layer.
+
+    Args:
+        output: The end of the graph.
+        edges: The layers in it.
+        rows: At the output, ``(b, q, d)``.
+        take: Given the index of a layer, and the gradients at its output ``(q, *shape)``; not
+            called for layers that nothing arrives at.
+        few_kernels: Prefer launching few kernels on a GPU over launching them quickly.
+        times: Go back as if the batch were so many times as large.
+    """
+    by_direction = rows.transpose(0, 1).reshape(rows.shape[1], *output.shape)
+    average = times * edges.output_bytes / len(edges.of_layers)
+    if len(by_direction) == 1 and times * edges.output_bytes <= _AT_ONCE:
+        _hand_over(_deltas(output, edges, rows), take)
+    elif len(by_direction) == 1:
+        _streamed(output, edges, by_direction[0], lambda i, delta: take(i, delta[None]))
+    elif few_kernels and average <= _FOLDED:
+        _folded(output, edges, by_direction, take)
+    elif not output.is_cuda or average <= _BATCHED:
+        _batched(output, edges, by_direction, take)
+    else:
+        separate = [_gradients(output, edges.of_layers, row) for row in by_direction]
+        together = zip(*separate, strict=True)
+        _hand_over((None if d[0] is None else torch.stack(d) for d in together), take)
+
+
+def _gradients(
+    output: Tensor, edges: Sequence[GradientEdge], rows: Tensor, *, batched: bool = False
+) -> Sequence[Tensor | None]:
+    return torch.autograd.grad(
+        output, edges, rows, retain_graph=True, allow_unused=True, is_grads_batched=batched
+    )
+
+
+def _deltas(output: Tensor, edges: Edges, rows: Tensor) -> Sequence[Tensor | None]:
+    """Return the gradients ``(q, *shape)`` at all layers, held together."""
+    count = rows.shape[1]
+    if count == 1:
+        at_output = rows.view(1, *output.shape)
+        found = torch.autograd.grad(
+            output, edges.of_layers, at_output[0], retain_graph=True, allow_unused=True
+        )
+        return [None if delta is None else delta[None] for delta in found]
+    by_direction = rows.transpose(0, 1).reshape(count, *output.shape)
+    return _gradients(output, edges.of_layers, by_direction, batched=True)
+
+
+def _hand_over(deltas: Iterable[Tensor | None], take: Take) -> None:
+    for i, delta in enumerate(deltas):
+        if delta is not None:
+            take(i, delta)
+
+
+def _streamed(output: Tensor, edges: Edges, row: Tensor, take: Take) -> list[Tensor]:
+    """Pull one row back.
+
+    Returns:
+        The gradients that were asked for, and handed over, too: a map has to return some.
+    """
+    found = _to_starts(output, edges, row, take)
+    _hand_over(found, take)
+    return [delta for delta in found if delta is not None]
+
+
+def _batched(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
+    """Pull rows ``(q, ...)`` back in one call, which maps over the directions."""
+
+    def take_all(i: int, delta: Tensor) -> None:
+        take(i, torch._remove_batch_dim(delta, _LEVEL, len(rows), 0))
+
+    _hand_over(_to_starts(output, edges, rows, take_all, batched=True), take)
+
+
+def _to_starts(
+    output: Tensor, edges: Edges, rows: Tensor, take: Take, *, batched: bool = False
+) -> list[Tensor | None]:
+    """Return the gradients of layers that were asked for; the others are taken on the way.
+
+    Only what lies on a way to something asked for is visited. Nearly always every way back
+    ends at a start; some may end elsewhere, at other weights or at inputs that need gradients.
+    """
+    at_layers: list[Tensor | None] = [None] * len(edges.of_layers)
+    seen = set(edges.starts)
+
+    def note(i: int, delta: Tensor) -> None:
+        seen.add(i)
+        take(i, delta)
+
+    def ask(layers: list[int]) -> None:
+        if layers:
+            asked = [edges.of_layers[i] for i in layers]
+            found = _gradients(output, asked, rows, batched=batched)
+            for i, delta in zip(layers, found, strict=True):
+                at_layers[i] = delta
+
+    with _watched(edges, note):
+        ask(edges.starts)
+    ask([i for i in range(len(at_layers)) if i not in seen])
+    return at_layers
+
+
+@contextmanager
+def _watched(edges: Edges, take: Take) -> Iterator[None]:
+    """Hand over what arrives at layers that others come before."""
+
+    def arrived(i: int, number: int, gradients: tuple[Tensor | None, ...]) -> None:
+        delta = gradients[number]
+        if delta is not None:
+            take(i, delta)
+
+    starts = set(edges.starts)
+    handles = [
+        edge.node.register_prehook(partial(arrived, i, edge.output_nr))
+        for i, edge in enumerate(edges.of_layers)
+        if i not in starts
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _folded(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
+    """Pull rows ``(q, ...)`` back with the directions in the batch: few, larger kernels."""
+
+    def take_all(i: int, delta: Tensor) -> None:
+        _AllDirections.apply(delta, len(rows), partial(take, i))  # type: ignore[no-untyped-call]
+
+    vmap(lambda row: tuple(_streamed(output, edges, row, take_all)))(rows)
+
+
+class _AllDirections(torch.autograd.Function):
+    """Lets a function see a gradient for all directions, from within a map over them."""
+
+    @staticmethod
+    def forward(delta: Tensor, count: int, see: Callable[[Tensor], None]) -> Tensor:
+        """Return a gradient that is the same for all directions, once it was seen."""
+        see(delta.expand(count, *delta.shape))
+        return delta.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing: nobody differentiates this."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int, None, None],
+        delta: Tensor,
+        count: int,
+        see: Callable[[Tensor], None],
+    ) -> tuple[Tensor, int]:
+        """Return one that differs, and its axis, once it was seen."""
+        see(delta.movedim(in_dims[0], 0))
+        return delta.detach(), in_dims[0]
+
+
+@dataclass(frozen=True)
+class Ways:
+    """By what the engine chooses among ways to compute the same.
+
+    Args:
+        few_kernels: Prefer launching few kernels.
+        as_if: Samples and directions to go by; None for those there are.
+    """
+
+    few_kernels: bool
+    as_if: tuple[int, int] | None
+
+    def times(self, rows: Tensor) -> tuple[float, float]:
+        """Return how many times the samples, and the rows ``(b, q, d)``, there are."""
+        if self.as_if is None:
+            return 1.0, 1.0
+        samples = self.as_if[0] / rows.shape[0]
+        return samples, samples * self.as_if[1] / rows.shape[1]
+
+
+class HookLinearization(Linearization):
+    """A network at one batch, by the layers of a watched forward pass.
+
+    Args:
+        layers: The calls on chosen parameters, in order.
+        edges: Where in the graph their outputs were made.
+        output: Of the network, with its graph.
+        parameters: The chosen weights.
+        ways: By what to choose among ways to compute the same.
+        head: The chosen layer, where that is a single one at the network's end.
+    """
+
+    def __init__(
+        self,
+        layers: list[Layer],
+        edges: Edges,
+        output: Tensor,
+        parameters: ParameterSet,
+        ways: Ways,
+        head: Head | None,
+    ) -> None:
+        self.layers, self.edges = layers, edges
+        self.graph = output
+        self.parameters = parameters
+        self.ways = ways
+        self.output = output.detach()
+        self.head = head
+
+    def pull_back(self, rows: Tensor) -> Factors:
+        """See `Linearization.pull_back`.
+
+        Returns:
+            Rows that are formed when they are read.
+        """
+        return HookFactors(self, rows)
+
+
+class HookFactors(Factors):
+    """Rows formed from layers and the gradients at their outputs, each time they are read.
+
+    Args:
+        linear: The network at the batch.
+        rows: The rows at the output, ``(b, q, d)``.
+    """
+
+    def __init__(self, linear: HookLinearization, rows: Tensor) -> None:
+        self._linear, self._rows = linear, rows
+        self._num_samples, self._directions = rows.shape[:2]
+        self.num_rows = self._num_samples * self._directions
+
+    def blocks(self) -> Iterable[tuple[slice, Tensor]]:
+        """Return ranges of columns with their rows, small neighbours together."""
+        return self.hold().blocks()
+
+    @torch.no_grad()
+    def hold(self) -> Factors:
+        """Return the rows, formed once and for all, each layer's as its gradients arrive."""
+        held: list[tuple[slice, Tensor]] = []
+        small = _Neighbours(self._limit)
+        self._each(lambda columns, rows: held.extend(small.add(columns, _dense(rows))))
+        return HeldFactors([*held, *small.rest()])
+
+    @torch.no_grad()
+    def project(self, matrix: Tall) -> tuple[Tensor, Tensor]:
+        """See `Factors.project`.
+
+        Returns:
+            The same. Unless layers are so large that directions are pulled back one by one,
+            gradients are dropped as soon as they are used; large outer products are never
+            formed.
+        """
+        linear, rows = self._linear, self._rows
+        size = self.num_rows * linear.parameters.num_parameters * rows.itemsize
+        whole = size <= _TINY and linear.ways.as_if is None and not rows.is_cuda
+        if whole and isinstance(matrix, Tensor) and matrix.dtype == rows.dtype:
+            return self._project_whole(matrix)
+        return self._project_blocks(matrix)
+
+    def _project_whole(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `project` does, in one product: in a small network, calls count most."""
+        rows, linear, blocks = self._rows, self._linear, self._linear.parameters.blocks
+        parts: list[Tensor | None] = [None] * len(blocks)
+        deltas: Sequence[Tensor | None] = ()
+        if linear.layers and linear.graph.requires_grad:
+            deltas = _deltas(linear.graph, linear.edges, rows)
+        for layer, delta in zip(linear.layers, deltas, strict=False):
+            layer.check_unchanged()
+            if delta is None:
+                continue
+            for place, own in layer.gradients(delta):
+                dense = own if isinstance(own, Tensor) else own.dense()
+                i = linear.parameters.index_of(place.block.start)
+                part = parts[i]
+                if part is None and place.columns == place.block:
+                    parts[i] = dense
+                    continue
+                # another use of it, or of a part of it
+                if part is None:
+                    part = self._zeros(place.block)
+                first = place.columns.start - place.block.start
+                part = part.clone()
+                part[:, :, first : first + dense.shape[2]] += dense
+                parts[i] = part
+        for i, part in enumerate(parts):
+            if part is None:
+                parts[i] = self._zeros(blocks[i].columns)
+        flat = torch.cat(parts, dim=2)  # type: ignore[arg-type]
+        along = flat.view(self.num_rows, -1) @ matrix
+        # in float64: a score is a difference of near-equal sums
+        norms = torch.linalg.vector_norm(flat, dim=(1, 2), dtype=torch.float64)
+        shape = (self._num_samples, self._directions, -1)
+        return norms.square(), along.view(shape).double()
+
+    def _project_blocks(self, matrix: Tall) -> tuple[Tensor, Tensor]:
+        sums, device = Sums(), self._rows.device
+        _, times = self._linear.ways.times(self._rows)
+        small = _Neighbours(self._limit)
+
+        def use(columns: slice, rows: Rows) -> None:
+            if isinstance(rows, Outer) and rows.nbytes > _TINY / times:
+                sums.add(rows.squared_norms(), rows.project(matrix[columns].to(device)))
+                return
+            for some, together in small.add(columns, _dense(rows)):
+                sums.add_rows(together, matrix[some].to(device), times)
+
+        self._each(use)
+        for some, together in small.rest():
+            sums.add_rows(together, matrix[some].to(device), times)
+        return sums.result
+
+    def _each(self, use: Callable[[slice, Rows], None]) -> None:
+        """Hand over the rows of each chosen parameter, on the way back.
+
+        Uses of a parameter are summed; where none has a part in the output, rows are zero.
+        """
+        linear, layers = self._linear, self._linear.layers
+        missing = {block.columns.start: block.columns for block in linear.parameters.blocks}
+        waiting = dict.fromkeys(missing, 0)
+        for layer in layers:
+            layer.check_unchanged()
+            for parameter in layer.parameters:
+                if id(parameter) in layer.places:
+                    waiting[layer.places[id(parameter)].block.start] += 1
+        sums: dict[int, Tensor] = {}
+
+        def take(i: int, delta: Tensor) -> None:
+            for place, rows in layers[i].gradients(delta):
+                start = place.block.start
+                waiting[start] -= 1
+                if waiting[start] or start in sums or place.columns != place.block:
+                    if start not in sums:
+                        sums[start] = self._zeros(place.block)
+                    part = slice(place.columns.start - start, place.columns.stop - start)
+                    sums[start][:, :, part] += _dense(rows)
+                if not waiting[start]:
+                    use(missing.pop(start), sums.pop(start, rows))
+
+        # nothing arrives where there are no layers, or no graph
+        if layers and linear.graph.requires_grad:
+            samples, _ = linear.ways.times(self._rows)
+            few_kernels = linear.ways.few_kernels
+            backward(
+                linear.graph,
+                linear.edges,
+                self._rows,
+                take,
+                few_kernels=few_kernels,
+                times=samples,
+            )
+        for start, columns in missing.items():
+            use(columns, sums.pop(start) if start in sums else self._zeros(columns))
+
+    def _zeros(self, columns: slice) -> Tensor:
+        return self._rows.new_zeros(*self._rows.shape[:2], columns.stop - columns.start)
+
+    @property
+    def _limit(self) -> float:
+        _, times = self._linear.ways.times(self._rows)
+        if not self._rows.is_cuda:
+            return _TINY / times
+        widest = self._linear.parameters.widest * self.num_rows * self._rows.itemsize * times
+        return min(_LARGE_ON_GPU, max(_TINY, widest)) / times
+
+
+def _dense(rows: Rows) -> Tensor:
+    return rows if isinstance(rows, Tensor) else rows.dense()
+
+
+class _Neighbours:
+    """Puts small blocks that are neighbours together, so that a product with them pays.
+
+    Args:
+        limit: Bytes of rows to hold back at most.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._waiting: list[tuple[slice, Tensor]] = []
+        self._bytes = 0
+
+    def add(self, columns: slice, rows: Tensor) -> list[tuple[slice, Tensor]]:
+        """Return the blocks that are large enough now that there is another one."""
+        size = rows.numel() * rows.itemsize
+        if size > self._limit:
+            return [(columns, rows)]
+        ready = self.rest() if self._bytes + size > self._limit else []
+        self._waiting.append((columns, rows))
+        self._bytes += size
+        return ready
+
+    def rest(self) -> list[tuple[slice, Tensor]]:
+        """Return what waits, runs of neighbours as one."""
+        runs: list[list[tuple[slice, Tensor]]] = []
+        for columns, rows in sorted(self._waiting, key=lambda block: block[0].start):
+            if runs and runs[-1][-1][0].stop == columns.start:
+                runs[-1].append((columns, rows))
+            else:
+                runs.append([(columns, rows)])
+        self._waiting, self._bytes = [], 0
+        return [
+            (slice(run[0][0].start, run[-1][0].stop), _side_by_side([rows for _, rows in run]))
+            for run in runs
+        ]
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0].contiguous()
