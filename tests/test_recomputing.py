@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from scodkit import Categorical, Monitor
 from scodkit.factors.hooks import HookEngine
-from scodkit.model.twin import not_recomputing
+from scodkit.model.twin import Twin
 
 
 class Checkpointed(nn.Module):
@@ -82,12 +82,12 @@ def test_other_threads_recompute_meanwhile(kind: str) -> None:
         except Exception as error:
             errors.append(error)
 
-    with not_recomputing():
+    with Twin(nn.Linear(1, 1)).held():
         other = threading.Thread(target=train)
         other.start()
         other.join()
         assert (len(calls), errors) == (2, [])
-        with not_recomputing():
+        with Twin(nn.Linear(1, 1)).held():
             pass
         model(torch.randn(5, 6, requires_grad=True)).sum().backward()
     assert len(calls) == 3

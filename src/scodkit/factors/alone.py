@@ -75,12 +75,12 @@ class _LoopLinearization(Linearization):
             return torch.cat([torch.zeros_like(leaf).flatten() for leaf in leaves])
         row = row.view(output.shape)
         found = torch.autograd.grad(output, leaves, row, retain_graph=True, allow_unused=True)
-        return torch.cat(
-            [
-                torch.zeros_like(leaf).view(-1) if own is None else own.to_dense().reshape(-1)
-                for leaf, own in zip(leaves, found, strict=True)
-            ]
-        )
+        flat = []
+        for leaf, own in zip(leaves, found, strict=True):
+            if own is None:
+                own = torch.zeros_like(leaf)
+            flat.append((own if own.layout is torch.strided else own.to_dense()).reshape(-1))
+        return torch.cat(flat)
 
 
 class FunctionalEngine(Engine):

@@ -17,6 +17,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from scodkit.factors.head import Head
+from scodkit.factors.rules.layer import project_whole
 from scodkit.model.network import Inputs, Network
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics import kernels
@@ -24,6 +25,9 @@ from scodkit.numerics.matmul import matmul, sum_dtype
 
 # while one row is formed its block, the block's source and one temporary are alive
 _COPIES_PER_ROW = 3
+
+# rows up to which calls, not numbers, take the time
+_FEW_BYTES = 1 << 20
 
 # numbers summed in float32 at a time
 _SLICE = 4096
@@ -161,6 +165,18 @@ class HeldFactors(Factors):
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Return each range of columns with its rows."""
         return self._blocks
+
+    def project(self, matrix: Tall) -> tuple[Tensor, Tensor]:
+        """See `Factors.project`.
+
+        Returns:
+            The same; of a few rows in one piece on a CPU with the fewest calls.
+        """
+        columns, rows = self._blocks[0]
+        plain = len(self._blocks) == 1 and rows.nbytes <= _FEW_BYTES and not rows.is_cuda
+        if plain and isinstance(matrix, Tensor) and matrix.dtype == rows.dtype:
+            return project_whole(rows, matrix[columns])
+        return super().project(matrix)
 
 
 class FactorsOf(Factors):
@@ -306,13 +322,13 @@ class Engine(ABC):
         """Return the engine for batches of one sample with few rows."""
         return self
 
-    def folds(self, rows: int) -> bool:
-        """Return whether several directions of a sample are best pulled back as samples.
+    def for_copies(self, rows: int) -> Engine | None:
+        """Return the engine to pull directions back as copies of their samples, if that pays.
 
         Args:
             rows: Of all samples together.
         """
-        return False
+        return None
 
     def for_recording(self) -> Engine:
         """Return the same engine for calls that are recorded once and replayed often."""

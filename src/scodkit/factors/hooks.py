@@ -7,6 +7,7 @@ Autograd computes no gradient of a weight.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -214,14 +215,19 @@ class HookEngine(Engine):
             self._single = SingleEngine(self.network, self.parameters)
         return self._single
 
-    def folds(self, rows: int) -> bool:
-        """See `Engine.folds`.
+    def for_copies(self, rows: int) -> Engine | None:
+        """See `Engine.for_copies`.
 
         Returns:
-            Whether the layers are so small that calls, not numbers, take the time.
+            An engine that refuses what it cannot be trusted with, where the layers are so small
+            that calls, not numbers, take the time.
         """
         limit = _SMALL_ON_GPU if self.network.device.type == "cuda" else _SMALL
-        return self._ways.as_if is None and 0 < rows * self._delta_bytes <= limit
+        if self._ways.as_if is not None or not 0 < rows * self._delta_bytes <= limit:
+            return None
+        engine = copy.copy(self)
+        engine.otherwise, engine._others = None, {}
+        return engine
 
     def for_recording(self) -> HookEngine:
         """See `Engine.for_recording`.

@@ -176,7 +176,8 @@ class FactorSource:
             return None
         if engine is not self.engine or directions == 1:
             return Whole(engine, 1)
-        return Whole(engine, directions) if engine.folds(size * directions) else None
+        copies = engine.for_copies(size * directions)
+        return None if copies is None else Whole(copies, directions)
 
     @property
     def ends_in_head(self) -> bool:

@@ -13,9 +13,16 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 
-from scodkit.factors.engine import Factors, HeldFactors, Linearization, Sums, Tall
+from scodkit.factors.engine import (
+    Factors,
+    HeldFactors,
+    Linearization,
+    Sums,
+    Tall,
+)
 from scodkit.factors.head import Head
 from scodkit.factors.rules import Layer, Outer, Rows
+from scodkit.factors.rules.layer import project_whole
 from scodkit.model.parameters import ParameterSet
 
 # bytes of an average layer's output on a GPU, up to which directions are folded into the batch
@@ -296,8 +303,7 @@ class HookFactors(Factors):
 
     def __init__(self, linear: HookLinearization, rows: Tensor) -> None:
         self._linear, self._rows = linear, rows
-        self._num_samples, self._directions = rows.shape[:2]
-        self.num_rows = self._num_samples * self._directions
+        self.num_rows = rows.shape[0] * rows.shape[1]
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Return ranges of columns with their rows, small neighbours together."""
@@ -356,11 +362,7 @@ class HookFactors(Factors):
             if part is None:
                 parts[i] = self._zeros(blocks[i].columns)
         flat = torch.cat(parts, dim=2)  # type: ignore[arg-type]
-        along = flat.view(self.num_rows, -1) @ matrix
-        # in float64: a score is a difference of near-equal sums
-        norms = torch.linalg.vector_norm(flat, dim=(1, 2), dtype=torch.float64)
-        shape = (self._num_samples, self._directions, -1)
-        return norms.square(), along.view(shape).double()
+        return project_whole(flat, matrix)
 
     def _project_blocks(self, matrix: Tall) -> tuple[Tensor, Tensor]:
         sums, device = Sums(), self._rows.device

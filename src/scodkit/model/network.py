@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scodkit.errors import BatchError, ModelCallError, OptionError
-from scodkit.model.twin import Twin, not_recomputing, own_tensors
+from scodkit.model.twin import Twin, own_tensors
 from scodkit.numerics.matmul import tf32_products
 
 # torch chooses kernels for the whole process: whoever changes that must change it back first
@@ -34,7 +34,7 @@ _anomalies_before = (False, True)  # whether it was on, and whether it looked fo
 
 _DEVICES = ("cpu", "cuda", "mps", "xpu")  # that torch has a switch for autocast for
 
-_UNWATCHED = contextlib.nullcontext()
+_NOTHING = contextlib.nullcontext()
 
 _LABEL_KEYS = frozenset({"label", "labels", "target", "targets"})
 
@@ -260,7 +260,10 @@ class Network:
     @property
     def device(self) -> torch.device:
         """Where the weights are (the first one's device, for models spread over several)."""
-        return next(self.model.parameters(), torch.empty(0)).device
+        first = self._twin.first
+        if first is None:
+            first = next(self.model.parameters(), torch.empty(0))
+        return first.device
 
     def inputs_of(self, batch: object, form: Form | None = None) -> Inputs:
         """Return the model's inputs in a batch, on the model's device.
@@ -344,10 +347,8 @@ class Network:
             call.args, call.kwargs, None if watcher is None else watcher.watch
         )
         try:
-            with self._twin.running() as module, self._autocast(), watcher or _UNWATCHED:
-                result = module(*args, **kwargs)
-                if self._pick_outputs is not None:
-                    result = self._pick_outputs(result)
+            with self._autocast():
+                result = self._twin.run(args, kwargs, None, watcher)
             output = self._output(result, call.batch_size)
             if watcher is not None and output is not result:  # it is to see how that is made
                 with watcher:
@@ -406,11 +407,8 @@ class Network:
         batch_size: int,
     ) -> Tensor:
         own, named = own_tensors(args, kwargs)
-        with self._twin.running(weights) as module, self._autocast():
-            result = module(*own, **named)
-            if self._pick_outputs is not None:
-                result = self._pick_outputs(result)
-            return self._output(result, batch_size)
+        with self._autocast():
+            return self._output(self._twin.run(own, named, weights), batch_size)
 
     def running(self, example: Inputs) -> nn.Module:
         """Return what is run for the model, held in eval mode: its twin, or the model itself.
@@ -449,11 +447,13 @@ class Network:
 
     def _autocast(self) -> contextlib.AbstractContextManager[None]:
         if self.precision is None:
-            return contextlib.nullcontext()
+            return _NOTHING
         return torch.autocast(self.device.type, self.precision)
 
     def _output(self, result: Any, batch_size: int) -> Tensor:
-        if self._pick_outputs is None and not isinstance(result, Tensor):
+        if self._pick_outputs is not None:
+            result = self._pick_outputs(result)
+        elif not isinstance(result, Tensor):
             logits = getattr(result, "logits", None)
             result = logits if isinstance(logits, Tensor) else result
         if not isinstance(result, Tensor):
@@ -471,29 +471,38 @@ class Network:
         output: Tensor = result if self.precision is None else result.float()
         return output if output.ndim > 1 else output[:, None]
 
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> contextlib.AbstractContextManager[Any]:
         """Hold the model's twin, in eval mode, with gradients possible.
 
         One thread at a time: function transforms exchange its weights for the time of a call.
         May be nested. Nothing of the caller's context reaches the model: neither grad mode nor
         ``torch.autocast`` nor anomaly detection.
+
+        Returns:
+            A context.
         """
+        cast = [kind for kind in _DEVICES if torch.is_autocast_enabled(kind)]
+        without_cudnn = self._recurrent and self.device.type == "cuda"
+        anomalies = torch.is_anomaly_enabled() or _anomalies_off
+        plain = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        if plain and not (cast or without_cudnn or anomalies):
+            return self._twin.held()
+        return self._apart_from_context(cast, without_cudnn)
+
+    @contextlib.contextmanager
+    def _apart_from_context(self, cast: list[str], without_cudnn: bool) -> Iterator[None]:
         with (
-            contextlib.ExitStack() as stack,
             torch.inference_mode(False),
             torch.enable_grad(),
-            self._twin.held(),
-            not_recomputing(),
+            _not_detecting_anomalies(),
+            contextlib.ExitStack() as stack,
         ):
-            for kind in _DEVICES:  # the model's own dtypes are what certificates are for
-                if torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, enabled=False))
-            if torch.is_anomaly_enabled() or _anomalies_off:
-                stack.enter_context(_not_detecting_anomalies())
-            if self._recurrent and self.device.type == "cuda":  # cuDNN's RNNs refuse eval mode
+            for kind in cast:  # the model's own dtypes are what certificates are for
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if without_cudnn:  # its RNNs refuse eval mode
                 tf32 = torch.backends.cudnn.allow_tf32
                 stack.enter_context(_cudnn(enabled=False, allow_tf32=tf32))
+            stack.enter_context(self._twin.held())
             yield
 
     @property

@@ -62,6 +62,7 @@ class Structure:
         module: The twin of the model.
         tensors: Its weights and buffers.
         places: Where they are, by name.
+        first: The first parameter; None of a model without any.
         clones: Buffers with their copies, by id.
 
     Raises:
@@ -84,8 +85,13 @@ class Structure:
         end = object()  # so that no length has to be compared
         self._watch([end], [end])
         self.places = places_of(self.module)
+        self.first = next(self.module.parameters(), None)
         self._held_buffers = [own.values() for _, own, _ in self._slots] + [[end]]
         self._end = end
+        values = [own.values() if isinstance(own, dict) else own for own, _ in self._own]
+        self._own_values: list[Iterable[object]] = [*values, [end]]
+        was = [was.values() if isinstance(was, dict) else was for _, was in self._own]
+        self._was = [*itertools.chain.from_iterable(was), end]
         self._index()
 
     def _index(self) -> None:
@@ -165,6 +171,9 @@ class Structure:
 
     def put_back_attributes(self) -> None:
         """Put back the attributes that changed."""
+        # values alone, in their order: a new one, or one that is gone, shifts the others
+        if all(map(operator.is_, itertools.chain.from_iterable(self._own_values), self._was)):
+            return
         for live, pristine in self._own:
             try:
                 same = live == pristine  # whatever is the same object is not compared

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from scodkit.model.structure import Place, Structure, places_of
+from scodkit.model.structure import Structure, places_of
 
 # held by whoever runs a model itself: any other model may have layers in common with it
 _ITSELF = threading.RLock()
@@ -76,7 +76,8 @@ class Twin:
                 self._follow()
             self._depth += 1
             self._holder = threading.get_ident()
-            own = self._copy
+            own, outer = self._copy, _looks()
+            _look(1, True)
             try:
                 if own is not None:
                     yield own.module
@@ -84,34 +85,60 @@ class Twin:
                     with self._itself():
                         yield self._model
             finally:
+                _look(-1, outer)
                 self._depth -= 1
                 if not self._depth:
                     self._holder = None
                     if own is not None:
                         own.put_back_attributes()
 
-    @contextlib.contextmanager
-    def running(self, weights: Mapping[str, Tensor] | None = None) -> Iterator[nn.Module]:
-        """Hold what is run for one forward pass; buffers that it changes are put back.
+    def run(
+        self,
+        args: Iterable[Any],
+        kwargs: Mapping[str, Any],
+        weights: Mapping[str, Tensor] | None = None,
+        watcher: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> Any:
+        """Return what one forward pass returns; buffers that it changes are put back.
 
         Args:
+            args: Of the model, which may be written to.
+            kwargs: Likewise.
             weights: Parameters and buffers that others take the place of meanwhile, by name.
-
-        Yields:
-            As `held` does.
+            watcher: Entered around the pass.
         """
-        with _NOTHING if self._holder == threading.get_ident() else self.held():
-            own = self._copy
-            module = self._model if own is None else own.module
-            try:
-                if weights:
-                    with _exchanged(own.places if own else places_of(module), weights):
-                        yield module
-                else:
-                    yield module
-            finally:
-                if own is not None:
-                    self.volatile |= own.put_back_buffers()
+        if self._holder != threading.get_ident():
+            with self.held():
+                return self.run(args, kwargs, weights, watcher)
+        own = self._copy
+        if own is None and not self._inside:
+            with self._itself():
+                return self.run(args, kwargs, weights, watcher)
+        module = self._model if own is None else own.module
+        before: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            if weights:
+                # not torch's functional_call: it leaves others' weights in modules with
+                # several parents
+                places = places_of(module) if own is None else own.places
+                for name, tensor in weights.items():
+                    for place, key in places[name]:
+                        before.append((place, key, place[key]))
+                        place[key] = tensor
+            if watcher is None:
+                return module(*args, **kwargs)
+            with watcher:
+                return module(*args, **kwargs)
+        finally:
+            for place, key, tensor in before:
+                place[key] = tensor
+            if own is not None:
+                self.volatile |= own.put_back_buffers()
+
+    @property
+    def first(self) -> Tensor | None:
+        """The first parameter, as it was when the twin was last brought up to date."""
+        return None if self._copy is None else self._copy.first
 
     def prove(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Make sure, once, that the twin leads to itself: else the model itself is run.
@@ -127,9 +154,9 @@ class Twin:
         others = {name: parameter.detach() for name, parameter in named.items()}
         own, named_own = own_tensors(args, kwargs)
         try:
-            with self.running(others) as module, torch.no_grad(), watch:
+            with self.held() as module, torch.no_grad():
                 if module is not self._model:
-                    module(*own, **named_own)
+                    self.run(own, named_own, others, watch)
         except Exception:  # the call that this is done for will say what is wrong
             return
         self._proven = True
@@ -153,8 +180,11 @@ class Twin:
         """Bring the twin up to what the model is now."""
         if not self._apart:
             return
+        current = self._copy is not None and self._copy.is_current()
+        if self._copy is not None and current and not self._copy.clones:
+            return  # there are no buffers to copy
         with torch.inference_mode(False), torch.no_grad():
-            if self._copy is None or not self._copy.is_current():
+            if not current:
                 self._make()
             try:
                 if self._copy is not None:
@@ -229,23 +259,6 @@ def _restored(
     return names
 
 
-@contextlib.contextmanager
-def _exchanged(
-    places: Mapping[str, list[Place]], weights: Mapping[str, Tensor]
-) -> Iterator[None]:
-    # not torch's functional_call: it leaves others' weights in modules with several parents
-    before: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for name, tensor in weights.items():
-            for place, key in places[name]:
-                before.append((place, key, place[key]))
-                place[key] = tensor
-        yield
-    finally:
-        for place, key, tensor in before:
-            place[key] = tensor
-
-
 def own_tensors(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -308,30 +321,24 @@ class _Watch(TorchFunctionMode):
             return func(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def not_recomputing() -> Iterator[None]:
-    """Let this thread run checkpointed blocks as they are; other threads are not concerned.
+def _looks() -> bool:
+    return getattr(_here, "looking", False)
+
+
+def _look(change: int, looking: bool) -> None:
+    """Let this thread run checkpointed blocks as they are, or no longer.
 
     Checkpointed blocks recompute their activations on the way back. Recomputed layers are not
     those that were watched on the way forth, and the reentrant kind gives their weights no
-    gradient at all where the input needs none.
+    gradient at all where the input needs none. Other threads are not concerned.
 
-    Yields:
-        Nothing.
+    Args:
+        change: To how many look: the first puts our functions into torch's module, and the
+            last takes them out again.
+        looking: Whether this thread does.
     """
-    outer = getattr(_here, "looking", False)
-    _here.looking = True
-    _exchange(1)
-    try:
-        yield
-    finally:
-        _exchange(-1)
-        _here.looking = outer
-
-
-def _exchange(change: int) -> None:
-    """Put our own functions into torch's module for the first thread; take them out again."""
     global _looking
+    _here.looking = looking
     with _LOOKING:
         _looking += change
         own = _looking > 0
@@ -341,13 +348,13 @@ def _exchange(change: int) -> None:
 
 
 def _plain_apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-    if getattr(_here, "looking", False):
+    if _looks():
         return function(*args)
     return _apply(function, preserve, *args)  # type: ignore[no-untyped-call]
 
 
 def _plain_around(*args: Any, **kwargs: Any) -> Iterator[None]:
-    if getattr(_here, "looking", False):
+    if _looks():
         yield
     else:
         yield from _around(*args, **kwargs)

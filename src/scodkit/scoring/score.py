@@ -39,6 +39,8 @@ from scodkit.sketch.eigenbasis import Eigenbasis
 # fall exponentially, a new one gets there with probability n^-4, with normal tails hardly ever;
 # values of [0, 1] that were multiplied by 16 or 255 do
 _FAR = 3
+# squared length of factors from which on float32 may not hold products with them
+_LONGEST = 1e70
 # calls on a GPU of which one is looked at
 _CALLS = 32
 
@@ -149,7 +151,7 @@ def energies(factors: Factors, basis: Eigenbasis) -> Energies:
 
 
 def score_batch(
-    source: FactorSource, call: Inputs, basis: Eigenbasis
+    source: FactorSource, call: Inputs, basis: Eigenbasis, finite: bool = False
 ) -> tuple[Tensor, Energies]:
     """Return a batch's output ``(B, *shape)`` and what its scores are made of.
 
@@ -159,39 +161,50 @@ def score_batch(
         source: Turns batches into Fisher factors.
         call: The batch; not empty.
         basis: The eigenbasis, on the model's device.
+        finite: Whether the inputs are known to be.
     """
     whole = source.ways[call.shapes] if call.shapes in source.ways else source.whole(call)
     found = None
     if whole is not None:
-        found = _score_whole(source, whole, call, basis)
+        found = _score_whole(source, whole, call, basis, finite)
     elif source.ends_in_head:
         found = _score_head(source, call, basis)
     if found is not None:
         return found
     outputs: dict[int, Tensor] = {}
     parts: dict[int, Energies] = {}
-    finite: dict[int, Tensor] = {}
+    good: dict[int, Tensor] = {}
     for piece in source.pieces(call):
         start = piece.samples.start
         own = energies(piece.factors, basis)
         parts[start] = parts[start] + own if start in parts else own
-        outputs[start], finite[start] = piece.output, piece.finite
+        outputs[start], good[start] = piece.output, piece.finite
     return _joined(list(outputs.values())), _finite_ones(
-        list(parts.values()), _joined(list(finite.values()))
+        list(parts.values()), _joined(list(good.values()))
     )
 
 
 def _score_whole(
-    source: FactorSource, whole: Whole, call: Inputs, basis: Eigenbasis
+    source: FactorSource, whole: Whole, call: Inputs, basis: Eigenbasis, finite: bool
 ) -> tuple[Tensor, Energies] | None:
-    """Return the same in one piece; None where a CPU finds numbers that are not finite."""
+    """Return the same in one piece; None where a CPU finds numbers that are not finite.
+
+    Raises:
+        BatchError: If samples interact.
+    """
     copies = whole.copies
-    linear = whole.engine.linearize(call.repeated(copies) if copies > 1 else call)
+    try:
+        linear = whole.engine.linearize(call.repeated(copies) if copies > 1 else call)
+    except BatchError:
+        if copies == 1:
+            raise
+        source.ways[call.shapes] = None  # so many samples do not go together, fewer may
+        return None
     output = linear.output[::copies] if copies > 1 else linear.output
-    finite = None
+    good = None
     if output.is_cuda:  # whose numbers are not waited for
-        finite, rows = source.rows(output, call)
-    elif not _all_finite((*call.tensors(), output)):
+        good, rows = source.rows(output, call)
+    elif not _all_finite(() if finite else call.tensors(), output):
         return None
     else:
         rows = source.likelihood.factor(output)
@@ -201,15 +214,16 @@ def _score_whole(
     if copies > 1:
         total, along = total.view(count).sum(1), along.view(*count, -1)
     parts = Energies(total, along.square().sum(1))
-    if finite is not None:
-        return output, _finite_ones([parts], finite)
-    return (output, parts) if _all_finite((parts.total, parts.along)) else None
+    if good is not None:
+        return output, _finite_ones([parts], good)
+    # the basis is orthonormal: with lengths like these no product has overflowed either
+    return (output, parts) if float(total.sum()) < _LONGEST else None
 
 
-def _all_finite(tensors: Sequence[Tensor]) -> bool:
+def _all_finite(inputs: Sequence[Tensor], output: Tensor) -> bool:
     """Return whether all numbers are finite; sums are infinite or NaN where one is."""
     total = 0.0
-    for tensor in tensors:
+    for tensor in (*inputs, output):
         if tensor.is_floating_point():
             wide = torch.float32 if tensor.itemsize < torch.float32.itemsize else None
             total += float(tensor.sum(dtype=wide))
@@ -261,9 +275,7 @@ def score(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Tensor:
         basis: The same basis.
         prior_scale: ``eps``, the standard deviation of the prior of a weight.
     """
-    c = 1.0 / (2.0 * max(1, basis.num_data) * prior_scale**2)
-    outside = (parts.total - parts.along.sum(1)).clamp_min(0)
-    return prior_scale**2 * (outside + parts.along @ (c / (basis.values.double() + c)))
+    return prior_scale**2 * _unexplained(parts, _left_over(basis, prior_scale))
 
 
 def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certificate:
@@ -294,11 +306,21 @@ def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certi
     c = _regulariser(basis, prior_scale)
     squared = prior_scale**2
     rho = basis.residual_norm + basis.slack
-    lower = squared * c / (c + rho) * _unexplained(parts, basis, c + rho)
+    lower = (
+        squared
+        * c
+        / (c + rho)
+        * _unexplained(parts, (c + rho) / (basis.values.double() + c + rho))
+    )
     upper = squared * parts.total
     if basis.slack < c:
         shifted = c - basis.slack
-        upper = upper.minimum(squared * c / shifted * _unexplained(parts, basis, shifted))
+        upper = upper.minimum(
+            squared
+            * c
+            / shifted
+            * _unexplained(parts, shifted / (basis.values.double() + shifted))
+        )
     # sum of t/(t + c) over at most m eigenvalues with sum t: largest when they are equal
     tail, m = max(basis.residual_trace, rho), max(1, basis.residual_rank)
     paper_gap = squared * parts.total * (m * tail / (tail + m * c))
@@ -323,10 +345,16 @@ def _regulariser(basis: Eigenbasis, prior_scale: float) -> float:
     return 1.0 / (2.0 * max(1, basis.num_data) * prior_scale**2)
 
 
-def _unexplained(parts: Energies, basis: Eigenbasis, c: float) -> Tensor:
+def _left_over(basis: Eigenbasis, prior_scale: float) -> Tensor:
+    """Return ``c / (values + c)``, ``(k,)`` in float64: 1 where the data says nothing."""
+    c = _regulariser(basis, prior_scale)
+    return c / (basis.values.double() + c)
+
+
+def _unexplained(parts: Energies, left_over: Tensor) -> Tensor:
     """Return ``tr L^T c (F_hat + c)^-1 L`` as two sums, neither of which can be negative."""
     outside = (parts.total - parts.along.sum(1)).clamp_min(0)
-    return outside + (parts.along * (c / (basis.values.double() + c))).sum(1)
+    return outside + parts.along @ left_over
 
 
 class RangeWatch:
@@ -351,12 +379,16 @@ class RangeWatch:
         }
         self._calls = 0
 
-    def look(self, call: Inputs) -> None:
+    def look(self, call: Inputs) -> bool:
         """Look at a batch.
 
         Args:
             call: The batch.
+
+        Returns:
+            Whether all inputs were seen to be finite; False also where not all were looked at.
         """
+        looked_at = 0
         for name, (first, last) in self._left.items():
             if isinstance(name, int):
                 value = call.args[name] if name < len(call.args) else None
@@ -369,6 +401,7 @@ class RangeWatch:
                 continue
             both = torch.aminmax(value.detach())
             low, high = float(both.min), float(both.max)
+            looked_at += math.isfinite(low + high)
             if not math.isfinite(low + high):  # such samples score infinity: look at the others
                 negated, high = extremes(value.detach()).tolist()
                 low = -negated
@@ -383,7 +416,8 @@ class RangeWatch:
                     SuspiciousInputWarning,
                     stacklevel=5,
                 )
-                return
+                return False
+        return looked_at == len(call.shapes)
 
 
 @dataclass(frozen=True)
@@ -432,6 +466,8 @@ class Scorer:
         self.fitted = fitted
         self._asked: FactorSource | None = None  # the source, for what is asked of the fit
         self._budget: int | None = None  # that it was asked with
+        self._of: Eigenbasis | None = None  # what the next is of
+        self._left_over: Tensor | None = None
         self.source = source
         self.check_every = recipe.check_every
         self._network = network
@@ -482,7 +518,7 @@ class Scorer:
             parts: Whether to say what the scores are made of.
         """
         self.check()
-        call = self._inputs_of(batch)
+        call, finite = self._inputs_of(batch)
         recording = self._captured
         if recording and recording.fits(call.tensors()) and self._is_current(call):
             output, score, *rest = recording(call.tensors(), 4 if parts else 2)
@@ -492,7 +528,7 @@ class Scorer:
             if call.batch_size == 0:
                 none = Energies.none(basis)
                 return Scores(self._network(call).detach(), none.total, none)
-            return self._scores(call, basis, self._source_for(call, budget))
+            return self._scores(call, basis, self._source_for(call, budget), finite)
 
     def compile(self, batch: object, budget: int | None, *, fuse: bool) -> None:
         """Record the scored forward pass for batches of this shape.
@@ -588,7 +624,7 @@ class Scorer:
         self.check(doing)
         basis = self.basis()
         with self._network.evaluating():
-            call = self._inputs_of(batch)
+            call, _ = self._inputs_of(batch)
             if call.batch_size == 0:
                 raise BatchError(f"expected samples for {doing}, got none")
             yield call, self._source_for(call, budget), basis
@@ -603,22 +639,26 @@ class Scorer:
         self.check("features")
         basis = self.basis()
         with self._network.evaluating():
-            call = self._inputs_of(batch)
+            call, _ = self._inputs_of(batch)
             if call.batch_size == 0:
                 asked = (self._task or self.fitted.likelihood).named()
                 directions = asked.num_directions(self.fitted.shape)
                 return basis.values.new_empty(0, directions, basis.rank)
             return features(self._source_for(call, budget).named(), call, basis)
 
-    def _inputs_of(self, batch: object) -> Inputs:
+    def _inputs_of(self, batch: object) -> tuple[Inputs, bool]:
+        """Return the inputs in a batch, and whether they were seen to be finite."""
         call = self._network.inputs_of(batch, self.fitted.form)
-        self.watch.look(call)
-        return call
+        return call, self.watch.look(call)
 
-    def _scores(self, call: Inputs, basis: Eigenbasis, source: FactorSource) -> Scores:
-        output, parts = score_batch(source, call, basis)
-        scores = score(parts, basis, self._prior_scale).to(basis.values.dtype)
-        return Scores(output, scores, parts)
+    def _scores(
+        self, call: Inputs, basis: Eigenbasis, source: FactorSource, finite: bool = False
+    ) -> Scores:
+        output, parts = score_batch(source, call, basis, finite)
+        if self._left_over is None or self._of is not basis:
+            self._of, self._left_over = basis, _left_over(basis, self._prior_scale)
+        scores = self._prior_scale**2 * _unexplained(parts, self._left_over)
+        return Scores(output, scores.to(basis.values.dtype), parts)
 
     def _source_for(self, call: Inputs, budget: int | None) -> FactorSource:
         """Return the engine, chosen on the first batch after a load or a change of device."""

@@ -138,6 +138,19 @@ class Outer:
         return torch.bmm(delta, activations_along(a, matrix).transpose(0, 1))
 
 
+def project_whole(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `Factors.project` does for all columns at once.
+
+    Args:
+        rows: ``(b, q, N)``, on a CPU.
+        matrix: ``(N, k)``, of the same dtype.
+    """
+    along = rows.view(-1, len(matrix)) @ matrix
+    # in float64: a score is a difference of near-equal sums
+    norms = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=torch.float64)
+    return norms.square(), along.view(*rows.shape[:2], -1).double()
+
+
 def activations_along(a: Tensor, matrix: Tensor) -> Tensor:
     """Return what weights like each column make of activations, ``(o, b, k)``.
 
