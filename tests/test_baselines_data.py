@@ -13,9 +13,8 @@ from torch import nn
 from baseline_contracts import network, some
 from scodkit import Categorical
 from scodkit.baselines import Energy, MaxLogit, Naive
-from scodkit.baselines.data import TrainingData, check_finite
+from scodkit.baselines.baseline import TrainingData, check_finite, whole_number
 from scodkit.baselines.kfac_laplace import peer
-from scodkit.baselines.options import whole_number
 from scodkit.errors import (
     BatchError,
     MismatchError,

@@ -25,9 +25,9 @@ from baseline_contracts import (
     some,
 )
 from scodkit import Bernoulli, Categorical, Gaussian
-from scodkit.baselines import weight_sets
+from scodkit.baselines import deep_ensemble
 from scodkit.baselines.deep_ensemble import DeepEnsemble
-from scodkit.baselines.predictive import mixture
+from scodkit.baselines.predictions import mixture
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
 from scodkit.likelihoods import HeteroscedasticGaussian, Likelihood
 
@@ -352,11 +352,12 @@ def test_all_networks_are_moved() -> None:
 def test_less_than_two_networks_are_refused() -> None:
     model = nn.Linear(3, 2)
     for models, match in [
-        (model, "a list of trained networks, got one Linear"),
-        ([], "two or more networks"),
-        ([model], "two or more networks"),
-        ([model, model], "2 of which 1 differ"),
-        ([model, "another"], "got a str in it"),
+        (model, "a list of two or more trained networks, .* got Linear, of which 1 differ"),
+        (nn.Sequential(model, nn.Tanh()), "got Sequential, of which 1 differ"),
+        ([], "got none, of which 0 differ"),
+        ([model], "got Linear, of which 1 differ"),
+        ([model, model], "got Linear, Linear, of which 1 differ"),
+        ([model, "another"], "got Linear, str, of which 1 differ"),
     ]:
         with pytest.raises(OptionError, match=match):
             DeepEnsemble(models, Categorical())  # type: ignore[arg-type]
@@ -375,7 +376,7 @@ def test_networks_that_predict_other_things_are_refused() -> None:
 
 
 def test_the_limit_is_on_samples_times_networks() -> None:
-    assert weight_sets._TOGETHER == 256  # what the tests above are made for
+    assert deep_ensemble._TOGETHER == 256  # what the tests above are made for
 
 
 def test_ensembles_that_share_networks_do_not_wait_for_each_other() -> None:

@@ -19,9 +19,9 @@ from baseline_contracts import (
 )
 from scodkit import Bernoulli, Categorical, Gaussian
 from scodkit.baselines.features import forward_pass
-from scodkit.baselines.grad_norm import GradNorm
 from scodkit.baselines.knn import KNN
 from scodkit.baselines.mahalanobis import Mahalanobis
+from scodkit.baselines.one_pass import GradNorm
 from scodkit.baselines.residual import Residual, settled_dim
 from scodkit.baselines.vim import ViM
 from scodkit.errors import BatchError, NonFiniteError, OptionError

@@ -19,9 +19,9 @@ from pytorch_ood_detectors import detectors
 from scodkit import Categorical, Gaussian
 from scodkit.baselines import Energy, MaxLogit, MaxSoftmax, Naive
 from scodkit.baselines.baseline import Baseline
-from scodkit.baselines.grad_norm import GradNorm
 from scodkit.baselines.knn import KNN
 from scodkit.baselines.mahalanobis import Mahalanobis
+from scodkit.baselines.one_pass import GradNorm
 from scodkit.baselines.vim import ViM
 
 COUNT = 40

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from baseline_contracts import LIKELIHOODS, network, some, training_data
 from scodkit import Bernoulli, Categorical, Gaussian
 from scodkit.baselines.features import Moments
-from scodkit.baselines.grad_norm import GradNorm
 from scodkit.baselines.knn import KNN
 from scodkit.baselines.mahalanobis import Mahalanobis
+from scodkit.baselines.one_pass import GradNorm
 from scodkit.baselines.residual import Residual
 from scodkit.baselines.vim import ViM
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from baseline_contracts import LIKELIHOODS, OUTPUTS, network, training_data
 from hessians import dense_hessian, loss_of
 from scodkit import Bernoulli, Categorical, Gaussian
-from scodkit.baselines.data import TrainingData
-from scodkit.baselines.hessian import LossHessian, negative_log_likelihood, top_eigenspace
-from scodkit.baselines.local_ensemble import LocalEnsemble
+from scodkit.baselines.baseline import TrainingData
+from scodkit.baselines.local_ensemble import LocalEnsemble, LossHessian, top_eigenspace
+from scodkit.baselines.predictions import negative_log_likelihood
 from scodkit.errors import BatchError, NondeterministicError, NonFiniteError, OptionError
 from scodkit.likelihoods import HeteroscedasticGaussian, Likelihood
 from scodkit.model.network import Network

@@ -30,8 +30,8 @@ from laplace_oracles import (
 )
 from oracles import dense_jacobian
 from scodkit import Bernoulli, Categorical, Gaussian
-from scodkit.baselines.entropy import entropy
 from scodkit.baselines.kfac_laplace import KFACLaplace
+from scodkit.baselines.predictions import entropy
 from scodkit.errors import NonFiniteError
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs

@@ -72,7 +72,7 @@ def _baseline(kind: Callable[..., Baseline], **options: object) -> Make:
     return lambda case: kind(case.networks[0], case.domain.likelihood, **options)
 
 
-# names are the files' of the baselines; what comes after is the same with other options
+# named as the baselines, in snake case; what comes after is the same with other options
 METHODS: dict[str, Make] = {
     "scod": _scod,
     "scod_ll": _scod_last,

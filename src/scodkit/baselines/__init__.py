@@ -1,20 +1,19 @@
-"""Methods to compare with, all under the protocol of the `Monitor`: one file for each."""
+"""Methods to compare with, all under the protocol of the `Monitor`.
+
+To add one, copy `residual.py`: an option, a fit, a score.
+"""
 
 from scodkit.baselines.baseline import Baseline, Detector, Picks
 from scodkit.baselines.deep_ensemble import DeepEnsemble
-from scodkit.baselines.energy import Energy
-from scodkit.baselines.grad_norm import GradNorm
-from scodkit.baselines.identity_curvature import IdentityCurvature
 from scodkit.baselines.kfac_laplace import KFACLaplace
 from scodkit.baselines.knn import KNN
 from scodkit.baselines.local_ensemble import LocalEnsemble
 from scodkit.baselines.mahalanobis import Mahalanobis
-from scodkit.baselines.max_logit import MaxLogit
-from scodkit.baselines.max_softmax import MaxSoftmax
-from scodkit.baselines.naive import Naive
+from scodkit.baselines.one_pass import Energy, GradNorm, MaxLogit, MaxSoftmax, Naive
 from scodkit.baselines.residual import Residual
 from scodkit.baselines.sketched_lanczos import SketchedLanczos
 from scodkit.baselines.vim import ViM
+from scodkit.baselines.weight_space import IdentityCurvature
 
 __all__ = [
     "KNN",

@@ -1,10 +1,12 @@
-"""What all baselines share: one way to fit, score, move, save and refuse."""
+"""What all baselines share: how they read data, fit, score, move, save and refuse."""
 
 from __future__ import annotations
 
 import contextlib
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypedDict, runtime_checkable
 
@@ -13,15 +15,16 @@ from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
 from scodkit import __version__
-from scodkit.baselines.data import TrainingData, finite_samples
-from scodkit.baselines.entropy import wide
 from scodkit.errors import (
     BatchError,
     MismatchError,
+    NonFiniteError,
     NotFittedError,
     OptionError,
     UnsupportedLikelihoodError,
 )
+from scodkit.factors.pieces import finite_samples
+from scodkit.fit.stream import batches_of, num_batches, open_stream
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.model.network import Inputs, Network, state_to_copy
 from scodkit.model.parameters import state_fingerprint
@@ -40,6 +43,8 @@ _HEADER = fields(
     },
     others=True,
 )
+
+_TARGET_KEYS = ("label", "labels", "target", "targets")
 
 State = dict[str, Tensor]
 
@@ -71,23 +76,28 @@ class Baseline(ABC):
         handles: Likelihoods the method is defined for.
         because: Why not for others, to end the sentence "... is not for this one: ".
         learns: Whether it has to be fitted before it can score.
-        learnt: Names of the tensors it then has; None where those depend on the model.
+        learnt: Names of the tensors that a fit returns; None where they depend on the model.
+        options: Names of the constructor's other options, which are attributes as well: a
+            saved file has them, and ``repr`` shows them, in this order.
     """
 
-    handles: ClassVar[tuple[type[Likelihood], ...]]
-    because: ClassVar[str]
+    handles: ClassVar[tuple[type[Likelihood], ...]] = (Likelihood,)
+    because: ClassVar[str] = "it is no likelihood"
     learns: ClassVar[bool] = True
     learnt: ClassVar[tuple[str, ...] | None] = None
+    options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
-        self, model: nn.Module, likelihood: Likelihood, **picks: Unpack[Picks]
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        *,
+        inputs: Callable[[Any], Any] | None = None,
+        outputs: Callable[[Any], Tensor] | None = None,
+        targets: Callable[[Any], Any] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise OptionError(f"expected an nn.Module, got {type(model).__name__}")
-        name = type(self).__name__
-        unknown = picks.keys() - Picks.__annotations__.keys()
-        if unknown:
-            raise TypeError(f"{name} got an unexpected option {min(unknown)!r}")
         if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
             raise OptionError(
                 f"expected a likelihood object, got the class; type {likelihood.__name__}()"
@@ -95,12 +105,12 @@ class Baseline(ABC):
         if not isinstance(likelihood, self.handles):
             known = " or ".join(f"{kind.__name__}()" for kind in self.handles)
             raise UnsupportedLikelihoodError(
-                f"expected {known} for {name}, got {likelihood!r}: {self.because}; compare "
-                "with another baseline here"
+                f"expected {known} for {type(self).__name__}, got {likelihood!r}: "
+                f"{self.because}; compare with another baseline here"
             )
         self.likelihood = likelihood
-        self._targets = picks.get("targets")
-        self._network = Network(model, picks.get("inputs"), picks.get("outputs"))
+        self._targets = targets
+        self._network = Network(model, inputs, outputs)
         self._state: State | None = None if self.learns else {}
 
     @property
@@ -120,11 +130,11 @@ class Baseline(ABC):
         """
         if not self.learns:
             return self
-        doing = f"fitting {type(self).__name__}" if progress else None
-        data = TrainingData(self._network, loader, self._targets, doing)
+        description = f"fitting {type(self).__name__}" if progress else None
+        data = TrainingData(self._network, loader, self._targets, description)
         with self._evaluating():
             state = self._learn(data)
-        # as they are loaded again: products of other layouts may be rounded otherwise
+        # in the layout a file restores: products of another layout may round differently
         self._state = {n: tensor.detach().contiguous() for n, tensor in state.items()}
         return self
 
@@ -146,8 +156,8 @@ class Baseline(ABC):
             output, score = self._judge(call, state)
             output = output.detach()
             score = score.detach().to(torch.promote_types(output.dtype, torch.float32))
-            good = finite_samples(call, output) & ~score.isnan()
-        return Scored(output, score.masked_fill(~good, torch.inf), None)
+            usable = finite_samples(call, output) & ~score.isnan()
+        return Scored(output, score.masked_fill(~usable, torch.inf), None)
 
     def score(self, batch: object) -> Tensor:
         """Return the score ``(B,)``: larger = more atypical; infinite for NaN or infinity.
@@ -244,7 +254,7 @@ class Baseline(ABC):
         """Return what was learnt, on the model's device.
 
         Raises:
-            NotFittedError: If nothing was.
+            NotFittedError: If there was no fit.
         """
         if self._state is None:
             name = type(self).__name__
@@ -262,16 +272,127 @@ class Baseline(ABC):
         return [self.model]
 
     def _options(self) -> Mapping[str, Any]:
-        """Return the constructor's own options, as plain data."""
-        return {}
+        """Return the constructor's other options as plain data, as a file has them."""
+        return {name: getattr(self, name) for name in self.options}
 
     def _learn(self, data: TrainingData) -> State:
-        """Return what is to be known for scoring, by name; the model is in eval mode."""
+        """Return the tensors that `_judge` needs, by name; the model is in eval mode."""
         raise NotImplementedError
 
     @abstractmethod
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         """Return output ``(B, *shape)`` and scores ``(B,)`` of at least one sample."""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The batches of a fit; each iteration is one pass over them.
+
+    Args:
+        network: The model they are for.
+        loader: Batches as the loader yields them.
+        targets: Picks the targets from a batch; None for the default, see `Picks`.
+        description: What a progress bar says; None for no bar.
+    """
+
+    network: Network
+    loader: Iterable[Any]
+    targets: Callable[[Any], Any] | None = None
+    description: str | None = None
+
+    def check_repeatable(self, method: str) -> None:
+        """Make sure the batches can be read more than once.
+
+        Args:
+            method: Name of the method that needs several passes.
+
+        Raises:
+            OptionError: If they are an iterator, which is spent after one pass.
+        """
+        if iter(self.loader) is self.loader:
+            raise OptionError(
+                f"expected a loader that can be read more than once, as {method} needs, got "
+                f"{type(self.loader).__name__}; pass a DataLoader or a list of batches"
+            )
+
+    def first(self) -> Inputs:
+        """Return the inputs of the first batch that is not empty."""
+        return next(replace(self, description=None).calls())
+
+    def calls(self) -> Iterator[Inputs]:
+        """Yield the model's inputs in each batch, one pass; empty batches are left out.
+
+        Raises:
+            BatchError: If there is not a single sample.
+        """
+        for call, _ in self._pass():
+            yield call
+
+    def pairs(self) -> Iterator[tuple[Inputs, Tensor]]:
+        """Yield the inputs and the targets ``(B, ...)`` of each batch, one pass.
+
+        Raises:
+            BatchError: If there is not a single sample, or a batch has no targets.
+        """
+        for call, batch in self._pass():
+            targets = _default_targets(batch) if self.targets is None else self.targets(batch)
+            if not isinstance(targets, Tensor) or targets.shape[:1] != (call.batch_size,):
+                got = "none" if targets is None else type(targets).__name__
+                if isinstance(targets, Tensor):
+                    got = f"{len(targets) if targets.ndim else 'a single'} of them"
+                raise BatchError(
+                    f"expected a batch with {call.batch_size} targets beside its inputs, got "
+                    f"{got}; let the loader yield (inputs, targets), or say where they are: "
+                    "targets=lambda batch: ..."
+                )
+            yield call, targets.to(self.network.device)
+
+    def _pass(self) -> Iterator[tuple[Inputs, Any]]:
+        _, stream = open_stream(self.loader)
+        total, description = num_batches(self.loader), self.description
+        empty = True
+        for batch in batches_of(
+            stream, total, description or "", description is not None, leave=False
+        ):
+            call = self.network.inputs_of(batch)
+            if call.batch_size:
+                empty = False
+                yield call, batch
+        if empty:
+            raise BatchError("expected training data with samples, got none")
+
+
+def _default_targets(batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return next((batch[key] for key in _TARGET_KEYS if key in batch), None)
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
+        return batch[1]
+    return None
+
+
+def check_finite(values: Tensor, what: str) -> Tensor:
+    """Return values that a fit is about to use, once they are known to be finite.
+
+    Args:
+        values: ``(B, ...)``.
+        what: What they are, for the message.
+
+    Raises:
+        NonFiniteError: If there is a NaN or an infinity among them.
+    """
+    finite = values.reshape(len(values), -1).isfinite().all(1)
+    if not bool(finite.all()):
+        row = int((~finite).nonzero()[0])
+        raise NonFiniteError(
+            f"expected finite {what}, got a NaN or an infinity in row {row} of a batch; mend "
+            "or remove that sample"
+        )
+    return values
+
+
+def wide(output: Tensor) -> Tensor:
+    """Return numbers in float32 at least: half precision ties what differs."""
+    return output.to(torch.promote_types(output.dtype, torch.float32))
 
 
 def class_logits(likelihood: Likelihood, output: Tensor) -> Tensor:
@@ -292,6 +413,25 @@ def class_logits(likelihood: Likelihood, output: Tensor) -> Tensor:
         f"expected one variable with logits (B, classes) for this baseline, got {likelihood!r} "
         f"and an output of shape {tuple(output.shape)}; compare with Naive here"
     )
+
+
+def whole_number(name: str, value: object) -> int:
+    """Return an option that counts something as a plain integer.
+
+    Args:
+        name: Of the option.
+        value: What was given; numpy's integers will do.
+
+    Raises:
+        OptionError: If it is no integer, or less than 1.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < 1:
+        raise OptionError(f"expected an integer {name} >= 1, got {name}={value!r}")
+    return number
 
 
 @runtime_checkable

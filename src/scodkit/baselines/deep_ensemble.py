@@ -1,27 +1,34 @@
-"""Deep ensembles (Lakshminarayanan et al., 2017)."""
+"""Deep ensembles (Lakshminarayanan et al., 2017); a network at several sets of weights."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Baseline, Picks, State
-from scodkit.baselines.predictive import mixture
-from scodkit.baselines.weight_sets import Sets, WeightSets, named_tensors
-from scodkit.errors import BatchError, OptionError
-from scodkit.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-)
-from scodkit.model.network import Inputs, Network
+from scodkit.baselines.predictions import CLOSED_FORM, mixture
+from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
+from scodkit.factors.trial import first_line
+from scodkit.likelihoods import Likelihood
+from scodkit.model.network import Inputs, Network, ordinary
+
+# samples times sets of weights in one pass: beyond it memory grows, and nothing is gained
+_TOGETHER = 256
+
+# samples in a trial, and the relative distance that rounding explains between two ways to
+# compute an output
+_FEW = 2
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+_TOLERANCE_HALF = 1e-1
+_SMALL_SHARE = 1e-2
 
 
 class DeepEnsemble(Baseline):
@@ -44,6 +51,7 @@ class DeepEnsemble(Baseline):
         OptionError: If there are not two different networks, or the likelihood is unknown.
 
     Examples:
+        >>> from scodkit import Gaussian
         >>> models = [nn.Linear(1, 1), nn.Linear(1, 1)]
         >>> for sign, model in zip([1.0, -1.0], models):
         ...     _ = nn.init.constant_(model.weight, sign), nn.init.zeros_(model.bias)
@@ -52,7 +60,7 @@ class DeepEnsemble(Baseline):
         tensor([0.5000, 4.5000])
     """
 
-    handles: ClassVar = (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian)
+    handles: ClassVar = CLOSED_FORM
     because: ClassVar = "the mixture of such predictions has no closed form here"
     learns: ClassVar = False
 
@@ -79,9 +87,18 @@ class DeepEnsemble(Baseline):
         return [member.model for member in self._members]
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
-        self._check_devices()
-        sets = Sets(len(self._members), self._stacked, self._one_by_one)
-        outputs = self._runs.outputs(sets, call)
+        devices = sorted({str(member.device) for member in self._members})
+        if len(devices) > 1:
+            raise OptionError(
+                "expected all networks of an ensemble on one device, got them on "
+                f"{', '.join(devices)}; type .to({devices[-1]!r})"
+            )
+        outputs = self._runs.outputs(
+            call,
+            count=len(self._members),
+            stacked=self._stacked,
+            one_by_one=self._one_by_one,
+        )
         predictive = mixture(self.likelihood, outputs)
         return predictive.output, predictive.score
 
@@ -97,27 +114,15 @@ class DeepEnsemble(Baseline):
         return torch.stack(outputs)
 
     def _stacked(self) -> dict[str, Tensor]:
-        """Return the weights of all networks; made anew, as they may have been changed.
+        """Return the weights of all networks; stacked anew, as they may have been changed.
 
         Raises:
             ValueError: If they cannot be stacked.
         """
-        each = [named_tensors(member.model) for member in self._members]
-        if any(_shapes(tensors) != _shapes(each[0]) for tensors in each):
+        members = [_named_tensors(member.model) for member in self._members]
+        if any(_shapes(tensors) != _shapes(members[0]) for tensors in members):
             raise ValueError("the networks' weights differ in name, shape or dtype")
-        return {name: torch.stack([tensors[name] for tensors in each]) for name in each[0]}
-
-    def _check_devices(self) -> None:
-        devices = sorted({str(member.device) for member in self._members})
-        if len(devices) > 1:
-            raise OptionError(
-                "expected all networks of an ensemble on one device, got them on "
-                f"{', '.join(devices)}; type .to({devices[-1]!r})"
-            )
-
-
-def _shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[object, ...]]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        return {name: torch.stack([some[name] for some in members]) for name in members[0]}
 
 
 def _checked(models: Sequence[nn.Module]) -> list[nn.Module]:
@@ -126,20 +131,107 @@ def _checked(models: Sequence[nn.Module]) -> list[nn.Module]:
     Raises:
         OptionError: If there are not two different ones.
     """
-    if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
+    # a Sequential can be iterated over, but its layers are no ensemble
+    one = isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList)
+    members: list[Any] = [models] if one else list(models)
+    different = {id(member) for member in members if isinstance(member, nn.Module)}
+    if len(different) < max(2, len(members)):
+        got = ", ".join(type(member).__name__ for member in members) or "none"
         raise OptionError(
-            f"expected a list of trained networks, got one {type(models).__name__}; type "
-            "DeepEnsemble([first, second, ...], ...)"
-        )
-    members = list(models)
-    for member in members:
-        if not isinstance(member, nn.Module):
-            raise OptionError(
-                f"expected a list of trained networks, got a {type(member).__name__} in it"
-            )
-    if len({id(member) for member in members}) < max(2, len(members)):
-        raise OptionError(
-            f"expected two or more networks, each of its own, got {len(members)} of which "
-            f"{len({id(member) for member in members})} differ; train them from different seeds"
+            "expected a list of two or more trained networks, each a different object, got "
+            f"{got}, of which {len(different)} differ; type DeepEnsemble([first, second], ...) "
+            "with networks trained from different seeds"
         )
     return members
+
+
+def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter and buffer by name, detached."""
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    return {name: ordinary(tensor.detach()) for name, tensor in tensors}
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[object, ...]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+class WeightSets:
+    """Runs a network at several sets of weights.
+
+    Small batches take one vectorised pass, which is first tried against one pass per set.
+    Others take one pass per set, which needs no more memory than the network itself does.
+
+    Args:
+        network: The architecture, and the weights that no set has.
+
+    Attributes:
+        works: Whether the vectorised pass does; None before it has been tried.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.works: bool | None = None
+
+    def outputs(
+        self,
+        call: Inputs,
+        *,
+        count: int,
+        stacked: Callable[[], dict[str, Tensor]],
+        one_by_one: Callable[[Inputs], Tensor],
+    ) -> Tensor:
+        """Return the outputs at each set of weights, ``(K, B, *shape)``, without gradients.
+
+        Args:
+            call: The batch; not empty. The network is held in eval mode.
+            count: ``K``.
+            stacked: Returns the sets by name of the parameter or buffer, ``(K, ...)`` each.
+            one_by_one: Returns the outputs for a call, by one pass per set.
+        """
+
+        def at_once(some: Inputs) -> Tensor:
+            outputs: Tensor = vmap(lambda weights: self._network.at(weights, some))(stacked())
+            return outputs
+
+        with torch.no_grad():
+            if count * call.batch_size > _TOGETHER:
+                return one_by_one(call)
+            if self.works is None:
+                few = call.samples(slice(0, _FEW))
+                with self._network.in_full_precision():  # in TF32 the two differ by 1e-3
+                    self.works = self._agree(at_once, one_by_one, few)
+            return at_once(call) if self.works else one_by_one(call)
+
+    def _agree(
+        self,
+        at_once: Callable[[Inputs], Tensor],
+        one_by_one: Callable[[Inputs], Tensor],
+        few: Inputs,
+    ) -> bool | None:
+        """Return whether both ways give the same outputs; None where these are not finite."""
+        expected = one_by_one(few)
+        if not expected.isfinite().all():
+            return None
+        try:
+            distance = _distance(at_once(few), expected)
+            reason = f"at once its outputs are {distance:.1e} off, relative"
+        except Exception as error:  # whatever a third-party module raises under a transform
+            distance = torch.inf
+            reason = f"at once it raised {type(error).__name__}: {first_line(error)}"
+        if distance <= _TOLERANCE.get(expected.dtype, _TOLERANCE_HALF):
+            return True
+        warnings.warn(
+            f"{type(self._network.model).__name__} is run at one set of weights after the "
+            f"other, for the same scores, more slowly; {reason}",
+            EngineFallbackWarning,
+            stacklevel=2,
+        )
+        return False
+
+
+def _distance(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest distance of any set's outputs, relative to their size."""
+    sizes = expected.flatten(1).norm(dim=1)
+    # outputs much smaller than those of other sets need not be as precise
+    sizes = sizes.clamp_min(max(_SMALL_SHARE * float(sizes.max()), 1e-30))
+    return float(((actual - expected).flatten(1).norm(dim=1) / sizes).max())

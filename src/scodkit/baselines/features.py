@@ -1,10 +1,11 @@
-"""What enters a network's last layer: how to get at it, how it is spread, what uses it."""
+"""Features, the input of a network's last layer: how to read them, and their moments."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,26 +14,25 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, one_hot
 from typing_extensions import Unpack
 
-from scodkit.baselines.baseline import Baseline, Picks
-from scodkit.baselines.data import check_finite
+from scodkit.baselines.baseline import Baseline, Picks, TrainingData, check_finite
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs, Network
 
-# of the largest variance: a direction with less is taken for constant; rounding of features in
-# float32 leaves about 1e-14
+# share of the largest variance below which a direction counts as constant; rounding of
+# features in float32 leaves about 1e-14
 _NO_VARIANCE = 1e-12
-# of the largest logit of a sample: more is no rounding, in half precision neither
+# share of a sample's largest logit that rounding explains, in half precision too
 _OTHER_LOGITS = 0.02
-# names of modules that a message lists, the last ones
+# how many names of modules a message lists, from the last backwards
 _LISTED = 20
-# rounding steps of a feature that a sum of products may be off by
+# rounding errors of a feature that a sum of products may be off by
 _ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The result of one forward pass, and what entered a layer on the way.
+    """The output of one forward pass, and the input of one layer on the way.
 
     Args:
         output: Of the model, ``(B, *shape)``.
@@ -96,12 +96,12 @@ def _same_logits(made: Tensor, output: Tensor) -> bool:
 
 
 def forward_pass(network: Network, call: Inputs, layer: str | None = None) -> ForwardPass:
-    """Run the model once, and note what enters a layer.
+    """Run the model once, and record the input of a layer.
 
     Args:
         network: The model, held in eval mode.
         call: Its inputs.
-        layer: Name of the module whose input is noted; None for the ``nn.Linear`` that is
+        layer: Name of the module whose input is recorded; None for the ``nn.Linear`` that is
             called last.
 
     Returns:
@@ -113,39 +113,34 @@ def forward_pass(network: Network, call: Inputs, layer: str | None = None) -> Fo
     model = network.running(call)
     modules = dict(model.named_modules())
     if layer is None:
-        linears = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-        watched = {name: modules[name] for name in linears}
+        watched: dict[str, nn.Module] = {
+            name: module for name, module in modules.items() if isinstance(module, nn.Linear)
+        }
     else:
         watched = {layer: model.get_submodule(layer)}
     calls: Counter[str] = Counter()
-    last: list[tuple[str, Tensor | None]] = []
+    last: dict[str, Tensor | None] = {}
 
-    def noting(name: str) -> Callable[..., None]:
-        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tensors = (v for v in (*args, *kwargs.values()) if isinstance(v, Tensor))
-            first = next(tensors, None)
-            calls[name] += 1
-            # a copy: the layer itself, or one after it, may change its input in place
-            last[:] = [(name, None if first is None else first.detach().clone())]
+    def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = (v for v in (*args, *kwargs.values()) if isinstance(v, Tensor))
+        first = next(tensors, None)
+        calls[name] += 1
+        last.clear()
+        # a copy: the layer itself, or one after it, may change its input in place
+        last[name] = None if first is None else first.detach().clone()
 
-        return note
-
-    handles = []
-    try:
+    with contextlib.ExitStack() as hooks, torch.no_grad():
         for name, module in watched.items():
-            handles.append(module.register_forward_pre_hook(noting(name), with_kwargs=True))
-        with torch.no_grad():
-            output = network(call)
-    finally:
-        for handle in handles:
-            handle.remove()
-    name, entered = last[0] if last else (None, None)
-    if name is None:
-        what = "a Linear layer" if layer is None else f"the layer {layer!r}"
+            hook = functools.partial(note, name)
+            hooks.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
+        output = network(call)
+    if not last:
+        expected = "a Linear layer" if layer is None else f"the layer {layer!r}"
         raise BatchError(
-            f"expected a forward pass that calls {what}, got one that does not; name a module "
-            f"that is called: layer=..., {_names(modules)}"
+            f"expected a forward pass that calls {expected}, got one that does not; name a "
+            f"module that is called: layer=..., {_names(modules)}"
         )
+    ((name, entered),) = last.items()
     if calls[name] > 1 or entered is None or entered.shape[:1] != (call.batch_size,):
         got = None if entered is None else tuple(entered.shape)
         raise BatchError(
@@ -166,13 +161,12 @@ class Moments:
     """Number and mean of the samples of each class, and their scatter about these means.
 
     In one pass and in float64. Batches are merged by the differences of their means from those
-    so far (Chan et al., 1983), so that a large common mean costs no digits.
+    so far (Chan et al., 1983), so that a large common mean costs no precision.
 
     Args:
         classes: Number of classes.
 
     Attributes:
-        width: Number of features ``m``; None before there were any.
         counts: Samples per class, ``(C,)``.
         means: ``(C, m)``; zero for classes without samples.
 
@@ -184,7 +178,6 @@ class Moments:
     """
 
     def __init__(self, classes: int = 1) -> None:
-        self.width: int | None = None
         self.counts = torch.zeros(classes, dtype=torch.float64)
         self.means = torch.zeros(classes, 0, dtype=torch.float64)
         self._scatter = torch.zeros(0, 0, dtype=torch.float64)
@@ -193,7 +186,7 @@ class Moments:
     def add(
         self, features: Tensor, labels: Tensor | None = None, precision: float = 0.0
     ) -> None:
-        """Take in a batch.
+        """Add a batch.
 
         Args:
             features: ``(B, m)``.
@@ -202,17 +195,20 @@ class Moments:
         """
         self._precision = max(self._precision, precision)
         features = features.double()
-        if self.width is None:
-            self._start(features)
+        if not self._scatter.numel():  # the first batch says how many features, and where
+            width = features.shape[1]
+            self.counts = self.counts.to(features.device)
+            self.means = features.new_zeros(len(self.counts), width)
+            self._scatter = features.new_zeros(width, width)
         if labels is None:
             labels = torch.zeros(len(features), dtype=torch.long, device=features.device)
         present, local = torch.unique(labels, return_inverse=True)
         member = one_hot(local, len(present)).double()
         new, old = member.sum(0), self.counts[present]
-        apart = features - self.means[labels]
-        shift = member.T @ apart / new[:, None]
-        inner = apart - shift[local]
-        self._scatter += inner.T @ inner
+        offset = features - self.means[labels]
+        shift = member.T @ offset / new[:, None]
+        within = offset - shift[local]
+        self._scatter += within.T @ within
         self._scatter += shift.T @ (shift * (old * new / (old + new))[:, None])
         self.counts[present] += new
         self.means[present] += shift * (new / (old + new))[:, None]
@@ -225,12 +221,6 @@ class Moments:
         """Return the variance that rounding of the features alone may leave."""
         largest = self.means.square().amax(0) + self.covariance().diagonal()
         return float((_ROUNDINGS * self._precision) ** 2 * largest.max())
-
-    def _start(self, features: Tensor) -> None:
-        self.width = features.shape[1]
-        self.counts = self.counts.to(features.device)
-        self.means = features.new_zeros(len(self.counts), self.width)
-        self._scatter = features.new_zeros(self.width, self.width)
 
 
 def principal_components(
@@ -251,7 +241,7 @@ def principal_components(
 
 
 class FeatureBaseline(Baseline):
-    """A method that looks at what enters a layer: the last Linear one, unless named.
+    """A method that scores features: the input of the last Linear layer, or of a named one.
 
     Features are flattened to ``(B, m)``, whatever axes the layer is applied along, and taken
     in the same forward pass as the output. Methods that need the layer's weights as well
@@ -265,8 +255,7 @@ class FeatureBaseline(Baseline):
         picks: ``inputs=``, ``outputs=``, ``targets=``; see `Picks`.
     """
 
-    handles: ClassVar[tuple[type[Likelihood], ...]] = (Likelihood,)
-    because: ClassVar[str] = "it is no likelihood"
+    options: ClassVar[tuple[str, ...]] = ("layer",)
 
     def __init__(
         self,
@@ -286,25 +275,28 @@ class FeatureBaseline(Baseline):
         self.layer = layer
 
     def _pass(self, call: Inputs, width: int | None = None) -> ForwardPass:
-        """Return one forward pass, with features of a known width (None: of any).
+        """Return one forward pass, with ``width`` features per sample (None: any number).
 
         Raises:
             BatchError: If there are more or fewer features.
         """
-        seen = forward_pass(self._network, call, self.layer)
-        found = seen.features.shape[1]
-        if width is not None and found != width:
+        forward = forward_pass(self._network, call, self.layer)
+        features = forward.features.shape[1]
+        if width is not None and features != width:
             raise BatchError(
-                f"expected {width} features per sample, as there were before, got {found}; let "
-                "all samples have one size, or name a layer behind the pooling: layer='...'"
+                f"expected {width} features per sample, as there were before, got {features}; "
+                "let all samples have one size, or name a layer behind the pooling: layer='...'"
             )
-        return seen
+        return forward
 
-    def _training_pass(self, call: Inputs, width: int | None) -> ForwardPass:
-        """Return one forward pass with finite features, for a fit."""
-        seen = self._pass(call, width)
-        check_finite(seen.features, "features")
-        return seen
-
-    def _options(self) -> Mapping[str, Any]:
-        return {"layer": self.layer}
+    def _training_passes(
+        self, data: TrainingData, *, with_targets: bool = False
+    ) -> Iterator[tuple[ForwardPass, Tensor | None]]:
+        """Yield a forward pass of each batch, with finite features, and the targets or None."""
+        width = None
+        pairs = data.pairs() if with_targets else ((call, None) for call in data.calls())
+        for call, targets in pairs:
+            forward = self._pass(call, width)
+            check_finite(forward.features, "features")
+            width = forward.features.shape[1]
+            yield forward, targets

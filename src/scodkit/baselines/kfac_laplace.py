@@ -15,27 +15,30 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 from typing_extensions import Self, Unpack
 
-from scodkit.baselines.baseline import Picks, State, class_logits
-from scodkit.baselines.data import TrainingData, check_finite
-from scodkit.baselines.entropy import noise_variance
-from scodkit.baselines.hessian import negative_log_likelihood
-from scodkit.baselines.predictive import Predictive, mixture
-from scodkit.baselines.targets import check_targets
-from scodkit.baselines.weight_sets import Sets, WeightSets
-from scodkit.baselines.weight_space import WeightSpaceBaseline
+from scodkit.baselines.baseline import Picks, State, TrainingData, check_finite, class_logits
+from scodkit.baselines.deep_ensemble import WeightSets
+from scodkit.baselines.predictions import (
+    Predictive,
+    check_targets,
+    mixture,
+    negative_log_likelihood,
+    noise_variance,
+)
+from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NonFiniteError, OptionError
+from scodkit.factors import Factors
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from scodkit.model.network import Inputs, Network, ordinary
 from scodkit.model.parameters import LastLayers, ParameterSet, select, select_names
 from scodkit.numerics.optional import optional
 
-# what `tune` tries unless told otherwise: 1e-4, 10^-3.5, ..., 1e4
+# prior precisions that `tune` tries by default: 1e-4, 10^-3.5, ..., 1e4
 GRID = tuple(10 ** (exponent / 2) for exponent in range(-8, 9))
 
-# of Adam: laplace-torch's 100 end a percent away; started anew, as its steps shrink where the
-# best prior precision is far off
+# steps of Adam: laplace-torch's default of 100 ends a percent away; and rounds of it, as steps
+# are too short where the best prior precision is far off
 _STEPS, _ROUNDS = 300, 5
-# a slope of the log evidence that counts as none, over the prior's own part of it
+# slope of the log evidence that counts as zero, relative to the prior's part of it
 _FLAT = 1e-2
 
 
@@ -48,10 +51,10 @@ class KFACLaplace(WeightSpaceBaseline):
     (squared output units, summed over outputs, the noise included). For classification: the
     entropy of the mean probabilities (nats). The output of a call is the mean prediction.
 
-    A fit reads the data once and needs no targets: one backward pass per output or class. To
+    A fit reads the data once and needs no targets: one backward pass per output or class. A
     score takes a forward pass and a backward pass per output, where the network is linearised;
-    or ``samples`` forward passes. Kept are the factors' eigenvectors (``2 o^2 +
-    i^2`` numbers for a layer with ``i`` inputs and ``o`` outputs) and the sampled weights.
+    or ``samples`` forward passes. The state holds the factors' eigenvectors (``2 o^2 + i^2``
+    numbers for a layer with ``i`` inputs and ``o`` outputs) and the sampled weights.
 
     Args:
         model: The trained network, of ``nn.Linear`` and ``nn.Conv2d`` layers.
@@ -80,6 +83,7 @@ class KFACLaplace(WeightSpaceBaseline):
 
     handles: ClassVar = (Categorical, Bernoulli, Gaussian)
     because: ClassVar = "laplace-torch has no Kronecker factors for it"
+    options: ClassVar = ("last_layer", "samples", "prior_precision", "seed", "skip_unsupported")
 
     def __init__(
         self,
@@ -130,14 +134,14 @@ class KFACLaplace(WeightSpaceBaseline):
         """
         state = self._ready()
         _check_precisions(grid)
-        doing = "tuning KFACLaplace" if progress else None
-        data = TrainingData(self._network, loader, self._targets, doing)
+        description = "tuning KFACLaplace" if progress else None
+        data = TrainingData(self._network, loader, self._targets, description)
         data.check_repeatable("KFACLaplace.tune")
-        # not laplace-torch's own search: its running loss goes on from one precision to the
-        # next, it draws from the global generator, and judges regression by squared errors
+        # not laplace-torch's grid search: it carries its running loss from one precision to
+        # the next, draws from the global generator, and judges regression by squared errors
         with self._network.evaluating():
             losses = [math.inf] * len(grid)
-            # the narrowest first: they are seldom far off, the widest soon seen to be
+            # narrow posteriors first: they are seldom far off, and wide ones soon ruled out
             for i in sorted(range(len(grid)), key=lambda i: -grid[i]):
                 losses[i] = self._loss(data, self._at(state, grid[i]), min(losses))
             if min(losses) == math.inf:
@@ -150,11 +154,11 @@ class KFACLaplace(WeightSpaceBaseline):
         return self
 
     def _learn(self, data: TrainingData) -> State:
-        self._last_source = None  # its weights may be others
+        self._last_source = None  # this fit may choose other weights
         posterior: Any = None
         names: list[str] = []
         count = 0
-        # as laplace-torch's own fit, which has to know the length of the data before, and which
+        # not laplace-torch's fit: it has to know the number of samples in advance, and
         # decomposes in float32, where small eigenvalues are lost beside large ones
         for call in data.calls():
             if posterior is None:
@@ -162,7 +166,7 @@ class KFACLaplace(WeightSpaceBaseline):
                 posterior = self._untrained(names)
             with torch.no_grad():
                 output = check_finite(posterior.model(_batch(call)), "outputs")
-            # the factors do not depend on targets: what is predicted will do
+            # the factors do not depend on targets: predictions stand in for them
             targets = output if isinstance(self.likelihood, Gaussian) else output.argmax(1)
             posterior.H += posterior.backend.kron(_batch(call), targets, N=1)[1]
             count += call.batch_size
@@ -171,7 +175,7 @@ class KFACLaplace(WeightSpaceBaseline):
             for side, factor in enumerate(factors):
                 check_finite(factor, "Kronecker factors")
                 values, vectors = torch.linalg.eigh(factor.double())
-                # that of the inputs is a mean over the data, here with N=1 still a sum
+                # the inputs' factor must be a mean over the data; with N=1 it is a sum
                 values = values.clamp_min(0) / (count if side else 1)
                 state[f"values:{name}:{side}"] = values.to(factor)
                 state[f"vectors:{name}:{side}"] = vectors.to(factor).contiguous()
@@ -187,28 +191,29 @@ class KFACLaplace(WeightSpaceBaseline):
             OptionError: If layers have no Kronecker factors and are not to be left out, or if
                 none has any.
         """
-        asked = LastLayers(count=1) if self.last_layer else "all"
-        names = select(asked, self._network, call).names
+        selection = LastLayers(count=1) if self.last_layer else "all"
+        names = select(selection, self._network, call).names
         few = call.samples(slice(0, 2))
         reasons = _without_factors(_twin(self._network, names), names, few)
-        kept = [name for name in names if name.rpartition(".")[0] not in reasons]
-        if reasons and not (self.skip_unsupported and kept):
-            told = ", ".join(f"{name or 'the model'} ({why})" for name, why in reasons.items())
+        supported = [name for name in names if name.rpartition(".")[0] not in reasons]
+        if reasons and not (self.skip_unsupported and supported):
+            got = ", ".join(f"{name or 'the model'} ({why})" for name, why in reasons.items())
             skip = "type skip_unsupported=True to keep their weights as they are"
             raise OptionError(
                 "expected layers that laplace-torch has Kronecker factors for (nn.Linear, "
-                f"nn.Conv2d, each called once, in float32 or float64), got {told}; "
-                f"{skip if kept else 'compare with another baseline here'}"
+                f"nn.Conv2d, each called once, in float32 or float64), got {got}; "
+                f"{skip if supported else 'compare with another baseline here'}"
             )
-        return kept
+        return supported
 
     def _untrained(self, names: Sequence[str]) -> Any:
         """Return laplace-torch's posterior of some parameters, on a twin of the network.
 
-        Its ``last_layer`` takes the output to be that layer's own, without a word: not so for
-        logits of two classes, scaled outputs and picked ones. To switch gradients off elsewhere
-        says the same of any layer. The backend is its default, which has all directions of the
-        outputs' Fisher; BackPACK's takes neither switched-off gradients nor several inputs.
+        Its ``last_layer`` silently takes the network's output for that layer's, which is wrong
+        for logits of two classes, scaled outputs and picked ones. Gradients switched off
+        elsewhere give the same posterior, of any layer. The backend is its default, which has
+        all directions of the output Fisher; BackPACK's takes neither switched-off gradients
+        nor several inputs.
         """
         return peer("laplace").Laplace(
             _Standardised(_twin(self._network, names), self.likelihood),
@@ -220,7 +225,7 @@ class KFACLaplace(WeightSpaceBaseline):
         )
 
     def _posterior(self, state: State) -> Any:
-        """Return laplace-torch's posterior, from what was learnt; kept for the next call."""
+        """Return laplace-torch's posterior, made from the state; cached for the next call."""
         prior = state["prior_precision"]
         if self._made[0] is not prior:
             names = self._names(state)
@@ -245,9 +250,9 @@ class KFACLaplace(WeightSpaceBaseline):
             shape = self.samples, len(mean)
             noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(mean)
             drawn = mean + posterior.posterior_precision.bmm(noise, exponent=-0.5)
-            each = drawn.split([weight.numel() for weight in posterior.params], dim=1)
-            for name, weight, own in zip(names, posterior.params, each, strict=True):
-                state[f"samples:{name}"] = own.reshape(-1, *weight.shape)
+            parts = drawn.split([weight.numel() for weight in posterior.params], dim=1)
+            for name, weight, part in zip(names, posterior.params, parts, strict=True):
+                state[f"samples:{name}"] = part.reshape(-1, *weight.shape)
         return state
 
     def _names(self, state: State) -> list[str]:
@@ -260,20 +265,22 @@ class KFACLaplace(WeightSpaceBaseline):
 
         Args:
             data: With targets.
-            state: Says at which precision.
-            best: What another precision reached: infinity is returned where this one does not,
-                as soon as that is seen, and where it is NaN.
+            state: At the precision to try.
+            best: The least loss so far: infinity is returned as soon as this one exceeds it,
+                and where it is NaN.
         """
         total = 0.0
         for call, targets in data.pairs():
-            found = self._predict(call, state)
-            check_targets(self.likelihood, found.output, targets)
-            each = negative_log_likelihood(self.likelihood, found.output, targets)
-            if isinstance(self.likelihood, Gaussian) and found.variance is not None:
-                off = found.output.flatten(1) - targets.reshape(len(targets), -1)
-                noise = noise_variance(self.likelihood, found.output)
-                each = (off.square() / found.variance + (found.variance / noise).log()) / 2
-            total += float(each.sum())  # of numbers >= 0
+            predicted = self._predict(call, state)
+            check_targets(self.likelihood, predicted.output, targets)
+            if isinstance(self.likelihood, Gaussian):
+                assert predicted.variance is not None
+                error = predicted.output.flatten(1) - targets.reshape(len(targets), -1)
+                ratio = predicted.variance / noise_variance(self.likelihood, predicted.output)
+                losses = (error.square() / predicted.variance + ratio.log()) / 2
+            else:
+                losses = negative_log_likelihood(self.likelihood, predicted.output, targets)
+            total += float(losses.sum())  # of numbers >= 0
             if not total <= best:
                 return math.inf
         return total
@@ -285,8 +292,13 @@ class KFACLaplace(WeightSpaceBaseline):
     def _predict(self, call: Inputs, state: State) -> Predictive:
         if self.samples is not None:
             drawn = {name: state[f"samples:{name}"] for name in self._names(state)}
-            sets = Sets(self.samples, lambda: drawn, lambda some: self._one_by_one(some, drawn))
-            return mixture(self.likelihood, self._runs.outputs(sets, call))
+            outputs = self._runs.outputs(
+                call,
+                count=self.samples,
+                stacked=lambda: drawn,
+                one_by_one=lambda some: self._one_by_one(some, drawn),
+            )
+            return mixture(self.likelihood, outputs)
         output, variance = self._linearised(call, state)
         if isinstance(self.likelihood, Gaussian):
             noise = noise_variance(self.likelihood, output)
@@ -296,44 +308,40 @@ class KFACLaplace(WeightSpaceBaseline):
         return Predictive(self.likelihood, output * scale.reshape(output.shape), None)
 
     def _one_by_one(self, call: Inputs, drawn: Mapping[str, Tensor]) -> Tensor:
-        sets = zip(*drawn.values(), strict=True)
-        each = (dict(zip(drawn, weights, strict=True)) for weights in sets)
-        return torch.stack([self._network.at(weights, call) for weights in each])
+        sets = [dict(zip(drawn, one, strict=True)) for one in zip(*drawn.values(), strict=True)]
+        return torch.stack([self._network.at(weights, call) for weights in sets])
 
     def _linearised(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         """Return outputs ``(B, *shape)`` and their variances due to the weights, ``(B, d)``.
 
-        Jacobians are our own: those that laplace-torch takes of a batch cost the square of its
-        size, and a NaN in one sample would reach the others.
+        The Jacobians are our engines': those that laplace-torch takes of a batch cost the
+        square of its size, and a NaN in one sample would reach the others.
         """
         precision = self._posterior(state).posterior_precision
-        outputs: dict[int, Tensor] = {}
-        variances: dict[int, list[Tensor]] = {}
-        # the rows of noise of variance 1 are those of the identity
+
+        def variances(factors: Factors) -> Tensor:
+            blocks = sorted(factors.blocks(), key=lambda block: block[0].start)
+            rows = torch.cat([part for _, part in blocks], dim=2)
+            scaled: Tensor = precision.bmm(rows, exponent=-0.5).reshape(rows.shape)
+            return scaled.square().sum(2)
+
+        def beside(some: Tensor, more: Tensor) -> Tensor:
+            return torch.cat([some, more], dim=1)
+
+        # unit variances, so that the rows at the output are those of the identity
         source = replace(self._source(call), likelihood=Gaussian())
-        for piece in source.pieces(call, hold=True):
-            blocks = sorted(piece.factors.blocks(), key=lambda own: own[0].start)
-            rows = torch.cat([own for _, own in blocks], dim=2)
-            turned = precision.bmm(rows, exponent=-0.5).reshape(rows.shape)
-            outputs[piece.samples.start] = piece.output
-            variances.setdefault(piece.samples.start, []).append(turned.square().sum(2))
-        each = [torch.cat(some, dim=1) for some in variances.values()]
-        return torch.cat(list(outputs.values())), torch.cat(each)
+        return over_pieces(source, call, variances, beside, hold=True)
 
     def _parameters(self, call: Inputs) -> ParameterSet:
         return select_names(self.model, self._names(self._ready()))
 
-    def _options(self) -> Mapping[str, Any]:
-        names = ("last_layer", "samples", "prior_precision", "seed", "skip_unsupported")
-        return {name: getattr(self, name) for name in names}
-
 
 class _Standardised(nn.Module):
-    """The model with what laplace-torch asks for: logits ``(B, C)``, or noise of variance 1."""
+    """The model as laplace-torch needs it: logits ``(B, C)``, or noise of variance 1."""
 
     def __init__(self, network: Network, likelihood: Likelihood) -> None:
         super().__init__()
-        self.model = network.model  # whose parameters are looked for
+        self.model = network.model  # registers its parameters
         self.network, self.likelihood = network, likelihood
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
@@ -344,12 +352,12 @@ class _Standardised(nn.Module):
 
 
 def _batch(call: Inputs) -> dict[str, Any]:
-    """Return a batch as laplace-torch takes those that are more than a tensor."""
+    """Return a batch in the form in which laplace-torch takes more than one tensor."""
     return {"call": call, "first": call.tensors()[0]}
 
 
 def _twin(network: Network, names: Sequence[str]) -> Network:
-    """Return a network of modules of its own, at the same weights; some ask for gradients."""
+    """Return a copy of the modules that shares the weights; ``names`` require gradients."""
     memo: dict[int, Any] = {
         id(weight): nn.Parameter(ordinary(weight.detach()), requires_grad=name in names)
         for name, weight in network.model.named_parameters()
@@ -364,34 +372,34 @@ def _without_factors(twin: Network, names: Sequence[str], few: Inputs) -> dict[s
     layers = {name: twin.model.get_submodule(name) for name in owners}
     calls: dict[nn.Module, list[Any]] = {layer: [] for layer in layers.values()}
     for layer in calls:
-        layer.register_forward_pre_hook(lambda own, inputs: calls[own].append(inputs))
+        layer.register_forward_pre_hook(lambda hooked, args: calls[hooked].append(args))
     output = twin(few)
     if output.requires_grad:
         torch.autograd.backward(output.sum())
     reasons = {}
     for name, layer in layers.items():
-        own, given = list(layer.parameters()), calls[layer]
+        weights, runs = list(layer.parameters()), calls[layer]
         if not _has_factors(layer):
-            reasons[name] = f"with {layer.extra_repr()} in {own[0].dtype}"
-        elif any(places[id(weight)] > 1 for weight in own):
+            reasons[name] = f"with {layer.extra_repr()} in {weights[0].dtype}"
+        elif any(places[id(weight)] > 1 for weight in weights):
             reasons[name] = "with weights in common with another"
-        elif len(given) != 1:
-            reasons[name] = f"called {len(given)} times"
-        elif len(given[0]) != 1 or given[0][0].ndim < 2 or len(given[0][0]) != few.batch_size:
+        elif len(runs) != 1:
+            reasons[name] = f"called {len(runs)} times"
+        elif len(runs[0]) != 1 or runs[0][0].ndim < 2 or len(runs[0][0]) != few.batch_size:
             reasons[name] = "called with something else than a tensor with a row a sample"
-        elif any(weight.grad is None for weight in own):
+        elif any(weight.grad is None for weight in weights):
             reasons[name] = "without influence on the output"
     return {name: f"{type(layers[name]).__name__} {why}" for name, why in reasons.items()}
 
 
 def _has_factors(layer: nn.Module) -> bool:
     """Return whether a layer is of a kind with Kronecker factors: an allow-list."""
-    own = dict(layer.named_parameters())
+    weights = dict(layer.named_parameters())
     return (
         type(layer) in {nn.Linear, nn.Conv2d}
-        and list(own) in (["weight"], ["weight", "bias"])
-        and own["weight"].dtype in {torch.float32, torch.float64}
-        and sum(weight.numel() for weight in own.values()) > 1
+        and list(weights) in (["weight"], ["weight", "bias"])
+        and weights["weight"].dtype in {torch.float32, torch.float64}
+        and sum(weight.numel() for weight in weights.values()) > 1
         and getattr(layer, "groups", 1) == 1
         and getattr(layer, "padding_mode", "zeros") == "zeros"
     )
@@ -405,10 +413,10 @@ def _most_evident(posterior: Any) -> float:
     """
     for _ in range(_ROUNDS):
         with warnings.catch_warnings():
-            # of the link function, which the evidence does not depend on
+            # about the link function, on which the evidence does not depend
             warnings.filterwarnings("ignore", "By default `link_approx`")
-            began = posterior.prior_precision
-            posterior.optimize_prior_precision(n_steps=_STEPS, init_prior_prec=began)
+            start = posterior.prior_precision
+            posterior.optimize_prior_precision(n_steps=_STEPS, init_prior_prec=start)
         logarithm = posterior.prior_precision.log().requires_grad_()
         evidence = posterior.log_marginal_likelihood(logarithm.exp())
         (slope,) = torch.autograd.grad(evidence, logarithm)
@@ -417,7 +425,7 @@ def _most_evident(posterior: Any) -> float:
             return float(posterior.prior_precision)
     raise NonFiniteError(
         "expected a marginal likelihood of the training data with a maximum to choose a prior "
-        f"precision by, got none up to {float(began):.3g}, as where weights or Fisher "
+        f"precision by, got none up to {float(start):.3g}, as where weights or Fisher "
         "information are zero; type prior_precision=1.0"
     )
 
@@ -430,7 +438,7 @@ def _check_precisions(precisions: Sequence[float]) -> None:
         )
 
 
-# without their dependencies: they list torchvision, of which nothing is used
+# installed without their dependencies: they list torchvision, of which nothing is used
 _INSTALL = (
     "laplace-torch==0.3 curvlinops-for-pytorch==3.0.1 asdfghjkl==0.1a4 "
     "backpack-for-pytorch==1.7.1 unfoldNd==0.2.3 einconv==0.1.0"
@@ -444,6 +452,6 @@ def peer(name: str) -> Any:
         name: ``laplace`` or one of its submodules.
     """
     with warnings.catch_warnings():
-        # one of laplace-torch's backends, of which nothing is used, asks for it
+        # raised on import by one of laplace-torch's backends, which is not used
         warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
         return optional(name, "peers", f" && pip install --no-deps {_INSTALL}")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from typing_extensions import Unpack
 
-from scodkit.baselines.baseline import Picks, State
-from scodkit.baselines.data import TrainingData
+from scodkit.baselines.baseline import Picks, State, TrainingData, whole_number
 from scodkit.baselines.features import FeatureBaseline
-from scodkit.baselines.options import whole_number
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs
@@ -50,6 +47,7 @@ class KNN(FeatureBaseline):
     """
 
     learnt: ClassVar = ("bank", "squares")
+    options: ClassVar = ("k", "normalise", "most", "seed", "layer")
     memory_budget: int = 2**28
 
     def __init__(
@@ -65,28 +63,22 @@ class KNN(FeatureBaseline):
         **picks: Unpack[Picks],
     ) -> None:
         super().__init__(model, likelihood, layer=layer, **picks)
-        k, most = whole_number("k", k), whole_number("most", most)
-        if most < k:
+        self.k, self.most = whole_number("k", k), whole_number("most", most)
+        if self.most < self.k:
             raise OptionError(f"expected 1 <= k <= most, got k={k} and most={most}")
-        self.k = k
-        self.normalise = normalise
-        self.most = most
-        self.seed = seed
+        self.normalise, self.seed = normalise, seed
 
     def _learn(self, data: TrainingData) -> State:
         generator = torch.Generator().manual_seed(self.seed)
-        kept: list[Tensor] = []
+        samples: list[Tensor] = []
         keys: list[Tensor] = []
-        width = None
-        for call in data.calls():
-            features = self._training_pass(call, width).features
-            width = features.shape[1]
-            kept.append(self._scaled(features))
-            # those with the smallest keys stay: a random choice, however many there will be
-            keys.append(torch.rand(len(features), generator=generator, dtype=torch.float64))
+        for forward, _ in self._training_passes(data):
+            samples.append(self._scaled(forward.features))
+            # the smallest keys win: a random choice, however many samples there will be
+            keys.append(torch.rand(len(samples[-1]), generator=generator, dtype=torch.float64))
             if sum(map(len, keys)) > 2 * self.most:
-                kept, keys = _smallest(kept, keys, self.most)
-        (bank,), _ = _smallest(kept, keys, self.most)
+                samples, keys = _smallest(samples, keys, self.most)
+        (bank,), _ = _smallest(samples, keys, self.most)
         if len(bank) < self.k:
             raise BatchError(
                 f"expected at least k={self.k} training samples, got {len(bank)}; fit on more, "
@@ -95,43 +87,38 @@ class KNN(FeatureBaseline):
         return {"bank": bank, "squares": bank.square().sum(1)}
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
-        bank = state["bank"]
-        seen = self._pass(call, bank.shape[1])
-        queries = self._scaled(seen.features)
+        bank, squares = state["bank"], state["squares"]
+        forward = self._pass(call, bank.shape[1])
         largest = max(len(bank), (self.k + _SPARE) * bank.shape[1])
         rows = max(1, self.memory_budget // (8 * largest))
-        squares, parts = state["squares"], torch.split(queries, rows)
-        found = torch.cat([_kth_distance(part, bank, squares, self.k) for part in parts])
-        return seen.output, found
+        parts = torch.split(self._scaled(forward.features), rows)
+        distances = [_kth_distance(part, bank, squares, self.k) for part in parts]
+        return forward.output, torch.cat(distances)
 
     def _scaled(self, features: Tensor) -> Tensor:
         return normalize(features) if self.normalise else features
 
-    def _options(self) -> Mapping[str, Any]:
-        options = {"k": self.k, "normalise": self.normalise}
-        return {**options, "most": self.most, "seed": self.seed, **super()._options()}
-
 
 def _smallest(
-    kept: list[Tensor], keys: list[Tensor], most: int
+    samples: list[Tensor], keys: list[Tensor], most: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the samples with the ``most`` smallest keys, in their order, as one piece."""
-    samples, key = torch.cat(kept), torch.cat(keys)
+    joined, key = torch.cat(samples), torch.cat(keys)
     if len(key) <= most:
-        return [samples], [key]
+        return [joined], [key]
     chosen = key.topk(most, largest=False).indices.sort().values
-    return [samples[chosen.to(samples.device)]], [key[chosen]]
+    return [joined[chosen.to(joined.device)]], [key[chosen]]
 
 
 def _kth_distance(queries: Tensor, bank: Tensor, squares: Tensor, k: int) -> Tensor:
     """Return the distance ``(B,)`` of queries ``(B, m)`` to the k-th nearest in the bank.
 
-    Candidates are found by a matrix product, which is fast but cancels for neighbours that are
-    very near; so some more than k are taken, and their distances computed by differences.
+    A matrix product finds candidates; it is fast, but cancels for neighbours that are very
+    near; so a few more than k are taken, and their distances computed by differences.
     """
     expanded = torch.addmm(squares, queries, bank.T, alpha=-2)
     count = min(k + _SPARE, len(bank))
     nearest = expanded.topk(count, dim=1, largest=False, sorted=False).indices
     exact = torch.linalg.vector_norm(queries[:, None] - bank[nearest], dim=2)
-    found: Tensor = exact.kthvalue(k, dim=1).values
-    return found
+    distance: Tensor = exact.kthvalue(k, dim=1).values
+    return distance

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from scodkit.baselines.baseline import Picks, State
-from scodkit.baselines.data import TrainingData
-from scodkit.baselines.hessian import LossHessian, negative_log_likelihood, top_eigenspace
-from scodkit.baselines.options import whole_number
-from scodkit.baselines.weight_space import WeightSpaceBaseline
-from scodkit.errors import OptionError
-from scodkit.factors import Factors, FactorSource
+from scodkit.baselines.baseline import Picks, State, TrainingData, check_finite, whole_number
+from scodkit.baselines.predictions import (
+    CLOSED_FORM,
+    check_targets,
+    halves,
+    negative_log_likelihood,
+    noise_variance,
+)
+from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
+from scodkit.errors import NondeterministicError, OptionError
+from scodkit.factors import Factors
 from scodkit.likelihoods import (
     Bernoulli,
     Categorical,
@@ -25,9 +32,13 @@ from scodkit.likelihoods import (
     HeteroscedasticGaussian,
     Likelihood,
 )
-from scodkit.model.network import Inputs
-from scodkit.model.parameters import Selection
+from scodkit.model.network import Inputs, Network, differentiable_attention
+from scodkit.model.parameters import ParameterSet, Selection
 from scodkit.numerics.matmul import matmul
+from scodkit.numerics.optional import optional
+
+# relative difference between the mean losses of two passes that rounding may explain
+_SAME_LOSS = 1e-4
 
 
 class LocalEnsemble(WeightSpaceBaseline):
@@ -64,7 +75,8 @@ class LocalEnsemble(WeightSpaceBaseline):
     """
 
     learnt: ClassVar = ("vectors",)
-    handles: ClassVar[Any] = (Gaussian, HeteroscedasticGaussian, Bernoulli, Categorical)
+    options: ClassVar = ("rank", "labels", "tolerance", "seed", "parameters")
+    handles: ClassVar = CLOSED_FORM
     because: ClassVar = "it needs the loss of training targets, and labels of its own"
 
     def __init__(
@@ -80,20 +92,15 @@ class LocalEnsemble(WeightSpaceBaseline):
         **picks: Unpack[Picks],
     ) -> None:
         super().__init__(model, likelihood, parameters=parameters, **picks)
-        rank, labels = whole_number("rank", rank), whole_number("labels", labels)
+        self.rank, self.labels = whole_number("rank", rank), whole_number("labels", labels)
         if not 0 <= tolerance < 1:
             raise OptionError(f"expected 0 <= tolerance < 1, got {tolerance}")
-        self.rank, self.labels, self.tolerance, self.seed = rank, labels, tolerance, seed
-        self._gradients = LabelGradients(likelihood, labels, seed)
+        self.tolerance, self.seed = tolerance, seed
+        self._gradients = LabelGradients(likelihood, self.labels, seed)
 
     def _learn(self, data: TrainingData) -> State:
         data.check_repeatable("LocalEnsemble")
-        parameters = self._parameters(next(replace(data, doing=None).calls()))
-        if self.rank >= parameters.num_parameters:
-            raise OptionError(
-                f"expected rank < {parameters.num_parameters}, the number of weights, got "
-                f"{self.rank}: no gradient would be outside; type a smaller rank="
-            )
+        parameters = self._parameters_beyond(self.rank, data.first())
         hessian = LossHessian(self._network, parameters, self.likelihood, data)
         generator = torch.Generator().manual_seed(self.seed)
         start = torch.randn(hessian.size, dtype=hessian.dtype, generator=generator)
@@ -103,34 +110,24 @@ class LocalEnsemble(WeightSpaceBaseline):
         return {"vectors": vectors}
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
-        outputs: dict[int, Tensor] = {}
-        shortest: dict[int, Tensor] = {}
-        for piece in self._label_source(call).pieces(call, hold=True):
-            start = piece.samples.start
-            outputs[start] = piece.output
-            found = lengths_outside(piece.factors, state["vectors"]).amin(1)
-            shortest[start] = found.minimum(shortest.get(start, found))
-        return torch.cat(list(outputs.values())), torch.cat(list(shortest.values()))
+        source = replace(self._source(call), likelihood=self._gradients)
 
-    def _label_source(self, call: Inputs) -> FactorSource:
-        source = self._source(call)
-        return replace(source, likelihood=self._gradients)
+        def shortest(factors: Factors) -> Tensor:
+            return lengths_outside(factors, state["vectors"]).amin(1)
 
-    def _options(self) -> Mapping[str, Any]:
-        own = {name: getattr(self, name) for name in ("rank", "labels", "tolerance", "seed")}
-        return {**own, **super()._options()}
+        return over_pieces(source, call, shortest, torch.minimum, hold=True)
 
 
 @dataclass(frozen=True)
 class LabelGradients(Likelihood):
-    """Rows at the output that lead to gradients of the loss, one for each possible label.
+    """Rows at the output whose pull-backs are gradients of the loss, one per possible label.
 
     For a Gaussian with a single output there is one row, of the prediction itself.
 
     Args:
-        family: Says what labels there are, and which loss.
-        labels: How many to draw where there are more.
-        seed: With a sample's key it fixes that sample's draws.
+        family: The likelihood of the labels, whose negative logarithm is the loss.
+        labels: How many labels to draw where more are possible.
+        seed: Fixes a sample's draws, together with its key.
 
     Examples:
         >>> LabelGradients(Categorical(), 10, 0).factor(torch.zeros(1, 2), torch.tensor([7]))
@@ -154,7 +151,7 @@ class LabelGradients(Likelihood):
             return torch.ones_like(output).flatten(1)[:, None]
         assert keys is not None
         targets = self._targets(output, keys.tolist()).to(output.device)
-        # in float64: a draw is near its mean, which may be large; a copy for each label
+        # in float64, as a draw is near its mean, which may be large; one copy per label
         theta = output.detach().double().repeat_interleave(targets.shape[1], 0)
         theta.requires_grad_()
         loss = negative_log_likelihood(self.family, theta, targets.flatten(0, 1)).sum()
@@ -177,10 +174,10 @@ class LabelGradients(Likelihood):
         return choices > 0 and few
 
     def _choices(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return how many values a variable may have (0: any number), and their number."""
+        """Return how many values a variable can take (0: any), and how many variables."""
         if isinstance(self.family, Categorical):
-            whole = torch.empty(1, *shape, device="meta")
-            _, variables, classes = self.family.logits(whole).shape
+            like = torch.empty(1, *shape, device="meta")
+            _, variables, classes = self.family.logits(like).shape
             return classes, variables
         outputs = math.prod(shape)
         if isinstance(self.family, Bernoulli):
@@ -191,39 +188,39 @@ class LabelGradients(Likelihood):
         """Return the labels of each sample, ``(B, q, variables)`` on the CPU."""
         choices, variables = self._choices(output.shape[1:])
         if self._can_list(choices, variables):
-            one = torch.arange(choices)
-            every = torch.cartesian_prod(*[one] * variables).reshape(-1, variables)
+            values = torch.arange(choices)
+            every = torch.cartesian_prod(*[values] * variables).reshape(-1, variables)
             return every.expand(len(keys), *every.shape)
         noise = torch.stack([self._noise(key, variables) for key in keys])
         return self._drawn(output.double().cpu(), noise)
 
     def _noise(self, key: int, variables: int) -> Tensor:
-        """Return what makes a sample's draws: ``(labels, variables)``."""
+        """Return the random numbers behind a sample's draws, ``(labels, variables)``."""
         generator = torch.Generator()
         generator.manual_seed((self.seed * 0x9E3779B97F4A7C15 + key) % 2**63)
-        form = torch.rand if isinstance(self.family, (Bernoulli, Categorical)) else torch.randn
-        return form(self.labels, variables, dtype=torch.float64, generator=generator)
+        draw = torch.rand if isinstance(self.family, (Bernoulli, Categorical)) else torch.randn
+        return draw(self.labels, variables, dtype=torch.float64, generator=generator)
 
     def _drawn(self, output: Tensor, noise: Tensor) -> Tensor:
         if isinstance(self.family, Categorical):
             cumulated = self.family.logits(output).softmax(-1).cumsum(-1)[:, None]
-            # the last class takes what rounding left of the sum
+            # probabilities may sum to a little less than 1: the last class gets the rest
             return (noise[..., None] > cumulated[..., :-1]).sum(-1)
         if isinstance(self.family, Bernoulli):
             return (noise < output.flatten(1).sigmoid()[:, None]).double()
         if isinstance(self.family, HeteroscedasticGaussian):
-            mean, log_variance = (half.flatten(1)[:, None] for half in output.chunk(2, dim=1))
+            mean, log_variance = (half.flatten(1)[:, None] for half in halves(output, axis=1))
             return mean + (0.5 * log_variance).exp() * noise
         assert isinstance(self.family, Gaussian)
-        spread = torch.as_tensor(self.family.variance, dtype=torch.float64).sqrt()
+        spread = noise_variance(self.family, output).sqrt()
         return output.flatten(1)[:, None] + spread * noise
 
 
 def lengths_outside(factors: Factors, vectors: Tensor) -> Tensor:
     """Return the length of each row's part outside a subspace, ``(b, q)`` in float64.
 
-    By taking the part inside away, and not from the difference of two squared lengths, which
-    would lose half of the digits where little is left.
+    The part inside is subtracted from the row: the difference of two squared lengths would lose
+    half of the digits where little is left.
 
     Args:
         factors: Rows in weight space, held.
@@ -238,3 +235,157 @@ def lengths_outside(factors: Factors, vectors: Tensor) -> Tensor:
         rest = rows.flatten(0, 1) - part
         squares += torch.linalg.vector_norm(rest, dim=1, dtype=torch.float64).square()
     return squares.sqrt().reshape(blocks[0][1].shape[:2])
+
+
+@dataclass(frozen=True)
+class LossHessian:
+    """Products with the Hessian of the mean training loss, by differentiating twice.
+
+    Args:
+        network: The model, held in eval mode.
+        parameters: The chosen weights: the Hessian's rows and columns, in their order.
+        likelihood: Its negative logarithm is the loss.
+        data: Read once to check it, before the first product, and once for each product.
+
+    Examples:
+        >>> from scodkit.model.parameters import select_names
+        >>> net = Network(torch.nn.Linear(1, 1, bias=False))
+        >>> data = TrainingData(net, [(torch.tensor([[3.0], [1.0]]), torch.zeros(2))])
+        >>> hessian = LossHessian(net, select_names(net.model, ["weight"]), Gaussian(), data)
+        >>> hessian.times(torch.ones(1))  # the mean of 3^2 and 1^2
+        tensor([5.])
+    """
+
+    network: Network
+    parameters: ParameterSet
+    likelihood: Likelihood
+    data: TrainingData
+
+    @property
+    def size(self) -> int:
+        """``N``."""
+        return self.parameters.num_parameters
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the products: float64 if a chosen weight is, else float32."""
+        weights = self.parameters.weights(self.network.model).values()
+        wide = any(weight.dtype == torch.float64 for weight in weights)
+        return torch.float64 if wide else torch.float32
+
+    def times(self, vector: Tensor) -> Tensor:
+        """Return the Hessian times a vector ``(N,)``, both on the model's device.
+
+        Raises:
+            NondeterministicError: If the data is not what it was in the first pass.
+        """
+        first_num_data, first_loss = self._checked  # before the first product
+        weights = self.parameters.weights(self.network.model)
+        leaves = [weight.requires_grad_() for weight in weights.values()]
+        along = [
+            vector[block.columns].reshape(block.shape).to(leaf)
+            for block, leaf in zip(self.parameters.blocks, leaves, strict=True)
+        ]
+        total = torch.zeros(self.size, dtype=torch.float64, device=vector.device)
+        num_data, loss_sum = 0, total.new_zeros(())
+        for call, targets in self.data.pairs():
+            with differentiable_attention():
+                output = self.network.at(weights, call)
+                loss = negative_log_likelihood(self.likelihood, output, targets).sum()
+                ones = [torch.ones_like(loss)]
+                gradients = _gradients([loss], ones, leaves, create_graph=True)
+                products = _gradients(gradients, along, leaves)
+                for block, product in zip(self.parameters.blocks, products, strict=True):
+                    total[block.columns] += product.flatten()
+            num_data += call.batch_size
+            loss_sum += loss.detach()  # on a GPU: synchronised once, after the last batch
+        mean_loss = float(loss_sum) / num_data
+        off = abs(mean_loss - first_loss)
+        if num_data != first_num_data or not off <= _SAME_LOSS * max(abs(first_loss), 1e-6):
+            raise NondeterministicError(
+                f"expected the same data in every pass, got {first_num_data} samples of mean "
+                f"loss {first_loss:.6g} in the first and {num_data} of {mean_loss:.6g} in a "
+                "later one; switch random augmentation, and dropping of a last batch, off"
+            )
+        return (total / num_data).to(vector.dtype)
+
+    @functools.cached_property
+    def _checked(self) -> tuple[int, float]:
+        """Number of samples and their mean loss; raises where a loss is undefined."""
+        num_data, loss_sum = 0, 0.0
+        with torch.no_grad():
+            for call, targets in self.data.pairs():
+                output = self.network(call)
+                for tensor in (*call.tensors(), output, targets):
+                    if tensor.is_floating_point():
+                        check_finite(tensor, "training data")
+                check_targets(self.likelihood, output, targets)
+                loss = negative_log_likelihood(self.likelihood, output, targets)
+                num_data += call.batch_size
+                loss_sum += float(loss.sum())
+        return num_data, loss_sum / num_data
+
+
+def top_eigenspace(
+    times: Callable[[Tensor], Tensor], like: Tensor, rank: int, tolerance: float
+) -> Tensor:
+    """Return the eigenvectors of a symmetric matrix for its eigenvalues largest in magnitude.
+
+    By Lanczos with implicit restarts (ARPACK); dense where Lanczos would take as much memory.
+
+    Args:
+        times: Multiplies the matrix with a vector like ``like``.
+        like: The vector to start from, ``(N,)`` in float32 or float64.
+        rank: How many eigenvectors, fewer than ``N``.
+        tolerance: How far ``A v`` may be from ``value v``, over the eigenvalue; 0 for rounding.
+
+    Returns:
+        ``(N, rank)``, orthonormal.
+
+    Raises:
+        OptionError: If they are not found.
+    """
+    size = len(like)
+    if 2 * rank + 1 >= size:  # vectors that Lanczos would hold
+        unit = torch.eye(size, dtype=like.dtype, device=like.device)
+        dense = torch.stack([times(row) for row in unit]).double()
+        values, vectors = torch.linalg.eigh((dense + dense.mT) / 2)
+        dense_top: Tensor = vectors[:, values.abs().argsort(descending=True)[:rank]]
+        return dense_top.to(like)
+
+    def on_host(vector: np.ndarray) -> np.ndarray:
+        return times(torch.from_numpy(vector.reshape(-1)).to(like)).cpu().numpy()
+
+    linalg = optional("scipy.sparse.linalg", "peers")
+    start = like.cpu().numpy()
+    matrix = linalg.LinearOperator((size, size), matvec=on_host, dtype=start.dtype)
+    # newer versions restart an exhausted Lanczos from a generator, which must be seeded
+    seeded = {"rng": 0} if "rng" in inspect.signature(linalg.eigsh).parameters else {}
+    try:
+        _, top = linalg.eigsh(matrix, rank, which="LM", v0=start, tol=tolerance, **seeded)
+    except linalg.ArpackError as error:
+        raise OptionError(
+            f"expected {rank} directions of curvature, but they were not found ({error}); "
+            "type a smaller rank=, or a larger tolerance="
+        ) from error
+    return torch.from_numpy(top).to(like)
+
+
+def _gradients(
+    values: Sequence[Tensor],
+    along: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    *,
+    create_graph: bool = False,
+) -> Sequence[Tensor]:
+    """Return the gradients of the sum of ``values * along``; zero where it is constant."""
+    dependent = [i for i, value in enumerate(values) if value.requires_grad]
+    if not dependent:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    return torch.autograd.grad(
+        [values[i] for i in dependent],
+        leaves,
+        [along[i] for i in dependent],
+        create_graph=create_graph,
+        materialize_grads=True,
+    )

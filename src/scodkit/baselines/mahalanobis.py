@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from scodkit.baselines.baseline import State, class_logits
-from scodkit.baselines.data import TrainingData
+from scodkit.baselines.baseline import State, TrainingData, class_logits
 from scodkit.baselines.features import FeatureBaseline, Moments, principal_components
+from scodkit.baselines.predictions import CLOSED_FORM
 from scodkit.errors import BatchError
-from scodkit.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-)
+from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.model.network import Inputs
 
 
@@ -46,39 +39,32 @@ class Mahalanobis(FeatureBaseline):
     """
 
     learnt: ClassVar = ("centre", "whitener", "means")
-    handles: ClassVar = (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian)
+    handles: ClassVar = CLOSED_FORM
     because: ClassVar = "it does not say whether there are classes, each with its own mean"
 
     def _learn(self, data: TrainingData) -> State:
         moments: Moments | None = None
-        for call, targets in self._batches(data):
-            seen = self._training_pass(call, None if moments is None else moments.width)
-            if targets is None:
-                labels, classes = None, 1
-            else:
-                labels, classes = _class_indices(self.likelihood, seen.output, targets)
+        has_classes = isinstance(self.likelihood, (Categorical, Bernoulli))
+        for forward, targets in self._training_passes(data, with_targets=has_classes):
+            labels, classes = None, 1
+            if targets is not None:
+                labels, classes = _class_indices(self.likelihood, forward.output, targets)
             moments = moments or Moments(classes)
-            moments.add(seen.features, labels, seen.precision)
+            moments.add(forward.features, labels, forward.precision)
         assert moments is not None  # data without samples is refused before
         return _whitening(moments)
 
-    def _batches(self, data: TrainingData) -> Iterator[tuple[Inputs, Tensor | None]]:
-        if isinstance(self.likelihood, (Categorical, Bernoulli)):
-            yield from data.pairs()
-        else:
-            yield from ((call, None) for call in data.calls())
-
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
-        seen = self._pass(call, len(state["centre"]))
-        white = (seen.features - state["centre"]) @ state["whitener"]
+        forward = self._pass(call, len(state["centre"]))
+        white = (forward.features - state["centre"]) @ state["whitener"]
         # by differences: near a mean, squares that are expanded would cancel
         exact = "donot_use_mm_for_euclid_dist"
         distances = torch.cdist(white, state["means"], compute_mode=exact)
-        return seen.output, distances.amin(1).square()
+        return forward.output, distances.amin(1).square()
 
 
 def _whitening(moments: Moments) -> State:
-    """Return what maps features to coordinates of variance 1, and the means there.
+    """Return the map of features to coordinates of variance 1, and the class means there.
 
     Raises:
         BatchError: If the features do not vary within any class.
@@ -102,7 +88,7 @@ def _class_indices(
     """Return labels ``(B,)`` and the number of classes.
 
     Raises:
-        BatchError: If targets are something else than one class index per sample.
+        BatchError: If targets are anything but one class index per sample.
     """
     classes = class_logits(likelihood, output).shape[1]
     flat = targets.reshape(len(targets), -1)

@@ -1,46 +1,27 @@
-"""What of the features lies outside the training data's principal components.
+"""Length of the features outside the training data's principal components.
 
 As a score by itself: Ndiour et al. (2020); as part of ViM: Wang et al. (2022).
+
+To add a baseline, copy this file: it has an option, a fit, a score, and the two names that
+`Baseline` needs to save and load it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from scodkit.baselines.baseline import Picks, State
-from scodkit.baselines.data import TrainingData
+from scodkit.baselines.baseline import Picks, State, TrainingData, whole_number
 from scodkit.baselines.features import FeatureBaseline, Moments, principal_components
-from scodkit.baselines.options import whole_number
 from scodkit.errors import OptionError
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs
 
 
-class PrincipalSpaceBaseline(FeatureBaseline):
-    """A method of what lies outside ``dim`` principal components; see `Residual`."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        dim: int | None = None,
-        layer: str | None = None,
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, layer=layer, **picks)
-        self.dim = None if dim is None else whole_number("dim", dim)
-
-    def _options(self) -> Mapping[str, Any]:
-        return {"dim": self.dim, **super()._options()}
-
-
-class Residual(PrincipalSpaceBaseline):
+class Residual(FeatureBaseline):
     """Length of the centred features' part outside ``dim`` principal components; >= 0.
 
     Units of the features. Directions in which the training features do not vary at all always
@@ -62,29 +43,52 @@ class Residual(PrincipalSpaceBaseline):
         tensor([0.5000])
     """
 
-    learnt: ClassVar = ("mean", "outside")
+    learnt: ClassVar[tuple[str, ...]] = ("mean", "outside")
+    options: ClassVar = ("dim", "layer")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        *,
+        dim: int | None = None,
+        layer: str | None = None,
+        **picks: Unpack[Picks],
+    ) -> None:
+        super().__init__(model, likelihood, layer=layer, **picks)
+        self.dim = None if dim is None else whole_number("dim", dim)
 
     def _learn(self, data: TrainingData) -> State:
         moments = Moments()
-        for call in data.calls():
-            seen = self._training_pass(call, moments.width)
-            moments.add(seen.features, precision=seen.precision)
+        for forward, _ in self._training_passes(data):
+            moments.add(forward.features, precision=forward.precision)
         dim = settled_dim(self.dim, moments.means.shape[1])
         _, directions, rank = principal_components(moments.covariance(), moments.rounding())
-        outside = directions[:, min(dim, rank) :].contiguous()  # without the others' memory
+        outside = directions[:, min(dim, rank) :].contiguous()  # frees the other directions
         return {"mean": moments.means[0], "outside": outside}
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
-        seen = self._pass(call, len(state["mean"]))
-        outside = (seen.features - state["mean"]) @ state["outside"]
-        return seen.output, torch.linalg.vector_norm(outside, dim=1)
+        forward = self._pass(call, len(state["mean"]))
+        return forward.output, length_outside(forward.features, state["mean"], state["outside"])
+
+
+def length_outside(features: Tensor, centre: Tensor, outside: Tensor) -> Tensor:
+    """Return the length ``(B,)`` of the features' part outside the principal components.
+
+    Args:
+        features: ``(B, m)``.
+        centre: Where the components start, ``(m,)``.
+        outside: The other directions, orthonormal: ``(m, r)``.
+    """
+    length: Tensor = torch.linalg.vector_norm((features - centre) @ outside, dim=1)
+    return length
 
 
 def settled_dim(dim: int | None, width: int) -> int:
     """Return the number of principal components to use.
 
     Args:
-        dim: As asked for; None for the rule.
+        dim: The option; None for the rule.
         width: Number of features.
 
     Raises:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from scodkit.baselines.baseline import Picks, State
-from scodkit.baselines.data import TrainingData, finite_samples
-from scodkit.baselines.weight_space import WeightSpaceBaseline
+from scodkit.baselines.baseline import Picks, State, TrainingData
+from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NondeterministicError, NonFiniteError, OptionError
 from scodkit.factors import (
     Factors,
@@ -24,6 +23,7 @@ from scodkit.factors import (
 )
 from scodkit.factors.engine import Sums
 from scodkit.factors.jacobian import ForwardJacobian, ForwardJacobianInTurn
+from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs
 from scodkit.model.parameters import Selection
@@ -31,7 +31,7 @@ from scodkit.sketch import Map, SparseSign, documents
 from scodkit.sketch.maps import check_map
 from scodkit.sketch.tall import tall_svd
 
-# numbers of the sketching matrix made at a time
+# entries of the sketching matrix made at a time
 _CHUNK = 1 << 20
 _CHUNK_ON_GPU = 1 << 26
 
@@ -95,6 +95,7 @@ class SketchedLanczos(WeightSpaceBaseline):
     """
 
     learnt: ClassVar = ("basis", "passes")
+    options: ClassVar = ("rank", "size", "sketched_length", "seed", "map", "parameters")
 
     def __init__(
         self,
@@ -123,46 +124,35 @@ class SketchedLanczos(WeightSpaceBaseline):
 
     def _learn(self, data: TrainingData) -> State:
         data.check_repeatable("SketchedLanczos")
-        example = next(replace(data, doing=None).calls())
-        parameters = self._parameters(example)
-        num_parameters = parameters.num_parameters
-        if self.rank >= num_parameters:
-            raise OptionError(
-                f"expected rank < {num_parameters}, the number of weights, got {self.rank}: "
-                "nothing would be outside; type a smaller rank="
-            )
+        example = data.first()
+        num_parameters = self._parameters_beyond(self.rank, example).num_parameters
         fisher = _Fisher(data, self._source(example))
         generator = torch.Generator().manual_seed(self.seed)
         start = torch.randn(num_parameters, dtype=torch.float64, generator=generator)
         start = fisher.times(start.to(self._network.device))
         precision = torch.finfo(fisher.dtype).eps
         sketch = self._sketch(num_parameters)
-        kept = start.new_zeros(self.rank, min(self.size, num_parameters))
+        sketches = start.new_zeros(self.rank, min(self.size, num_parameters))
         for i, vector in enumerate(lanczos_vectors(fisher.times, start, self.rank, precision)):
-            kept[i] = sketch.of(vector[None], 0)[0]
-        basis = _orthonormal(kept.mT, math.sqrt(precision))
+            sketches[i] = sketch.of(vector[None], 0)[0]
+        basis = _orthonormal(sketches.mT, math.sqrt(precision))
         return {"basis": basis, "passes": torch.tensor([fisher.passes])}
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
-        basis = state["basis"]
-        outputs: dict[int, Tensor] = {}
-        totals: dict[int, Tensor] = {}
         sketch = self._sketch(self._parameters(call).num_parameters)
-        for piece in self._source(call).pieces(call):
-            start = piece.samples.start
-            outputs[start] = piece.output
-            total, sketched, inside = sketch.lengths(piece.factors, basis)
-            outside = (sketched if self.sketched_length else total) - inside
-            totals[start] = totals.get(start, 0.0) + outside
-        return torch.cat(list(outputs.values())), torch.cat(list(totals.values())).clamp_min(0)
+
+        def outside(factors: Factors) -> Tensor:
+            total, sketched, inside = sketch.lengths(factors, state["basis"])
+            return (sketched if self.sketched_length else total) - inside
+
+        output, score = over_pieces(self._source(call), call, outside)
+        return output, score.clamp_min(0)
 
     def _sketch(self, num_parameters: int) -> _Sketch:
         return _Sketch(self.map, (num_parameters, self.size), self.seed)
 
     def _options(self) -> Mapping[str, Any]:
-        names = ("rank", "size", "sketched_length", "seed")
-        own = {name: getattr(self, name) for name in names}
-        return {**own, "map": documents.describe(self.map), **super()._options()}
+        return {**super()._options(), "map": documents.describe(self.map)}
 
 
 @dataclass(frozen=True)
@@ -198,10 +188,10 @@ class _Sketch:
         num_parameters, size = self.shape
         total = rows.new_zeros(len(rows), size, dtype=torch.float64)
         step = max(1, (_CHUNK_ON_GPU if rows.is_cuda else _CHUNK) // size)
-        for some in range(0, rows.shape[1], step):
-            part = rows[:, some : some + step]
-            where = first + some
-            # not kept: a map of many columns would outweigh the vectors it stands for
+        for start in range(0, rows.shape[1], step):
+            part = rows[:, start : start + step]
+            where = first + start
+            # not cached: the whole map would take more memory than the vectors it sketches
             total += part @ self.mapping.rows(
                 where, where + part.shape[1], self.shape, self.seed, part
             )
@@ -230,8 +220,8 @@ class _Fisher:
     """Products with the sum of ``L_i L_i^T`` over the training data.
 
     Args:
-        data: Read once for each product; once at all if its factors are kept.
-        source: Turns batches into factors, and says how many bytes of them may be kept.
+        data: Read once for each product; only once if the cache holds all factors.
+        source: Turns batches into factors; its budget is the size of the cache in bytes.
 
     Attributes:
         passes: How often the data was read so far.
@@ -240,12 +230,12 @@ class _Fisher:
 
     def __init__(self, data: TrainingData, source: FactorSource) -> None:
         self._data, self._source = data, source
-        self._room = source.budget
-        self._kept: list[_Blocks] = []
-        self._squares: float | None = None  # of all outputs, around the first ones' mean
+        self._free_bytes = source.budget
+        self._cache: list[_Blocks] = []
+        self._spread: float | None = None  # of all outputs, around the mean of the first batch
         self._centre: Tensor | None = None
-        self._products: ProductSource | None = None  # once rows had no room
-        self._tried = False
+        self._products: ProductSource | None = None  # once the cache was too small
+        self._products_tried = False
         self.passes = 0
         self.dtype = torch.float64
 
@@ -257,111 +247,111 @@ class _Fisher:
             NondeterministicError: If the data is not what it was in the first pass.
         """
         product = torch.zeros_like(vector)
-        if self.passes and self._room >= 0:
-            for blocks in self._kept:
+        if self.passes and self._free_bytes >= 0:
+            for blocks in self._cache:
                 self._add_rows(blocks, vector, product)
             return product
-        # looked at after the pass: a GPU would have to be waited for
-        good = torch.ones((), dtype=torch.bool, device=vector.device)
-        squares = torch.zeros((), dtype=torch.float64, device=vector.device)
+        # read after the pass: on a GPU each look would be a synchronisation
+        finite = torch.ones((), dtype=torch.bool, device=vector.device)
+        spread = torch.zeros((), dtype=torch.float64, device=vector.device)
         for call in self._data.calls():
             output = self._add(call, vector, product)
-            good &= finite_samples(call, output).all()
-            if self._centre is None:  # or an offset would hide what differs
+            finite &= finite_samples(call, output).all()
+            if self._centre is None:  # a large common offset would hide differences
                 self._centre = output.double().mean()
-            squares += (output - self._centre).square().sum()
+            spread += (output - self._centre).square().sum()
         self.passes += 1
-        if not bool(good & product.isfinite().all()):
+        if not bool(finite & product.isfinite().all()):
             raise NonFiniteError(
                 "expected finite training data, got a NaN or an infinity in a sample or in "
                 "what the model makes of it; mend or remove that sample"
             )
-        self._compare(float(squares))
+        self._compare(float(spread))
         return product
 
     def _add(self, call: Inputs, vector: Tensor, product: Tensor) -> Tensor:
         """Add a batch's share to a product.
 
         Returns:
-            What the model made of the batch.
+            The model's output for the batch.
         """
-        if self._room < 0 and not self._tried:
-            self._products, self._tried = self._trusted(call), True
+        if self._free_bytes < 0 and not self._products_tried:
+            self._products, self._products_tried = self._trusted(call), True
+        outputs: dict[int, Tensor] = {}
         if self._products is not None:
             step = self._products.portions(call.batch_size).samples
-            parts = [
-                call.samples(slice(first, first + step))
-                for first in range(0, call.batch_size, step)
-            ]
-            return torch.cat(
-                [self._add_by_products(self._products, some, vector, product) for some in parts]
-            )
-        outputs: dict[int, Tensor] = {}
-        for piece in self._source.pieces(call, hold=True):
-            outputs[piece.samples.start] = piece.output
-            blocks = [(at, rows.flatten(0, 1)) for at, rows in piece.factors.blocks()]
-            self._add_rows(blocks, vector, product)
-            self._keep(blocks)
+            for start in range(0, call.batch_size, step):
+                some = call.samples(slice(start, start + step))
+                outputs[start] = self._add_products(self._products, some, vector, product)
+        else:
+            for piece in self._source.pieces(call, hold=True):
+                outputs[piece.samples.start] = piece.output
+                blocks = [(at, rows.flatten(0, 1)) for at, rows in piece.factors.blocks()]
+                self._add_rows(blocks, vector, product)
+                self._keep(blocks)
         return torch.cat(list(outputs.values()))
 
     def _keep(self, blocks: _Blocks) -> None:
-        """Keep rows while there is room for all there were."""
-        self._room -= sum(rows.nbytes for _, rows in blocks)
-        if self._room >= 0:
-            self._kept.append(blocks)
+        """Add rows to the cache; empty it for good where it cannot hold all rows."""
+        self._free_bytes -= sum(rows.nbytes for _, rows in blocks)
+        if self._free_bytes >= 0:
+            self._cache.append(blocks)
         else:
-            self._kept.clear()
+            self._cache.clear()
 
     def _add_rows(self, blocks: _Blocks, vector: Tensor, product: Tensor) -> None:
         self.dtype = blocks[0][1].dtype
-        near = vector.to(self.dtype)
-        along = torch.stack([rows @ near[at] for at, rows in blocks]).double().sum(0)
+        rounded = vector.to(self.dtype)
+        along = torch.stack([rows @ rounded[at] for at, rows in blocks]).double().sum(0)
         for at, rows in blocks:
             product[at] += along.to(self.dtype) @ rows
 
     def _trusted(self, call: Inputs) -> ProductSource | None:
-        """Return a way to take a vector through the network and back; None for in rows."""
+        """Return how to multiply without rows; None where that cannot be trusted."""
         engine, likelihood = self._source.engine, self._source.likelihood
         # drawn rows are few; in half precision a vector would lose too many digits
         if likelihood.draws or self.dtype not in (torch.float32, torch.float64):
             return None
         kind, _ = choose_jacobian(engine.network, engine.parameters, call)
-        # a single vector has no others to go with
-        alone = kind is not None and issubclass(kind, ForwardJacobian)
-        kind = ForwardJacobianInTurn if alone else kind
         if kind is None:
             return None
-        about = (kind, likelihood, 1, self._source.budget)
-        source = ProductSource(engine.network, engine.parameters, *about)
+        if issubclass(kind, ForwardJacobian):  # it vectorises over vectors: here is only one
+            kind = ForwardJacobianInTurn
+        source = ProductSource(
+            engine.network,
+            engine.parameters,
+            kind,
+            likelihood,
+            columns=1,
+            budget=self._source.budget,
+        )
         return replace(source, memory=source.counted(call))
 
-    def _add_by_products(
+    def _add_products(
         self, source: ProductSource, call: Inputs, vector: Tensor, product: Tensor
     ) -> Tensor:
         jacobian = source.kind(source.network, source.parameters, call)
-        along = jacobian.push(vector.to(self.dtype)[None])
-        weighed = self._source.likelihood.curvature_times(
-            jacobian.output, along.transpose(0, 1)
-        )
-        for at, found in jacobian.pull(weighed.transpose(0, 1)):
-            product[at] += found.flatten()
+        along = jacobian.push(vector.to(self.dtype)[None]).transpose(0, 1)
+        weighted = self._source.likelihood.curvature_times(jacobian.output, along)
+        for at, part in jacobian.pull(weighted.transpose(0, 1)):
+            product[at] += part.flatten()
         return jacobian.output
 
-    def _compare(self, squares: float) -> None:
-        first = self._squares = squares if self._squares is None else self._squares
-        if abs(squares - first) > _SAME_OUTPUTS * first:
+    def _compare(self, spread: float) -> None:
+        first = self._spread = spread if self._spread is None else self._spread
+        if abs(spread - first) > _SAME_OUTPUTS * first:
             raise NondeterministicError(
                 f"expected the same data in every pass, but the spread of the outputs was "
-                f"{first:.6g} in the first and {squares:.6g} in a later one; switch random "
+                f"{first:.6g} in the first and {spread:.6g} in a later one; switch random "
                 "augmentation, and dropping of a last batch, off"
             )
 
 
 def _orthonormal(vectors: Tensor, cutoff: float) -> Tensor:
-    """Return an orthonormal basis of columns, less what depends on others up to a cutoff."""
-    basis, lengths, _ = tall_svd(vectors)  # of millions of rows libraries for GPUs have none
-    kept: Tensor = basis[:, lengths > cutoff * lengths[:1]]
-    return kept.contiguous()
+    """Return an orthonormal basis of the columns, without singular values below a cutoff."""
+    basis, lengths, _ = tall_svd(vectors)  # GPU libraries have no SVD of millions of rows
+    independent: Tensor = basis[:, lengths > cutoff * lengths[:1]]
+    return independent.contiguous()
 
 
 def lanczos_vectors(
@@ -370,13 +360,12 @@ def lanczos_vectors(
     """Yield an orthonormal basis of ``span(b, A b, A^2 b, ...)``, vector by vector.
 
     Each is made orthogonal to the two before it, which in exact arithmetic is enough. With
-    rounding, vectors turn back into what the first ones have found as soon as that has
-    converged: later ones may repeat it.
+    rounding, later vectors may repeat directions of the first ones that have converged.
 
     Args:
         times: Multiplies ``A (N, N)`` with a vector; called once between two vectors.
-        start: ``b``, ``(N,)``; if it is zero there are none.
-        steps: How many vectors at most; fewer come where they span all that ``A`` can reach.
+        start: ``b``, ``(N,)``; if it is zero there are no vectors.
+        steps: How many vectors at most; fewer where they span all that ``A`` can reach.
         precision: Of the products, relative.
 
     Yields:
@@ -385,17 +374,17 @@ def lanczos_vectors(
     length = float(start.norm())
     if not length:
         return
-    known = [start / length]
+    latest = [start / length]
     reach = 0.0
-    yield known[-1]
+    yield latest[-1]
     for _ in range(steps - 1):
-        image = times(known[-1])
+        image = times(latest[-1])
         reach = max(reach, float(image.norm()))
         for _ in range(2):  # once more, for what rounding left
-            for vector in known:
+            for vector in latest:
                 image = image - torch.dot(vector, image) * vector
         length = float(image.norm())
         if length <= 64 * precision * reach:  # nothing but rounding
             return
-        known = [known[-1], image / length]
-        yield known[-1]
+        latest = [latest[-1], image / length]
+        yield latest[-1]

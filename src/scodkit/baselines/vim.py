@@ -7,20 +7,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from scodkit.baselines.baseline import State, class_logits
-from scodkit.baselines.data import TrainingData, check_finite
-from scodkit.baselines.energy import energy
+from scodkit.baselines.baseline import State, TrainingData, check_finite, class_logits
 from scodkit.baselines.features import Moments, principal_components
-from scodkit.baselines.residual import PrincipalSpaceBaseline, settled_dim
+from scodkit.baselines.one_pass import energy
+from scodkit.baselines.residual import Residual, length_outside, settled_dim
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import Categorical
 from scodkit.model.network import Inputs
 
 
-class ViM(PrincipalSpaceBaseline):
+class ViM(Residual):
     """A virtual logit, made of the features' residual, minus logsumexp of the real ones.
 
-    The log odds of the virtual class, in units of logits, of any sign: ranks as the paper's
+    The log odds of the virtual class, in units of logits, of any sign: it ranks as the paper's
     probability does, without its rounding to 0 or 1. The virtual logit is ``alpha`` times the
     length of the features' part outside ``dim`` principal components. These are taken about
     the point ``-W^+ b``, where the logits are nearest to zero; ``alpha`` is such that over the
@@ -53,10 +52,9 @@ class ViM(PrincipalSpaceBaseline):
     def _learn(self, data: TrainingData) -> State:
         data.check_repeatable("ViM")
         moments = Moments()
-        for call in data.calls():
-            seen = self._training_pass(call, moments.width)
-            weight, bias = seen.head()
-            moments.add(seen.features, precision=seen.precision)
+        for forward, _ in self._training_passes(data):
+            weight, bias = forward.head()
+            moments.add(forward.features, precision=forward.precision)
         # the shortest features whose logits come nearest to zero
         origin: Tensor = -torch.linalg.pinv(weight.double()) @ bias.double()
         offset = moments.means[0] - origin
@@ -81,11 +79,10 @@ class ViM(PrincipalSpaceBaseline):
         """
         largest = torch.zeros((), dtype=torch.float64, device=state["origin"].device)
         length = largest.clone()
-        for call in data.calls():
-            seen = self._training_pass(call, len(state["origin"]))
-            logits = check_finite(class_logits(self.likelihood, seen.output), "logits")
+        for forward, _ in self._training_passes(data):
+            logits = check_finite(class_logits(self.likelihood, forward.output), "logits")
             largest += logits.double().amax(1).sum()
-            length += _length_outside(seen.features, state).sum()
+            length += length_outside(forward.features, state["origin"], state["outside"]).sum()
         if not largest > 0:
             raise BatchError(
                 "expected the largest logit to be positive on average, as the scale of the "
@@ -95,13 +92,7 @@ class ViM(PrincipalSpaceBaseline):
         return largest / length
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
-        seen = self._pass(call, len(state["origin"]))
-        logits = class_logits(self.likelihood, seen.output).double()
-        virtual = state["alpha"] * _length_outside(seen.features, state)
-        return seen.output, virtual + energy(logits)
-
-
-def _length_outside(features: Tensor, state: State) -> Tensor:
-    outside = (features - state["origin"]) @ state["outside"]
-    length: Tensor = torch.linalg.vector_norm(outside, dim=1)
-    return length
+        forward = self._pass(call, len(state["origin"]))
+        logits = class_logits(self.likelihood, forward.output).double()
+        length = length_outside(forward.features, state["origin"], state["outside"])
+        return forward.output, state["alpha"] * length + energy(logits)

@@ -1,19 +1,19 @@
-"""What methods that look at gradients in weight space share: which weights, which engine."""
+"""Methods that look at gradients in weight space: which weights, which engine, which rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from scodkit.baselines.baseline import Baseline, Picks
+from scodkit.baselines.baseline import Baseline, Picks, State
 from scodkit.errors import OptionError
-from scodkit.factors import FactorSource, MemoryBudget, choose_engine
+from scodkit.factors import Factors, FactorSource, MemoryBudget, choose_engine
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs
 from scodkit.model.parameters import ParameterSet, Selection, select
@@ -32,8 +32,7 @@ class WeightSpaceBaseline(Baseline):
         memory_budget: Bytes that per-sample gradients may take at a time, as of a `Monitor`.
     """
 
-    handles: ClassVar[tuple[type[Likelihood], ...]] = (Likelihood,)
-    because: ClassVar = "it is no likelihood"
+    options: ClassVar[tuple[str, ...]] = ("parameters",)
     memory_budget = MemoryBudget()
 
     def __init__(
@@ -49,14 +48,35 @@ class WeightSpaceBaseline(Baseline):
         self._chosen: ParameterSet | None = None
         self._last_source: FactorSource | None = None
 
+    @property
+    def parameters(self) -> Selection:
+        """Names of the chosen weights; before the first batch, the choice as it was given."""
+        if self._chosen is None:
+            return self._selection
+        return [block.name for block in self._chosen.blocks]
+
     def _parameters(self, call: Inputs) -> ParameterSet:
         """Return the chosen weights; the first call settles the choice."""
         if self._chosen is None:
             self._chosen = select(self._selection, self._network, call)
         return self._chosen
 
+    def _parameters_beyond(self, rank: int, call: Inputs) -> ParameterSet:
+        """Return the chosen weights, of which there must be more than ``rank``.
+
+        Raises:
+            OptionError: If ``rank`` directions would leave nothing outside.
+        """
+        parameters = self._parameters(call)
+        if rank >= parameters.num_parameters:
+            raise OptionError(
+                f"expected rank < {parameters.num_parameters}, the number of weights, got "
+                f"{rank}: nothing would be outside; type a smaller rank="
+            )
+        return parameters
+
     def _source(self, call: Inputs) -> FactorSource:
-        """Return what turns batches into factors; the engine is chosen on a first batch."""
+        """Return the source of factors; the first batch on a device chooses its engine."""
         source = self._last_source
         if source is None or source.engine.device != self._network.device:
             with torch.no_grad():
@@ -83,18 +103,54 @@ class WeightSpaceBaseline(Baseline):
             )
         super().save(path)
 
-    def _options(self) -> Mapping[str, Any]:
-        if self._chosen is None:
-            return {"parameters": self._selection}
-        return {"parameters": [block.name for block in self._chosen.blocks]}
 
+def over_pieces(
+    source: FactorSource,
+    call: Inputs,
+    value_of: Callable[[Factors], Tensor],
+    join: Callable[[Tensor, Tensor], Tensor] = torch.add,
+    *,
+    hold: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return a batch's output ``(B, *shape)`` and a value for each sample, ``(B, ...)``.
 
-def squared_lengths(source: FactorSource, call: Inputs) -> tuple[Tensor, Tensor]:
-    """Return a batch's output ``(B, *shape)`` and ``|L|_F^2``, ``(B,)`` in float64."""
+    Args:
+        source: Turns the batch into factors, piece by piece.
+        call: The batch.
+        value_of: Returns the values ``(b, ...)`` of a piece, from some of its directions.
+        join: Combines the values of the same samples from further directions.
+        hold: Whether ``value_of`` reads the factors more than once.
+    """
     outputs: dict[int, Tensor] = {}
-    totals: dict[int, Tensor] = {}
-    for piece in source.pieces(call):
-        start = piece.samples.start
+    values: dict[int, Tensor] = {}
+    for piece in source.pieces(call, hold=hold):
+        start, value = piece.samples.start, value_of(piece.factors)
         outputs[start] = piece.output
-        totals[start] = totals.get(start, 0.0) + piece.factors.squared_norms()
-    return torch.cat(list(outputs.values())), torch.cat(list(totals.values()))
+        values[start] = join(values[start], value) if start in values else value
+    return torch.cat(list(outputs.values())), torch.cat(list(values.values()))
+
+
+class IdentityCurvature(WeightSpaceBaseline):
+    """``|L|_F^2``: how much any change of the weights would change this prediction.
+
+    What a `Monitor` scores before it has seen data, at ``prior_scale=1``: SCOD without its
+    sketch, the ablation that says what the training data's curvature is worth. No fit; as many
+    backward passes as the likelihood has directions. Nats (squared units), >= 0.
+
+    Args:
+        model: The trained network.
+        likelihood: What distribution its output parametrises; any.
+        parameters: Which weights, as for `Monitor`.
+        picks: ``inputs=``, ``outputs=``; see `Picks`.
+
+    Examples:
+        >>> from scodkit import Gaussian
+        >>> method = IdentityCurvature(nn.Linear(2, 1), Gaussian())
+        >>> method.score(torch.tensor([[3.0, 4.0]]))  # 3^2 + 4^2, and 1 for the bias
+        tensor([26.])
+    """
+
+    learns: ClassVar = False
+
+    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+        return over_pieces(self._source(call), call, lambda factors: factors.squared_norms())

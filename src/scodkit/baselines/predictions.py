@@ -1,0 +1,217 @@
+"""What predictions say by a likelihood: their entropy, their loss, and the mean of several."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from scodkit.baselines.baseline import wide
+from scodkit.errors import BatchError
+from scodkit.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+)
+
+# the likelihoods for which all of this has a closed form
+CLOSED_FORM = (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian)
+
+_LOG_TWO_PI_E = math.log(2 * math.pi * math.e)
+
+
+def entropy(likelihood: Likelihood, output: Tensor) -> Tensor:
+    """Return the entropy ``(B,)`` of predicted distributions, in nats.
+
+    Precise also where a class is all but certain: no difference of near-equal numbers.
+
+    Args:
+        likelihood: `Categorical`, `Bernoulli`, `Gaussian` or `HeteroscedasticGaussian`.
+        output: ``(B, *shape)``.
+    """
+    output = wide(output)
+    if isinstance(likelihood, Categorical):
+        return _class_entropy(likelihood.logits(output)).sum(1)
+    if isinstance(likelihood, Bernoulli):
+        z = output.flatten(1)
+        return -(z.sigmoid() * logsigmoid(z) + (-z).sigmoid() * logsigmoid(-z)).sum(1)
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        log_variance = halves(output, axis=1)[1]
+        return 0.5 * (log_variance.flatten(1) + _LOG_TWO_PI_E).sum(1)
+    assert isinstance(likelihood, Gaussian)
+    total = 0.5 * (noise_variance(likelihood, output).log() + _LOG_TWO_PI_E).sum()
+    return total.expand(len(output)).clone()
+
+
+def _class_entropy(logits: Tensor) -> Tensor:
+    """Return the entropies of logits ``(..., C)``, as sums of terms that are not negative."""
+    largest, index = logits.max(-1, keepdim=True)
+    below = logits - largest
+    odds = below.exp().scatter(-1, index, 0.0)  # of the other classes, to the largest
+    total = odds.sum(-1)
+    return total.log1p() + (odds * -below).sum(-1) / (1 + total)
+
+
+def noise_variance(likelihood: Gaussian, output: Tensor) -> Tensor:
+    """Return the variance of the noise on each output, ``(d,)`` in squared output units.
+
+    Args:
+        likelihood: With one variance, or one per output.
+        output: ``(B, *shape)``.
+
+    Raises:
+        BatchError: If there are several variances, but not one per output.
+    """
+    variance = torch.as_tensor(likelihood.variance, dtype=output.dtype, device=output.device)
+    outputs = math.prod(output.shape[1:])
+    if variance.numel() not in (1, outputs):
+        raise BatchError(
+            f"expected {variance.numel()} outputs, one per variance given to Gaussian, got "
+            f"{outputs}; pass one variance or {outputs} of them"
+        )
+    return variance.expand(outputs)
+
+
+def halves(outputs: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return the means and the log-variances, the two halves of an axis.
+
+    Args:
+        outputs: ``(B, ...)``, or those of several networks.
+        axis: The axis, of even length.
+
+    Raises:
+        BatchError: If its length is odd.
+    """
+    if outputs.shape[axis] % 2:
+        raise BatchError(
+            "expected an even number of outputs (means, then log-variances) along axis 1, got "
+            f"{outputs.shape[axis]}; for a known noise level use Gaussian(variance=...)"
+        )
+    means, log_variances = outputs.chunk(2, dim=axis)
+    return means, log_variances
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """The prediction for a batch, the uncertainty of the weights included.
+
+    Args:
+        likelihood: What distribution the output parametrises.
+        output: Parameters of the mean prediction, as the model would give them,
+            ``(B, *shape)``.
+        variance: Total variance of each target, ``(B, d)`` in squared output units; None for
+            classes, where the output determines it.
+    """
+
+    likelihood: Likelihood
+    output: Tensor
+    variance: Tensor | None
+
+    @property
+    def score(self) -> Tensor:
+        """Total variance summed over outputs, or entropy in nats: ``(B,)``, >= 0."""
+        if self.variance is None:
+            return entropy(self.likelihood, self.output)
+        return self.variance.sum(1)
+
+
+def mixture(likelihood: Likelihood, outputs: Tensor) -> Predictive:
+    """Return the prediction of a mixture of networks, each with the same weight.
+
+    Args:
+        likelihood: What distribution each output parametrises.
+        outputs: Of all networks, ``(K, B, *shape)``.
+
+    Returns:
+        Mean of the means, or the mean probabilities as logits; computed in logarithms.
+    """
+    outputs, count = wide(outputs), math.log(len(outputs))
+    if isinstance(likelihood, Categorical):
+        likelihood.logits(outputs[0])  # refuses outputs that have no such axis
+        axis = 1 if likelihood.class_dim is None else likelihood.class_dim
+        logs = outputs.log_softmax(axis if axis < 0 else axis + 1)
+        return Predictive(likelihood, logs.logsumexp(0) - count, None)
+    if isinstance(likelihood, Bernoulli):
+        # in the odds the number of networks cancels
+        odds = logsigmoid(outputs).logsumexp(0) - logsigmoid(-outputs).logsumexp(0)
+        return Predictive(likelihood, odds, None)
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        means, log_variances = halves(outputs, axis=2)
+        # the variance of the means plus the mean variance, in logarithms as the outputs are
+        spread = means.var(0, correction=0).log()
+        log_total = torch.logaddexp(spread, log_variances.logsumexp(0) - count)
+        output = torch.cat([means.mean(0), log_total], dim=1)
+        return Predictive(likelihood, output, log_total.flatten(1).exp())
+    assert isinstance(likelihood, Gaussian)
+    variance = outputs.var(0, correction=0).flatten(1)
+    return Predictive(
+        likelihood, outputs.mean(0), variance + noise_variance(likelihood, outputs[0])
+    )
+
+
+def negative_log_likelihood(likelihood: Likelihood, output: Tensor, targets: Tensor) -> Tensor:
+    """Return the training loss of each sample, ``(B,)`` in nats, up to a constant.
+
+    Half the squared error over the variance, cross entropy, or the loss of mean and
+    log-variance; summed over a sample's variables. Its gradient is precise also where the
+    prediction is confident and right.
+
+    Args:
+        likelihood: Gaussian (with or without its own variance), Bernoulli or Categorical.
+        output: ``(B, *shape)``.
+        targets: Numbers, or class indices for Categorical: ``(B, ...)``, in the outputs' order.
+    """
+    if isinstance(likelihood, Categorical):
+        logits = likelihood.logits(output)
+        labels = targets.reshape(logits.shape[:2])[..., None].long()
+        # log(q / (1 - q)) of the target's class, without 1 - q
+        others = logits.scatter(-1, labels, -torch.inf).logsumexp(-1)
+        return -logsigmoid(logits.gather(-1, labels)[..., 0] - others).sum(1)
+    theta = output.flatten(1)
+    if isinstance(likelihood, Bernoulli):
+        y = targets.reshape(theta.shape).to(theta)
+        return -(y * logsigmoid(theta) + (1 - y) * logsigmoid(-theta)).sum(1)
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        mean, log_variance = (half.flatten(1) for half in halves(output, axis=1))
+        y = targets.reshape(mean.shape).to(mean)
+        return 0.5 * ((mean - y).square() * (-log_variance).exp() + log_variance).sum(1)
+    assert isinstance(likelihood, Gaussian)
+    error = theta - targets.reshape(theta.shape).to(theta)
+    return 0.5 * (error.square() / noise_variance(likelihood, theta)).sum(1)
+
+
+def check_targets(likelihood: Likelihood, output: Tensor, targets: Tensor) -> None:
+    """Raise if the loss is not defined for targets.
+
+    Args:
+        likelihood: Whose loss.
+        output: Of the model, ``(B, *shape)``.
+        targets: ``(B, ...)``.
+
+    Raises:
+        BatchError: If number, type or range do not fit.
+    """
+    likelihood.factor(output[:1])  # raises if the output itself does not fit the likelihood
+    count, form, fits = output[0].numel(), "finite numbers", True
+    if isinstance(likelihood, Categorical):
+        _, count, classes = likelihood.logits(output).shape
+        form = f"class indices from 0 to {classes - 1}"
+        inside = (targets >= 0) & (targets < classes)
+        fits = not targets.is_floating_point() and bool(inside.all())
+    elif isinstance(likelihood, HeteroscedasticGaussian):
+        count //= 2
+    elif isinstance(likelihood, Bernoulli):
+        form = "numbers from 0 to 1"
+        fits = bool(((targets >= 0) & (targets <= 1)).all())
+    if not fits or targets[0].numel() != count:
+        raise BatchError(
+            f"expected {count} target(s) a sample, {form}, for {likelihood!r} and an output "
+            f"of shape {tuple(output.shape)}, got a {targets.dtype} of shape "
+            f"{tuple(targets.shape)} from {targets.min()} to {targets.max()}; say which they "
+            "are: targets=lambda batch: ..."
+        )
