@@ -7,8 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from scodkit.report.curves import curves
-from scodkit.report.separation import separation
+from scodkit.report.separation import curves, separation
 
 
 def scores(n=70, m=50, ties=False):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
+from own_process import printed_by
 from scodkit.errors import OptionError
 from scodkit.report.separation import bootstrapped, separation
 
@@ -179,3 +180,12 @@ def test_no_numbers_are_refused(bad: torch.Tensor) -> None:
     for pair in ((bad, good), (good, bad)):
         with pytest.raises(OptionError, match="numbers"):
             separation(*pair)
+
+
+def test_separation_needs_no_library_that_draws() -> None:
+    program = """
+        import sys
+        from scodkit.report.separation import separation
+        print(sorted({"bokeh", "jinja2", "PIL", "matplotlib"} & set(sys.modules)))
+    """
+    assert printed_by(program) == "[]\n"

@@ -1,4 +1,4 @@
-"""What a fit has found, and plain words where it looks wrong."""
+"""The summary of a fit, with plain words where something looks wrong."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 _LITTLE = 0.5
 # spread of scores over their mean below which they are called constant
 _CONSTANT = 1e-3
-# layers that are named
+# layers that are listed by name
 _NAMED = 6
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a fit has found. Print it, or look at it with `plot`.
+    """The summary of a fit. Print it, or look at it with `plot`.
 
     Args:
         num_data: ``M``, samples in the fit.
         skipped: Samples left out of it because they were not finite.
-        num_parameters: ``N``, weights it is about.
+        num_parameters: ``N``, how many weights were chosen.
         layers: How many of them each layer has, by its name.
-        captured: Share of the curvature that was kept, in [0, 1].
-        effective_rank: How many directions the kept curvature is spread over: the exponential
-            of the entropy of the eigenvalues.
+        captured: Share of the curvature in the basis, in [0, 1].
+        effective_rank: How many directions that curvature is spread over: the exponential of
+            the entropy of the eigenvalues.
         values: The spectrum, ``(k,)``, descending; nats per squared weight.
         determined: How far data rather than the prior decides along each direction, ``(k,)``
             in [0, 1).
         certified: Whether scores are known to be upper bounds of those that all of the
             curvature would give.
-        scores: Scores looked at, ``(n,)`` ascending; nats, larger = more atypical. None if
-            there were none.
-        explained: Mean share of ``|L|^2`` of the samples looked at that lies in the basis, in
-            [0, 1]; None if there were none with an ``L``.
+        scores: Scores of samples that were not fitted, ``(n,)`` ascending; nats, larger = more
+            atypical. None if there were none.
+        explained: Mean share of ``|L|^2`` of such samples that lies in the basis, in [0, 1];
+            None if there were none with an ``L``.
         bounds: Medians of their certificates' lower and upper bounds, nats; None if there were
             none, or there is no certificate.
         notes: What looks wrong, and what to do about it.
@@ -101,15 +101,14 @@ class Summary:
 
     def plot(self) -> Figure:
         """Return a figure: the spectrum, how far data decides, and scores if there are some."""
-        width = 4.2
         panels = 2 if self.scores is None else 3
-        figure = plots.new_figure(panels * width, 3.2)
+        figure = plots.new_figure(panels * 4.2, 3.2)
         axes = figure.subplots(1, panels)
-        number = range(1, len(self.values) + 1)
-        axes[0].semilogy(number, self.values.clamp_min(1e-300), ".-", color=plots.LOWERS)
+        directions = range(1, len(self.values) + 1)
+        axes[0].semilogy(directions, self.values.clamp_min(1e-300), ".-", color=plots.LOWERS)
         axes[0].set(title=f"spectrum: {self.captured:.1%} captured", xlabel="direction")
         axes[0].set_ylabel("eigenvalue, nats per squared weight")
-        axes[1].plot(number, self.determined, ".-", color=plots.GREEN)
+        axes[1].plot(directions, self.determined, ".-", color=plots.GREEN)
         axes[1].set(title="decided by data, not the prior", xlabel="direction", ylim=(0, 1.05))
         if self.scores is not None:
             positive = self.scores[self.scores.isfinite() & (self.scores > 0)]
@@ -129,15 +128,15 @@ def summarise(
     scores: Tensor | None,
     parts: Energies | None,
 ) -> Summary:
-    """Return what a fit has found.
+    """Return the summary of a fit.
 
     Args:
         basis: Its basis.
         prior_scale: ``eps``.
         weights: How many weights each chosen parameter has, by its name.
-        skipped: Samples it left out.
-        scores: Scores of samples it has not seen, ``(n,)``, if there are any.
-        parts: What such scores are made of, if known.
+        skipped: Samples it left out because they were not finite.
+        scores: Scores of samples that were not fitted, ``(n,)``, if there are any.
+        parts: The energies of such samples, if known.
     """
     values = basis.values.double().cpu()
     determined = scoring.determined(basis, prior_scale).cpu()
@@ -147,14 +146,14 @@ def summarise(
     if parts is not None:
         finite = parts.total.isfinite()
         parts = Energies(parts.total[finite], parts.along[finite])
-        # a sure classifier's L may be too small for a float: 0, with parts that are not
-        some = parts.total > 0
-        if bool(some.any()):
-            shares = parts.along[some].sum(1) / parts.total[some]
+        # the L of a confident classifier may underflow to 0, while its parts do not
+        positive = parts.total > 0
+        if bool(positive.any()):
+            shares = parts.along[positive].sum(1) / parts.total[positive]
             explained = float(shares.clamp_max(1).mean())
         if basis.certified and bool(finite.any()):
-            found = scoring.certificate(parts, basis, prior_scale)
-            bounds = _quantiles(found.lower)[1], _quantiles(found.upper)[1]
+            certificate = scoring.certificate(parts, basis, prior_scale)
+            bounds = _quantiles(certificate.lower)[1], _quantiles(certificate.upper)[1]
     layers: dict[str, int] = {}
     for name, count in weights.items():
         layer = name.rpartition(".")[0] or "the model itself"
@@ -191,7 +190,7 @@ def _quantiles(scores: Tensor) -> list[float]:
 
 
 def _interval(lower: float, upper: float) -> str:
-    """Return what a certificate says of a typical score, in words."""
+    """Return the certificate of a typical score in words."""
     apart = f"bounds {upper / lower:.2g} times apart" if lower > 0 else "nothing from below"
     return f"{lower:.3g} to {upper:.3g} (medians), {apart}"
 

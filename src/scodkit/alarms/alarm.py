@@ -1,4 +1,4 @@
-"""What alarms share: the scores they accept, and files that bring their state back."""
+"""What alarms share: checks of the scores they are given, and files of their state."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from scodkit.numerics import artifact
 from scodkit.numerics.schema import Check, fields, refuse
 
 
-class Kept:
+class Resumable:
     """An alarm whose state can be saved, and resumed in another process.
 
     Attributes:
-        kind: What its files are called.
-        plain: Its attributes that go into a file as they are, and what they may be.
-        others: What else is in the headers of its files, likewise.
-        tensors: The tensors of its files, likewise.
+        kind: The kind of its files.
+        plain: Its attributes that go into the header of a file as they are, each with a check.
+        others: The other entries of the header, likewise.
+        tensors: The tensors of a file, likewise.
     """
 
     kind: ClassVar[str]
@@ -42,7 +42,7 @@ class Kept:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Return what `save` wrote, to go on where it was, bit for bit.
+        """Return the alarm that `save` wrote, to go on where it was, bit for bit.
 
         Args:
             path: Where from.
@@ -50,8 +50,8 @@ class Kept:
         Raises:
             ArtifactError: As a subclass: a file cut off, altered, or of another kind.
         """
-        known = fields({**cls.plain, **cls.others}, others=True)
-        header, tensors = artifact.read(path, cls.kind, known)
+        schema = fields({**cls.plain, **cls.others}, others=True)
+        header, tensors = artifact.read(path, cls.kind, schema)
         fields(cls.tensors)(str(path), tensors)
         alarm = cls.__new__(cls)
         for name in cls.plain:
@@ -61,31 +61,31 @@ class Kept:
         return alarm
 
     def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the rest of the state: what a header can hold, and tensors."""
+        """Return the rest of the state: entries of the header, and tensors."""
         return {}, {}
 
     def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-        """Take back what `_packed` returned; the plain attributes are there already.
+        """Restore what `_packed` returned; the plain attributes are set already.
 
         Returns:
-            Whether all of it can belong together.
+            Whether the state is consistent.
         """
         return True
 
 
 def are_scores(numbers: Tensor) -> bool:
-    """Return whether there is neither a NaN nor a minus infinity."""
+    """Return whether numbers are scores: none of them NaN or minus infinity."""
     return bool((numbers > -torch.inf).all())
 
 
 def one_number(value: float | Tensor) -> float:
-    """Return a number as such.
+    """Return a number, or the one in a tensor, as a float.
 
     Args:
         value: A number, or a tensor that holds one.
 
     Raises:
-        CalibrationError: If it is a tensor of none or several.
+        CalibrationError: If it is a tensor of no number or several.
     """
     if isinstance(value, Tensor) and value.numel() != 1:
         raise CalibrationError(
@@ -96,7 +96,7 @@ def one_number(value: float | Tensor) -> float:
 
 
 def one_score(score: float | Tensor) -> float:
-    """Return a score as a number.
+    """Return a score as a float.
 
     Args:
         score: A number, or a tensor that holds one; infinity is the most atypical.
@@ -115,13 +115,13 @@ def one_score(score: float | Tensor) -> float:
 
 
 def many_scores(scores: Tensor) -> list[float]:
-    """Return scores as numbers, in their order.
+    """Return scores as floats, in their order.
 
     Args:
         scores: ``(T,)``; infinity is the most atypical.
 
     Raises:
-        CalibrationError: If there is another shape, a NaN or a minus infinity.
+        CalibrationError: If the shape is another, or there is a NaN or a minus infinity.
     """
     if scores.dim() != 1:
         raise CalibrationError(

@@ -4,7 +4,7 @@ A flag at a false-alarm rate of 5 % is wrong for 5 % of all good samples: where 
 are rare, most flags are wrong. The rules here bound the share of wrong ones among the flags
 (the false discovery rate, FDR) instead.
 
-They want p-values of the same calibration. Such p-values depend on each other through the
+They need p-values of the same calibration. Such p-values depend on each other through the
 held-out scores, but positively, regression dependent on the true nulls (Bates, Candes, Lei,
 Romano and Sesia, Annals of Statistics 2023, for scores without ties); for that kind of
 dependence both rules are proven.
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from scodkit.alarms.alarm import Kept, one_number
+from scodkit.alarms.alarm import Resumable, one_number
 from scodkit.calibration import check_share
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 from scodkit.numerics.optional import optional
@@ -51,22 +51,22 @@ def discoveries(p_values: Tensor, fdr: float = 0.1) -> Tensor:
             f"expected p-values of shape (B,), got {tuple(p_values.shape)}; type "
             "discoveries(p_values.flatten())"
         )
-    held = p_values.detach().cpu().double()
-    bad = int((~((held >= 0) & (held <= 1))).sum())
+    values = p_values.detach().cpu().double()
+    bad = int((~((values >= 0) & (values <= 1))).sum())
     if bad:
         raise CalibrationError(
-            f"expected p-values in [0, 1], got {bad} of {held.numel()} that are not; type "
+            f"expected p-values in [0, 1], got {bad} of {values.numel()} that are not; type "
             "discoveries(calibration.p_value(scores))"
         )
-    if held.numel() == 0:
+    if values.numel() == 0:
         return torch.zeros_like(p_values, dtype=torch.bool)
     stats = optional("scipy.stats", "alarms")
-    adjusted = stats.false_discovery_control(held.numpy(), method="bh")
+    adjusted = stats.false_discovery_control(values.numpy(), method="bh")
     # conformal p-values are fractions that often meet the level exactly: 1e-12 for rounding
     return (torch.from_numpy(adjusted) <= fdr * (1 + 1e-12)).to(p_values.device)
 
 
-class OnlineDiscoveries(Kept):
+class OnlineDiscoveries(Resumable):
     """Names atypical samples of a stream, one p-value at a time (LOND).
 
     The ``t``-th p-value is compared with ``fdr * g(t) * (d + 1)``, where ``d`` is the number of
@@ -138,11 +138,11 @@ class OnlineDiscoveries(Kept):
                 f"expected a p-value in [0, 1], got {number}; type "
                 "push(calibration.p_value(score))"
             )
-        found = number <= self.level
+        discovered = number <= self.level
         self.num_seen += 1
-        self.num_found += found
+        self.num_found += discovered
         self._warn_if_blind()
-        return found
+        return discovered
 
     def _warn_if_blind(self) -> None:
         if self.smallest is None or self._warned or self.level >= self.smallest:

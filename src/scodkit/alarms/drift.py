@@ -12,20 +12,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scodkit.alarms.alarm import Kept, are_scores, many_scores, one_score
+from scodkit.alarms.alarm import Resumable, are_scores, many_scores, one_score
 from scodkit.calibration import Calibration, check_share
 from scodkit.errors import OptionError
 from scodkit.numerics.schema import SHARE, each, fields, maybe, number, tensor, that, whole
 
 # exponents e of the bets e p^(e-1), from bold to timid: each pays for small p-values
 _EXPONENTS = (0.25, 0.5, 0.75)
-# share of each bet that is moved on at a step
+# share of each bet that is dealt out anew at a step
 _MOVED = 0.001
-# how many new scores wait before they are merged into the sorted ones
+# new scores that are listed before they are merged into the sorted array
 _WAITING = 4096
 
 
-class DriftAlarm(Kept):
+class DriftAlarm(Resumable):
     """Watches a stream for scores that have grown, with false alarms bounded once and for all.
 
     A conformal test martingale (Vovk, Gammerman and Shafer 2005) that bets like a jumper (Vovk
@@ -113,7 +113,7 @@ class DriftAlarm(Kept):
         """Lower the alarm and start betting anew, with a wealth of 1.
 
         Scores seen so far stay in the ranking: that is what makes the bets to come
-        independent of the past, so that the guarantee starts afresh. A drift that goes on
+        independent of the past, so that the guarantee starts anew. A drift that goes on
         raises the alarm again. After retraining, make a new `DriftAlarm` instead.
         """
         self.log_wealth = 0.0
@@ -184,7 +184,7 @@ class DriftAlarm(Kept):
         draw they are uniform only roughly, and on a long stream a gambler grows rich on the
         difference, whatever it is.
         """
-        above, equal, total = self._ranks.place(score)
+        above, equal, total = self._ranks.rank(score)
         self._ranks.add(score)
         ties = 1 - float(self._random.random())  # in (0, 1], as bets on 0 pay infinitely
         return (above + ties * (equal + 1)) / (total + 1)
@@ -223,7 +223,7 @@ class _Ranks:
         self._sorted: npt.NDArray[np.float64] = scores.numpy().copy()
         self._late: list[float] = []
 
-    def place(self, score: float) -> tuple[int, int, int]:
+    def rank(self, score: float) -> tuple[int, int, int]:
         """Return how many scores are above, how many equal, and how many there are."""
         total = len(self._sorted) + len(self._late)
         below = int(self._sorted.searchsorted(score, "left"))

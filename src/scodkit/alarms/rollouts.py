@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from scodkit.alarms.alarm import Kept, are_scores, many_scores, one_score
+from scodkit.alarms.alarm import Resumable, are_scores, many_scores, one_score
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 from scodkit.numerics.schema import SCORES, SHARE, maybe, number, tensor, whole
 
 
-class RolloutAlarm(Kept):
+class RolloutAlarm(Resumable):
     """Watches the frames of a rollout, with false alarms bounded per rollout.
 
     Frames of a robot or a video depend on their neighbours, so that rates per frame mean
@@ -95,8 +95,10 @@ class RolloutAlarm(Kept):
                 "expected at least one held-out rollout, got none; type "
                 "RolloutAlarm([scores, ...]) with one tensor (T,) for each"
             )
-        found = [_held_out(scores, at, window) for at, scores in enumerate(rollouts)]
-        self._calibration = Calibration(torch.tensor(found, dtype=torch.float64))
+        for index, scores in enumerate(rollouts):
+            _check_held_out(scores, index)
+        statistics = [_statistic(scores, window) for scores in rollouts]
+        self._calibration = Calibration(torch.tensor(statistics, dtype=torch.float64))
         self.threshold = self._calibration.threshold(false_alarm, confidence=confidence)
         self.false_alarm = false_alarm
         self.confidence = confidence
@@ -107,7 +109,7 @@ class RolloutAlarm(Kept):
     def start(self) -> None:
         """Begin a new rollout: no frames, no alarm."""
         self.num_frames = 0
-        self._so_far = _Largest(self.window)
+        self._so_far = _LargestMean(self.window)
 
     @property
     def statistic(self) -> float:
@@ -149,12 +151,10 @@ class RolloutAlarm(Kept):
         Raises:
             CalibrationError: If a score is not a number.
         """
-        largest = _Largest(self.window)
-        for score in many_scores(scores):
-            largest.add(score)
+        statistic = _statistic(scores, self.window)
         if len(scores) > self._longest:
             self._warn_too_long(len(scores))
-        return largest.mean > self.threshold
+        return statistic > self.threshold
 
     def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {
@@ -166,7 +166,7 @@ class RolloutAlarm(Kept):
 
     def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
         self._calibration = Calibration(tensors["held_out"])
-        self._so_far = _Largest(self.window)
+        self._so_far = _LargestMean(self.window)
         self._so_far.last.extend(tensors["last"].tolist())
         self._so_far.mean = float(tensors["statistic"])
         begun = self.num_frames > 0
@@ -186,7 +186,7 @@ class RolloutAlarm(Kept):
         )
 
 
-class _Largest:
+class _LargestMean:
     """The largest moving mean of a rollout's scores so far."""
 
     def __init__(self, window: int) -> None:
@@ -200,19 +200,27 @@ class _Largest:
         self.mean = max(self.mean, math.fsum(s / self.window for s in self.last))
 
 
-def _held_out(scores: Tensor, at: int, window: int) -> float:
-    """Return the statistic of a held-out rollout.
+def _statistic(scores: Tensor, window: int) -> float:
+    """Return the largest moving mean of a whole rollout's scores ``(T,)``."""
+    largest = _LargestMean(window)
+    for score in many_scores(scores):
+        largest.add(score)
+    return largest.mean
+
+
+def _check_held_out(scores: Tensor, index: int) -> None:
+    """Raise if a held-out rollout has no statistic.
+
+    Args:
+        scores: Of its frames.
+        index: Which rollout, for the message.
 
     Raises:
-        CalibrationError: If it has none.
+        CalibrationError: If there are no scores, or some are not finite.
     """
     if scores.dim() != 1 or scores.numel() == 0 or not bool(scores.isfinite().all()):
         raise CalibrationError(
             f"expected finite scores of shape (T,) with T >= 1 for each held-out rollout, got "
             f"{tuple(scores.shape)} with {int((~scores.isfinite()).sum())} not finite for "
-            f"number {at}; leave it out, or type scores.flatten()"
+            f"number {index}; leave it out, or type scores.flatten()"
         )
-    largest = _Largest(window)
-    for score in many_scores(scores):
-        largest.add(score)
-    return largest.mean

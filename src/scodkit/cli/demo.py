@@ -287,7 +287,7 @@ def _show(
 ) -> None:
     import torch
 
-    from scodkit.report.charts.stream import verdict
+    from scodkit.report.data import verdict
 
     with torch.no_grad():
         right = (net(digits.test_x).argmax(1) == digits.test_y).double().mean()

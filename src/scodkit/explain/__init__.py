@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from scodkit.errors import BatchError, OptionError
 from scodkit.explain import plots
-from scodkit.explain.references import Nearest, References
 from scodkit.explain.saliency import Saliency, differentiable_score, saliency_of
 from scodkit.explain.shares import Shares, Split, shares_of
 from scodkit.factors import FactorSource
@@ -31,8 +32,128 @@ __all__ = [
     "shares_of",
 ]
 
-# shares shown in a figure with other things in it
+# shares shown in a figure with other panels
 _TOP = 8
+# distances to references that are computed and sorted at a time: a few tens of MB
+_DISTANCES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The references nearest to each sample of a batch, the nearest first.
+
+    Args:
+        index: ``(B, count)`` int64, indices of the references; -1 for samples with a NaN or
+            an infinity.
+        distance: ``(B, count)``, >= 0, ascending, larger = less alike; units of
+            sqrt(nats) / eps. Infinite where the index is -1.
+
+    Examples:
+        >>> nearest = Nearest(torch.tensor([[7, 2]]), torch.tensor([[0.1, 0.4]]))
+        >>> nearest.index[0, 0].item()
+        7
+    """
+
+    index: Tensor
+    distance: Tensor
+
+    def plot(self, inputs: Tensor, references: Tensor, sample: int = 0) -> Figure:
+        """Return an image beside the images of its nearest references.
+
+        Args:
+            inputs: The images asked about, ``(B, C, H, W)`` or ``(B, H, W)``.
+            references: Those of the references, ``(n, C, H, W)`` or ``(n, H, W)``.
+            sample: Which sample of the batch.
+        """
+        index, distance = plots.row(self.index, sample), plots.row(self.distance, sample)
+        plots.check_finite(distance, sample)
+        panels = [plots.image(plots.row(inputs, sample), "asked")]
+        for i, far in zip(index.tolist(), distance.tolist(), strict=True):
+            panels.append(plots.image(plots.row(references, i), f"reference {i}, at {far:.3g}"))
+        return plots.figure_of(panels, 1.6 * len(panels), 1.9)
+
+
+class References:
+    """Known samples, by the part of their curvature that the basis sees.
+
+    The distance between two samples is the Euclidean one of their ``U^T L``. No direction is
+    weighed more than another: the leading ones, along which the training data varies most,
+    count for most because ``L`` is largest there.
+
+    Args:
+        features: ``U^T L`` of the references, ``(n, p, k)``, as `Monitor.features` gives it:
+            finite, in units of sqrt(nats) / eps. Of training or calibration data.
+
+    Examples:
+        >>> references = References(torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]]]))
+        >>> nearest = references.nearest(torch.tensor([[[3.0, 3.0]]]), count=2)
+        >>> nearest.index
+        tensor([[1, 0]])
+        >>> nearest.distance
+        tensor([[1.0000, 4.2426]])
+    """
+
+    def __init__(self, features: Tensor) -> None:
+        if features.ndim != 3 or not features.is_floating_point() or len(features) == 0:
+            raise OptionError(
+                "expected features (n, p, k) of at least one sample, got a tensor of shape "
+                f"{tuple(features.shape)} and {features.dtype}; type References("
+                "torch.cat([monitor.features(batch) for batch in loader]))"
+            )
+        bad = (~features.isfinite().flatten(1).all(1)).sum().item()
+        if bad:
+            raise OptionError(
+                f"expected finite features, got a NaN or an infinity in {bad} of "
+                f"{len(features)} samples; leave them out: "
+                "features[features.isfinite().flatten(1).all(1)]"
+            )
+        self.features = features.detach()
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __repr__(self) -> str:
+        n, p, k = self.features.shape
+        return f"References({n} samples, {p} directions, rank {k})"
+
+    def nearest(self, features: Tensor, count: int = 3) -> Nearest:
+        """Return the nearest references of each sample; of equally near ones the first.
+
+        Args:
+            features: ``U^T L`` of the samples, ``(B, p, k)``, from the same monitor.
+            count: How many to return, at most as many as there are.
+
+        Raises:
+            OptionError: If there are fewer references than that.
+            BatchError: If the features are not of the same monitor.
+        """
+        if not 1 <= count <= len(self):
+            raise OptionError(
+                f"expected 1 <= count <= {len(self)}, the number of references, got {count}"
+            )
+        if features.ndim != 3 or features.shape[1:] != self.features.shape[1:]:
+            raise BatchError(
+                f"expected features of shape (B, {self.features.shape[1]}, "
+                f"{self.features.shape[2]}), as the references have, got "
+                f"{tuple(features.shape)}; type references.nearest(monitor.features(batch)), "
+                "with the monitor that gave the references theirs"
+            )
+        known = self.features.flatten(1)
+        asked = features.detach().flatten(1).to(known)
+        distances, indices = [], []
+        for some in torch.split(asked, max(1, _DISTANCES // len(known))):
+            # by differences: with products, near samples would be lost in the rounding of far
+            # ones; stable: of equally near references the first comes first
+            mode = "donot_use_mm_for_euclid_dist"
+            distance, index = torch.cdist(some, known, compute_mode=mode).sort(stable=True)
+            # copies: a view would keep all of the distances alive
+            distances.append(distance[:, :count].clone())
+            indices.append(index[:, :count].clone())
+        bad = ~asked.isfinite().all(1, keepdim=True)
+        return Nearest(
+            index=torch.cat(indices).masked_fill(bad, -1),
+            distance=torch.cat(distances).masked_fill(bad, torch.inf),
+        )
 
 
 @dataclass(frozen=True)
@@ -46,7 +167,7 @@ class Explanation:
         layers: Shares of the layers; likewise.
         directions: Shares of the directions of the output; likewise.
         saliency: The score's slopes in the input; None if not asked for.
-        nearest: The nearest references; None where none were given.
+        nearest: The nearest references; None where no references were given.
     """
 
     score: Tensor
@@ -65,27 +186,25 @@ class Explanation:
         shares = {"by layer": self.layers, "by direction of the output": self.directions}
         below = self._below(sample)
         tallest = min(_TOP + 1, max(len(part.names) for part in shares.values()))
-        heights = [1.1 + 0.25 * tallest, 2.5] if below else [1.1 + 0.25 * tallest]
+        heights = [1.1 + 0.25 * tallest] + [2.5] * bool(below)
         figure = plots.new_figure(8.0, sum(heights))
-        parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat
-        parts[0].suptitle(f"score {float(plots.row(self.score, sample)):.3g} nats", fontsize=10)
-        for axes, (title, part) in zip(parts[0].subplots(1, 2), shares.items(), strict=True):
+        rows = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat
+        rows[0].suptitle(f"score {float(plots.row(self.score, sample)):.3g} nats", fontsize=10)
+        for axes, (title, part) in zip(rows[0].subplots(1, 2), shares.items(), strict=True):
             plots.shares(part.names, part.values, sample, _TOP)(axes)
             axes.set_title(title, fontsize=9)
         if below:
-            plots.draw_beside(parts[1], below)
+            plots.draw_beside(rows[1], below)
         return figure
 
     def _below(self, sample: int) -> list[plots.Panel]:
-        """Return what is to be drawn below the shares."""
+        """Return the panels below the shares."""
         panels: list[plots.Panel] = []
         if self.saliency is not None and 2 <= self.saliency.gradient.ndim <= 4:
             panels += self.saliency.panels(sample)
         if self.nearest is not None:
-            index, distance = self.nearest.index, self.nearest.distance
-            panels.append(
-                plots.distances(plots.row(index, sample), plots.row(distance, sample))
-            )
+            index = plots.row(self.nearest.index, sample)
+            panels.append(plots.distances(index, plots.row(self.nearest.distance, sample)))
         return panels
 
 
@@ -116,10 +235,10 @@ def explain(
     """
     split = shares_of(source, call, basis, prior_scale)
     return Explanation(
-        split.score,
-        split.parameters,
-        split.layers,
-        split.directions,
-        saliency_of(source, call, basis, prior_scale) if saliency else None,
-        None if references is None else references.nearest(split.features, count),
+        score=split.score,
+        parameters=split.parameters,
+        layers=split.layers,
+        directions=split.directions,
+        saliency=saliency_of(source, call, basis, prior_scale) if saliency else None,
+        nearest=None if references is None else references.nearest(split.features, count),
     )

@@ -13,14 +13,15 @@ from scodkit.numerics.optional import optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.container import BarContainer
     from matplotlib.figure import Figure, SubFigure
 
-# draws one thing where it is told to
+# draws one panel of a figure on the given axes
 Panel: TypeAlias = "Callable[[Axes], None]"
 
-# told apart by colour-blind readers: what raises a score, what lowers it, neither, and two more
+# Okabe and Ito (2008), for colour-blind readers too; the report's pictures have the same: what
+# raises a score, what lowers it, neither, and two more
 RAISES, LOWERS, OTHERS, GREEN, YELLOW = "#D55E00", "#0072B2", "#9A9A9A", "#009E73", "#E69F00"
-_SLOPES = "PuOr_r"
 _SMALL = 8
 
 
@@ -30,7 +31,6 @@ def new_figure(width: float, height: float) -> Figure:
     Args:
         width: In inches.
         height: In inches.
-
     """
     figure: Figure = optional("matplotlib.figure", "plots").Figure(
         figsize=(width, height), dpi=130, layout="constrained"
@@ -54,7 +54,7 @@ def row(tensor: Tensor, sample: int) -> Tensor:
 
 
 def check_finite(values: Tensor, sample: int) -> None:
-    """Refuse what was not computed because the sample's score is infinite.
+    """Raise if a sample has no finite values to draw, because its score is infinite.
 
     Args:
         values: Of that sample.
@@ -77,9 +77,22 @@ def draw_beside(figure: Figure | SubFigure, panels: Sequence[Panel]) -> None:
         figure: Where to.
         panels: One or more.
     """
-    places = figure.subplots(1, len(panels), squeeze=False).flat
-    for axes, draw in zip(places, panels, strict=True):
+    every_axes = figure.subplots(1, len(panels), squeeze=False).flat
+    for axes, draw in zip(every_axes, panels, strict=True):
         draw(axes)
+
+
+def figure_of(panels: Sequence[Panel], width: float, height: float) -> Figure:
+    """Return a figure of panels side by side.
+
+    Args:
+        panels: One or more.
+        width: In inches.
+        height: In inches.
+    """
+    figure = new_figure(width, height)
+    draw_beside(figure, panels)
+    return figure
 
 
 def shares(names: Sequence[str], values: Tensor, sample: int, top: int) -> Panel:
@@ -96,19 +109,19 @@ def shares(names: Sequence[str], values: Tensor, sample: int, top: int) -> Panel
     """
     if top < 1:
         raise OptionError(f"expected top >= 1 shares to show, got {top}")
-    own = row(values, sample)
-    check_finite(own, sample)
-    order = own.abs().argsort(descending=True, stable=True).tolist()
+    parts = row(values, sample)
+    check_finite(parts, sample)
+    order = parts.abs().argsort(descending=True, stable=True).tolist()
     labels = [names[i] for i in order[:top]]
-    lengths = [float(own[i]) for i in order[:top]]
+    lengths = [float(parts[i]) for i in order[:top]]
     colours = [RAISES if length >= 0 else LOWERS for length in lengths]
     if len(order) > top:
         labels.append(f"others ({len(order) - top})")
-        lengths.append(float(own[order[top:]].sum()))
+        lengths.append(float(parts[order[top:]].sum()))
         colours.append(OTHERS)
 
     def draw(axes: Axes) -> None:
-        bars = axes.barh(range(len(labels)), lengths, color=colours)
+        bars = _horizontal_bars(axes, labels, lengths, colours)
         whole = sum(lengths)
         if whole > 0:
             percent = [f" {length / whole:.0%} " for length in lengths]
@@ -116,10 +129,7 @@ def shares(names: Sequence[str], values: Tensor, sample: int, top: int) -> Panel
             axes.margins(x=0.15)  # for the percentages
         axes.axvline(0, color="black", lw=0.8)
         axes.locator_params(axis="x", nbins=4)
-        axes.set_yticks(range(len(labels)), labels)
-        axes.invert_yaxis()
         axes.set_xlabel("share of the score (nats)", fontsize=_SMALL)
-        _plain(axes)
 
     return draw
 
@@ -161,9 +171,11 @@ def slope_map(gradient: Tensor) -> Panel:
     """
     slopes = image_planes(gradient).sum(0)
     limit = float(slopes.abs().max()) or 1.0
+    maps = optional("matplotlib.colors", "plots").LinearSegmentedColormap
+    colours = maps.from_list("slopes", [LOWERS, "white", RAISES])
 
     def draw(axes: Axes) -> None:
-        shown = axes.imshow(slopes.tolist(), cmap=_SLOPES, vmin=-limit, vmax=limit)
+        shown = axes.imshow(slopes.tolist(), cmap=colours, vmin=-limit, vmax=limit)
         bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85)
         bar.ax.tick_params(labelsize=_SMALL)
         axes.set_title("slope of the score (nats per unit)", fontsize=_SMALL)
@@ -195,18 +207,15 @@ def distances(index: Tensor, distance: Tensor) -> Panel:
     """Return the nearest references of one sample as bars as long as they are far.
 
     Args:
-        index: ``(count,)``, their places.
+        index: ``(count,)``, their indices.
         distance: ``(count,)``, sqrt(nats) / eps.
     """
     labels, lengths = [f"reference {i}" for i in index.tolist()], distance.tolist()
 
     def draw(axes: Axes) -> None:
-        axes.barh(range(len(labels)), lengths, color=OTHERS)
-        axes.set_yticks(range(len(labels)), labels)
-        axes.invert_yaxis()
+        _horizontal_bars(axes, labels, lengths, OTHERS)
         axes.set_xlabel("distance (sqrt(nats) / eps)", fontsize=_SMALL)
         axes.set_title("nearest references", fontsize=_SMALL)
-        _plain(axes)
 
     return draw
 
@@ -224,6 +233,17 @@ def image_planes(image: Tensor) -> Tensor:
         )
     planes = image.detach().cpu().to(torch.promote_types(image.dtype, torch.float32))
     return planes if planes.ndim == 3 else planes[None]
+
+
+def _horizontal_bars(
+    axes: Axes, labels: Sequence[str], lengths: Sequence[float], colours: Sequence[str] | str
+) -> BarContainer:
+    """Return labelled bars, the first one on top."""
+    bars = axes.barh(range(len(labels)), lengths, color=colours)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    _plain(axes)
+    return bars
 
 
 def _plain(axes: Axes) -> None:

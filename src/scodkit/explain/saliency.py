@@ -14,6 +14,7 @@ from torch.func import vjp, vmap
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
 from scodkit.explain import plots
 from scodkit.factors import FactorSource, row_bytes
+from scodkit.factors.pieces import finite_samples
 from scodkit.factors.trial import first_line
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs, Network, differentiable_attention, ordinary
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 Weights: TypeAlias = Mapping[str, Tensor]
 
-# samples taken both at once and alone before the first is trusted, and how far their slopes may
-# be apart
+# samples taken both at once and alone before all are taken at once, and by how much their
+# slopes may differ
 _TRIED = 2
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _TOLERANCE_HALF = 1e-1
@@ -63,13 +64,10 @@ class Saliency:
             sample: Which sample of the batch. Images are ``(C, H, W)`` or ``(H, W)``; slopes
                 are summed over channels.
         """
-        panels = self.panels(sample)
-        figure = plots.new_figure(5.6, 2.6)
-        plots.draw_beside(figure, panels)
-        return figure
+        return plots.figure_of(self.panels(sample), 5.6, 2.6)
 
     def panels(self, sample: int) -> list[plots.Panel]:
-        """Return what `plot` draws, for a figure with other things in it.
+        """Return the panels of `plot`, for a figure with others.
 
         Args:
             sample: As in `plot`.
@@ -78,8 +76,8 @@ class Saliency:
         plots.check_finite(gradient, sample)
         if gradient.ndim == 1:
             return [plots.slopes(gradient)]
-        given = plots.row(self.input, sample)
-        return [plots.image(given, "input"), plots.slope_map(gradient)]
+        image = plots.row(self.input, sample)
+        return [plots.image(image, "input"), plots.slope_map(gradient)]
 
 
 def differentiable_score(
@@ -167,20 +165,23 @@ def saliency_of(
         torch.Size([9, 2])
     """
     network, parameters = source.engine.network, source.engine.parameters
-    given = _floating_point_input(call)
+    inputs = _floating_point_input(call)
     one_sample = max(1, source.directions) * row_bytes(network, parameters)
     step = max(1, source.budget // one_sample)
     scores = _Scores(network, parameters, source.likelihood, basis, prior_scale)
-    gradients = [given[:0].detach()]
+    gradients = [inputs[:0].detach()]
     with network.evaluating():
         for start in range(0, call.batch_size, step):
             some = call.samples(slice(start, start + step)).map(_leaf)
-            score = scores(some)
-            gradient = _gradient(score, _floating_point_input(some))
-            gradients.append(_blanked(gradient, ~score.isfinite(), torch.nan))
-    return Saliency(torch.cat(gradients), given.detach())
+            leaf, score = _floating_point_input(some), scores(some)
+            gradient = torch.zeros_like(leaf)
+            if score.requires_grad:  # not where the model sees no more than signs of numbers
+                (gradient,) = torch.autograd.grad(score.sum(), leaf, materialize_grads=True)
+            gradients.append(_filled(gradient, ~score.isfinite(), torch.nan))
+    return Saliency(torch.cat(gradients), inputs.detach())
 
 
+@dataclass
 class _Scores:
     """Scores as functions of the inputs: of all samples at once, where that can be trusted.
 
@@ -190,48 +191,43 @@ class _Scores:
         likelihood: Says which rows count.
         basis: The eigenbasis, on the model's device.
         prior_scale: ``eps``.
+        at_once: Whether samples are taken all at once; None before the first finite ones.
 
     Raises:
         OptionError: If the likelihood draws at random.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        parameters: ParameterSet,
-        likelihood: Likelihood,
-        basis: Eigenbasis,
-        prior_scale: float,
-    ) -> None:
-        if likelihood.draws:
+    network: Network
+    parameters: ParameterSet
+    likelihood: Likelihood
+    basis: Eigenbasis
+    prior_scale: float
+    at_once: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.likelihood.draws:
             raise OptionError(
-                f"expected a likelihood without random draws, got {likelihood}, whose scores "
-                "jump with the draws; type saliency=False"
+                f"expected a likelihood without random draws, got {self.likelihood}, whose "
+                "scores jump with the draws; type saliency=False"
             )
-        self._network = network
-        self._parameters = parameters
-        self._likelihood = likelihood
-        self._basis = basis
-        self._prior_scale = prior_scale
-        self._at_once: bool | None = None  # unknown before the first finite samples
 
     def __call__(self, call: Inputs) -> Tensor:
         """Return the scores of a batch, ``(B,)`` in float64."""
-        with self._network.evaluating(), differentiable_attention():
+        with self.network.evaluating(), differentiable_attention():
             # without graphs of their own: gradients are to go to the inputs only
-            named = self._network.model.named_parameters()
+            named = self.network.model.named_parameters()
             weights = {name: ordinary(parameter.detach()) for name, parameter in named}
-            output = self._network.at(weights, call.map(torch.clone))
-            finite = _finite([*call.tensors(), output])
-            rows = self._likelihood.factor(_blanked(output, ~finite))
-            if self._at_once is None and finite.any():
+            output = self.network.at(weights, call.map(torch.clone))
+            finite = finite_samples(call, output.detach())
+            rows = self.likelihood.factor(_filled(output, ~finite, 0.0))
+            if self.at_once is None and finite.any():
                 some = finite.nonzero()[:_TRIED, 0]
                 few = call.map(lambda t: t[some])
-                with self._network.in_full_precision():  # TF32 rounds to 1e-3
-                    self._at_once = self._passes(weights, few, rows[some])
-            pull_back = self._together if self._at_once else self._one_by_one
+                with self.network.in_full_precision():  # TF32 rounds to 1e-3
+                    self.at_once = self._passes(weights, few, rows[some])
+            pull_back = self._together if self.at_once else self._one_by_one
             energies = pull_back(weights, call, rows)
-            score = scoring.score(energies, self._basis, self._prior_scale)
+            score = scoring.score(energies, self.basis, self.prior_scale)
         return torch.where(finite & score.isfinite(), score, torch.inf)
 
     def _passes(self, weights: Weights, few: Inputs, rows: Tensor) -> bool:
@@ -245,14 +241,14 @@ class _Scores:
         few, rows = few.map(_leaf), rows.detach().requires_grad_()
         leaves = [tensor for tensor in (*few.tensors(), rows) if tensor.requires_grad]
         try:
-            wanted = _slopes(self._one_by_one(weights, few, rows), leaves)
+            expected = _slopes(self._one_by_one(weights, few, rows), leaves)
         except RuntimeError as error:
             raise OptionError(
                 "expected a model that torch can differentiate twice, but it raised "
                 f"{type(error).__name__}: {first_line(error)}; type saliency=False"
             ) from error
         try:
-            off = _distance(_slopes(self._together(weights, few, rows), leaves), wanted)
+            off = _distance(_slopes(self._together(weights, few, rows), leaves), expected)
             reason = f"all at once they differ from plain autograd's by {off:.1e} relative"
         except Exception as error:  # whatever a third-party module raises under a transform
             off = torch.inf
@@ -260,7 +256,7 @@ class _Scores:
         if off <= _TOLERANCE.get(rows.dtype, _TOLERANCE_HALF):
             return True
         warnings.warn(
-            f"{type(self._network.model).__name__} is differentiated one sample after the "
+            f"{type(self.network.model).__name__} is differentiated one sample after the "
             f"other, for the right slopes, more slowly; {reason}",
             EngineFallbackWarning,
             stacklevel=2,
@@ -270,49 +266,49 @@ class _Scores:
     def _together(self, weights: Weights, call: Inputs, rows: Tensor) -> Energies:
         """Return the energies of rows ``(B, p, d)`` at the output, by function transforms."""
 
-        def of_one(tensors: list[Tensor], own_rows: Tensor) -> tuple[Tensor, Tensor]:
+        def of_one(tensors: list[Tensor], sample_rows: Tensor) -> tuple[Tensor, Tensor]:
             def output_at(chosen: Weights) -> Tensor:
                 at = {**weights, **chosen}
                 # clones: the model may begin with an in-place function
                 args, kwargs = call.with_tensors([t[None].clone() for t in tensors])
-                return self._network.at_raw(at, args, kwargs, 1)[0].flatten()
+                return self.network.at_raw(at, args, kwargs, 1)[0].flatten()
 
-            chosen = {name: weights[name] for name in self._parameters.names}
+            chosen = {name: weights[name] for name in self.parameters.names}
             pull = vjp(output_at, chosen)[1]
-            return self._reduced(vmap(lambda row: pull(row)[0])(own_rows))
+            return self._reduced(vmap(lambda row: pull(row)[0])(sample_rows))
 
         return Energies(*vmap(of_one)(call.tensors(), rows))
 
     def _one_by_one(self, weights: Weights, call: Inputs, rows: Tensor) -> Energies:
         """Return the same by plain autograd: slow, and obviously right."""
-        slopes = any(tensor.requires_grad for tensor in (*call.tensors(), rows))
-        names = self._parameters.names
+        has_slopes = any(tensor.requires_grad for tensor in (*call.tensors(), rows))
+        names = self.parameters.names
         chosen = {name: weights[name].detach().requires_grad_() for name in names}
-        found = []
-        for i, own_rows in enumerate(rows):
+        reduced = []
+        for i, sample_rows in enumerate(rows):
             sample = call.samples(slice(i, i + 1)).map(torch.clone)
-            output = self._network.at({**weights, **chosen}, sample).flatten()
+            output = self.network.at({**weights, **chosen}, sample).flatten()
             pulled = [
                 torch.autograd.grad(
                     output,
                     list(chosen.values()),
                     grad_outputs=row,
                     retain_graph=True,
-                    create_graph=slopes,
+                    create_graph=has_slopes,
                     materialize_grads=True,
                 )
-                for row in own_rows
+                for row in sample_rows
             ]
             stacked = (torch.stack(parts) for parts in zip(*pulled, strict=True))
-            found.append(self._reduced(dict(zip(names, stacked, strict=True))))
-        return Energies(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+            reduced.append(self._reduced(dict(zip(names, stacked, strict=True))))
+        return Energies(*(torch.stack(parts) for parts in zip(*reduced, strict=True)))
 
     def _reduced(self, pulled: Weights) -> tuple[Tensor, Tensor]:
         """Return ``|L|_F^2`` and ``|u_j^T L|^2`` ``(k,)`` from rows ``(p, *shape)`` by name."""
         norms, along = [], []
-        for block in self._parameters.blocks:
+        for block in self.parameters.blocks:
             rows = pulled[block.name].flatten(1)
-            vectors = self._basis.vectors[block.columns].to(rows.device)
+            vectors = self.basis.vectors[block.columns].to(rows.device)
             wide = torch.promote_types(rows.dtype, vectors.dtype)
             norms.append(rows.square().sum(dtype=torch.float64))
             along.append((rows.to(wide) @ vectors.to(wide)).double())
@@ -328,21 +324,21 @@ def _slopes(energies: Energies, leaves: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
 
 
-def _distance(found: list[Tensor], wanted: list[Tensor]) -> float:
+def _distance(actual: list[Tensor], expected: list[Tensor]) -> float:
     """Return the largest relative distance of any slopes; NaN if one is."""
     tiny = torch.finfo(torch.float64).tiny
-    pairs = [(a.double(), b.double()) for a, b in zip(found, wanted, strict=True)]
+    pairs = [(a.double(), b.double()) for a, b in zip(actual, expected, strict=True)]
     return float(torch.stack([(a - b).norm() / (b.norm() + tiny) for a, b in pairs]).max())
 
 
 def _floating_point_input(call: Inputs) -> Tensor:
-    found = [tensor for tensor in call.tensors() if tensor.is_floating_point()]
-    if len(found) == 1:
-        return found[0]
+    inputs = [tensor for tensor in call.tensors() if tensor.is_floating_point()]
+    if len(inputs) == 1:
+        return inputs[0]
     kinds = ", ".join(f"{tuple(t.shape)} of {t.dtype}" for t in call.tensors())
     advice = (
         "a score has no slope in whole numbers: type saliency=False"
-        if not found
+        if not inputs
         else "for several call scodkit.explain.differentiable_score and torch.autograd.grad"
     )
     raise BatchError(
@@ -350,22 +346,11 @@ def _floating_point_input(call: Inputs) -> Tensor:
     )
 
 
-def _gradient(score: Tensor, leaf: Tensor) -> Tensor:
-    if not score.requires_grad:  # the model sees no more than whether numbers are large
-        return torch.zeros_like(leaf)
-    return torch.autograd.grad(score.sum(), leaf, materialize_grads=True)[0]
-
-
 def _leaf(tensor: Tensor) -> Tensor:
-    own = ordinary(tensor).detach()
-    return own.requires_grad_() if own.is_floating_point() else own
+    leaf = ordinary(tensor).detach()
+    return leaf.requires_grad_() if leaf.is_floating_point() else leaf
 
 
-def _finite(tensors: list[Tensor]) -> Tensor:
-    """Return ``(B,)``, False where a sample has a NaN or an infinity in one of them."""
-    checks = [t.detach().isfinite().reshape(len(t), -1).all(1) for t in tensors]
-    return torch.stack(checks).all(0)
-
-
-def _blanked(tensor: Tensor, where: Tensor, value: float = 0.0) -> Tensor:
+def _filled(tensor: Tensor, where: Tensor, value: float) -> Tensor:
+    """Return a tensor ``(B, ...)`` with a value in place of some samples, ``(B,)``."""
     return tensor.masked_fill(where.view(-1, *(1,) * (tensor.ndim - 1)), value)

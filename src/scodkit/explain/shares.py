@@ -6,7 +6,7 @@ is given every pair of two weights of its own, and half of the pairs it has one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,9 +64,7 @@ class Shares:
             top: How many shares to show; the others are shown as their sum.
         """
         panel = plots.shares(self.names, self.values, sample, top)
-        figure = plots.new_figure(6.0, 0.9 + 0.28 * min(top + 1, len(self.names)))
-        plots.draw_beside(figure, [panel])
-        return figure
+        return plots.figure_of([panel], 6.0, 0.9 + 0.28 * min(top + 1, len(self.names)))
 
 
 class Split(NamedTuple):
@@ -135,34 +133,41 @@ def shares_of(
     if call.batch_size == 0:
         raise BatchError("expected samples to explain, got an empty batch; leave it out")
     parameters = source.engine.parameters
+    # lists of directions, by the first of the samples they belong to
+    directions: dict[int, list[Tensor]] = {}
+    features: dict[int, list[Tensor]] = {}
     with source.engine.network.evaluating():
         _, energies = scoring.score_batch(source, call, basis)
-        found: dict[int, _Part] = {}
+        sizes, shares = energies.total.new_zeros(2, call.batch_size, len(parameters.blocks))
         for piece in source.named().pieces(call, hold=True):
-            part = _part(piece.factors, parameters, basis, prior_scale)
-            start = piece.samples.start
-            found[start] = found[start].beside(part) if start in found else part
-    whole = _Part.of_all(found.values())
+            part = _contribution(piece.factors, parameters, basis, prior_scale)
+            sizes[piece.samples] += part.sizes
+            shares[piece.samples] += part.shares
+            directions.setdefault(piece.samples.start, []).append(part.directions)
+            features.setdefault(piece.samples.start, []).append(part.features)
     score = scoring.score(energies, basis, prior_scale)
+    # a share is a difference of sums as large as its size, and so is its rounding error
+    shares = shares + _in_proportion(sizes, score - shares.sum(1))
     bad = ~score.isfinite()
-    by_parameter = Shares(
-        parameters.names, whole.balanced(score).masked_fill(bad[:, None], torch.nan)
+    by_parameter = Shares(parameters.names, shares.masked_fill(bad[:, None], torch.nan))
+    by_direction = _in_proportion(_joined(directions), score).masked_fill(
+        bad[:, None], torch.nan
     )
-    directions = whole.scaled_directions(score).masked_fill(bad[:, None], torch.nan)
     return Split(
-        by_parameter,
-        _by_layer(by_parameter),
-        Shares(tuple(f"direction {q}" for q in range(directions.shape[1])), directions),
-        score,
-        whole.features.masked_fill(bad[:, None, None], torch.nan),
+        parameters=by_parameter,
+        layers=_by_layer(by_parameter),
+        directions=Shares(
+            tuple(f"direction {q}" for q in range(by_direction.shape[1])), by_direction
+        ),
+        score=score,
+        features=_joined(features).masked_fill(bad[:, None, None], torch.nan),
     )
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Contribution(NamedTuple):
     """What some directions of some samples contribute, all in float64.
 
-    Args:
+    Attributes:
         sizes: ``|L_b|_F^2`` for each parameter, ``(b, P)``.
         shares: Of each parameter, ``(b, P)``, as rounded sums.
         directions: Scores of the single directions, ``(b, q)``.
@@ -174,33 +179,10 @@ class _Part:
     directions: Tensor
     features: Tensor
 
-    def beside(self, other: _Part) -> _Part:
-        """Return the part of these and of other directions of the same samples."""
-        return _Part(
-            self.sizes + other.sizes,
-            self.shares + other.shares,
-            torch.cat([self.directions, other.directions], dim=1),
-            torch.cat([self.features, other.features], dim=1),
-        )
 
-    @staticmethod
-    def of_all(parts: Iterable[_Part]) -> _Part:
-        """Return the part of all samples, given one after the other."""
-        columns = zip(
-            *((p.sizes, p.shares, p.directions, p.features) for p in parts), strict=True
-        )
-        return _Part(*map(torch.cat, columns))
-
-    def balanced(self, score: Tensor) -> Tensor:
-        """Return the parameters' shares with sums equal to the scores ``(b,)``.
-
-        A share is a difference of sums as large as its size, and so is its rounding error.
-        """
-        return self.shares + _in_proportion(self.sizes, score - self.shares.sum(1))
-
-    def scaled_directions(self, score: Tensor) -> Tensor:
-        """Return the directions' shares with sums equal to the scores, none negative."""
-        return _in_proportion(self.directions, score)
+def _joined(parts: dict[int, list[Tensor]]) -> Tensor:
+    """Return one tensor ``(B, p, ...)`` from lists of directions by sample."""
+    return torch.cat([torch.cat(some, dim=1) for some in parts.values()])
 
 
 def _in_proportion(sizes: Tensor, whole: Tensor) -> Tensor:
@@ -209,13 +191,13 @@ def _in_proportion(sizes: Tensor, whole: Tensor) -> Tensor:
     return sizes / sizes.sum(1, keepdim=True) * whole[:, None]
 
 
-def _part(
+def _contribution(
     factors: Factors, parameters: ParameterSet, basis: Eigenbasis, prior_scale: float
-) -> _Part:
+) -> _Contribution:
     sums: dict[int, tuple[Tensor, Tensor]] = {}
     for i, columns, rows in _by_parameter(factors, parameters):
         samples, directions, _ = rows.shape
-        # as if each row were a sample: norms are wanted for every direction
+        # as if each row were a sample: for the norm of every direction
         alone = HeldFactors([(columns, rows.flatten(0, 1)[:, None])])
         norms, along = (
             t.reshape(samples, directions, -1) for t in alone.project(basis.vectors)
@@ -233,7 +215,7 @@ def _part(
     # as if each direction were a sample: its score is its share
     energies = Energies(total.flatten(), features.square().flatten(0, 1))
     scores = scoring.score(energies, basis, prior_scale).view_as(total)
-    return _Part(sizes, prior_scale**2 * shares, scores, features)
+    return _Contribution(sizes, prior_scale**2 * shares, scores, features)
 
 
 def _by_parameter(
@@ -245,16 +227,16 @@ def _by_parameter(
             start = max(columns.start, block.columns.start)
             stop = min(columns.stop, block.columns.stop)
             if start < stop:
-                own = rows[:, :, start - columns.start : stop - columns.start]
-                yield i, slice(start, stop), own
+                inside = slice(start - columns.start, stop - columns.start)
+                yield i, slice(start, stop), rows[:, :, inside]
 
 
 def _by_layer(shares: Shares) -> Shares:
     members: dict[str, list[int]] = {}
     for i, name in enumerate(shares.names):
         members.setdefault(_layer_of(name), []).append(i)
-    values = torch.stack([shares.values[:, own].sum(1) for own in members.values()], dim=1)
-    return Shares(tuple(members), values)
+    sums = [shares.values[:, indices].sum(1) for indices in members.values()]
+    return Shares(tuple(members), torch.stack(sums, dim=1))
 
 
 def _layer_of(name: str) -> str:

@@ -3,321 +3,287 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from scodkit import __version__
 from scodkit.monitor import Monitor
-from scodkit.report.charts.canvas import colours_of
-from scodkit.report.charts.histogram import histogram
-from scodkit.report.charts.separation import precision_recall_chart, roc_chart
-from scodkit.report.charts.spectrum import captured, spectrum
-from scodkit.report.charts.stream import stream_scores, stream_wealth, verdict
-from scodkit.report.curves import Curves, curves
-from scodkit.report.gallery import gallery
-from scodkit.report.method_line import MethodLine
-from scodkit.report.predictions import in_words
-from scodkit.report.scored_set import ScoredSet
-from scodkit.report.section import Fact, Page, Section
-from scodkit.report.table import Cell, Table, number, percent, plain
-from scodkit.report.watched_stream import WatchedStream
+from scodkit.report import charts
+from scodkit.report.data import MethodLine, ScoredSet, WatchedStream, verdict
+from scodkit.report.gallery import gallery, in_words
+from scodkit.report.page import Cell, Row, Section, Table, number, percent, render, table
+from scodkit.report.separation import Curves, curves
 from scodkit.summary import Summary
 
+if TYPE_CHECKING:
+    from scodkit.report.report import Report
+
 _SAMPLES = 12  # of each set, in the table of samples
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What a report is made from.
-
-    Args:
-        monitor: Fitted.
-        sets: Scored inputs.
-        methods: Lines of the table of methods.
-        stream: A stream with its alarm.
-        title: Heading of the page.
-        false_alarm: Rate of the threshold.
-    """
-
-    monitor: Monitor
-    sets: tuple[ScoredSet, ...]
-    methods: tuple[MethodLine, ...]
-    stream: WatchedStream | None
-    title: str
-    false_alarm: float
-
-    def page(self) -> Page:
-        """Return all that is on the page."""
-        summary, found = self.monitor.summary(), self._curves()
-        sections = (
-            self._scores(),
-            self._separation(found),
-            self._methods(),
-            self._stream(),
-            self._gallery(),
-            self._samples(),
-            self._layers(),
-            self._fit(summary),
-            self._settings(),
-        )
-        facts = tuple(self._facts(summary, found))
-        kept = tuple(section for section in sections if section is not None)
-        return Page(self.title, self._lead(summary), facts, summary.notes, kept)
-
-    def threshold(self) -> float | None:
-        """Return the one score of the alarm; None if there is none, or one for each group."""
-        calibration = self.monitor.calibration
-        if calibration is None or calibration.groups is not None:
-            return None
-        return calibration.threshold(self.false_alarm)
-
-    def p_values(self, one: ScoredSet) -> Tensor | None:
-        """Return the p-values ``(n,)`` of a set; None where they are not known."""
-        if one.p_values is not None:
-            return one.p_values
-        calibration = self.monitor.calibration
-        if calibration is None or calibration.groups is not None:
-            return None
-        return calibration.p_value(one.scores)
-
-    def alarms(self, one: ScoredSet) -> float | None:
-        """Return the share of a set that raises an alarm, in [0, 1]; None if not known."""
-        p_values = self.p_values(one)
-        return (
-            None if p_values is None else float((p_values <= self.false_alarm).double().mean())
-        )
-
-    def _curves(self) -> dict[str, Curves]:
-        known = [one.scores for one in self.sets if one.known]
-        if not known:
-            return {}
-        return {
-            one.name: curves(torch.cat(known), one.scores) for one in self.sets if not one.known
-        }
-
-    def _lead(self, summary: Summary) -> str:
-        name = type(self.monitor.model).__name__
-        said = (
-            f"{name} with {summary.num_parameters} weights looked at, fitted on "
-            f"{summary.num_data} samples."
-        )
-        rates = [(one.name, self.alarms(one)) for one in self.sets]
-        shares = [f"{percent(rate)} of {name}" for name, rate in rates if rate is not None]
-        if shares:
-            asked = number(100 * self.false_alarm).text
-            said += f" Where {asked} % false alarms are accepted, {_and(shares)} raise one."
-        return said
-
-    def _facts(self, summary: Summary, found: dict[str, Curves]) -> list[Fact]:
-        facts = []
-        for name, own in found.items():
-            facts.append(Fact(f"AUROC, {name}", f"{own.roc.area:.3f}"))
-        for one in self.sets:
-            rate = self.alarms(one)
-            if rate is not None:
-                facts.append(Fact(f"alarms, {one.name}", percent(rate)))
-        threshold = self.threshold()
-        if threshold is not None:
-            facts.append(Fact("alarm above", f"{threshold:.3g} nats"))
-        facts.append(Fact("captured curvature", percent(summary.captured)))
-        if self.stream is not None and self.stream.alarmed_at is not None:
-            facts.append(Fact("stream alarm at sample", str(self.stream.alarmed_at)))
-        return facts
-
-    def _scores(self) -> Section | None:
-        if not self.sets:
-            return None
-        chart = histogram(self.sets, self.threshold(), self.false_alarm)
-        levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
-        rows = []
-        for one in self.sets:
-            low, middle, high = torch.quantile(one.scores, levels, interpolation="lower")
-            cells = [number(float(value)) for value in (low, middle, high)]
-            kind = Cell("known" if one.known else "unknown")
-            alarms = number(self.alarms(one), ".1%")
-            rows.append((Cell(one.name), kind, number(len(one), "d"), *cells, alarms))
-        titles = ("set", "kind", "inputs", "5 % below", "median", "95 % below", "alarms")
-        table = Table("Scores of the sets, in nats", titles, tuple(rows))
-        says = (
-            "The score is how far the prediction could still move under weights that the "
-            "training data does not tell apart: larger means more atypical."
-        )
-        charts = () if chart is None else (chart,)
-        return Section("scores", "Scores", says, charts, (table.without_blank_columns(),))
-
-    def _separation(self, found: dict[str, Curves]) -> Section | None:
-        if not found:
-            return None
-        says = (
-            "How well the score tells each unknown set from all known inputs. Bands hold 95 % "
-            "of curves over inputs drawn anew; they say nothing of other trained networks."
-        )
-        charts = (roc_chart(found), precision_recall_chart(found))
-        return Section("separation", "Telling known from unknown", says, charts)
-
-    def _methods(self) -> Section | None:
-        if not self.methods:
-            return None
-        rows = tuple(
-            (
-                Cell(line.name),
-                number(line.auroc, ".3f"),
-                number(line.aupr, ".3f"),
-                number(line.false_alarms, ".1%"),
-                number(line.caught, ".1%"),
-                number(line.forward_passes, ".1f"),
-                number(line.fit_seconds, ".2f"),
-            )
-            for line in self.methods
-        )
-        titles = ("method", "AUROC", "AUPR", "false alarms", "caught", "cost", "fit, s")
-        caption = "Methods; cost is the time of a scored prediction over that of a bare one"
-        table = Table(caption, titles, rows).without_blank_columns()
-        says = "Press a column's title to sort by it."
-        return Section("methods", "Methods compared", says, tables=(table,))
-
-    def _stream(self) -> Section | None:
-        if self.stream is None:
-            return None
-        scores, wealth = stream_scores(self.stream), stream_wealth(self.stream)
-        charts = (wealth,) if scores is None else (scores, wealth)
-        return Section("stream-of-samples", "Stream", verdict(self.stream), charts)
-
-    def _gallery(self) -> Section | None:
-        found = gallery(self.monitor, self.sets)
-        if found is None:
-            return None
-        says = (
-            "Each input with the slopes of its score: orange where a larger number would raise "
-            "the score, blue where it would lower it."
-        )
-        title = "Most and least atypical inputs"
-        return Section("gallery", title, says, gallery=found)
-
-    def _samples(self) -> Section | None:
-        if not self.sets:
-            return None
-        rows = []
-        for one in self.sets:
-            p_values = self.p_values(one)
-            for place in one.spread(_SAMPLES):
-                p_value = None if p_values is None else float(p_values[place])
-                row = (*self._sample(one, place), *self._alarm(p_value), number(place, "d"))
-                rows.append(row)
-        titles = ("set", "is", "prediction", "score", "p-value", "alarm", "sample")
-        caption = "Samples of each set, from the least to the most atypical, evenly by rank"
-        table = Table(caption, titles, tuple(rows)).without_blank_columns()
-        says = "What the network says of an input, and how far to trust it."
-        return Section("samples", "Predictions and scores", says, tables=(table,))
-
-    def _sample(self, one: ScoredSet, place: int) -> tuple[Cell, ...]:
-        label = "" if one.labels is None else one.labels[place]
-        output = None if one.outputs is None else one.outputs[place]
-        words = "" if output is None else in_words(self.monitor.likelihood, output)
-        score = number(float(one.scores[place]))
-        return (Cell(one.name), Cell(label), Cell(words), score)
-
-    def _alarm(self, p_value: float | None) -> tuple[Cell, Cell]:
-        if p_value is None:
-            return Cell(""), Cell("")
-        return number(p_value), Cell("alarm" if p_value <= self.false_alarm else "no")
-
-    def _layers(self) -> Section | None:
-        table = layer_table(self.monitor, self.sets)
-        if table is None:
-            return None
-        says = (
-            "Where the scores of a set come from. Shares sum to 100 %; one below zero belongs "
-            "to a layer whose changes others make up for."
-        )
-        return Section("layers", "Layers", says, tables=(table,))
-
-    def _fit(self, summary: Summary) -> Section | None:
-        charts = tuple(c for c in (spectrum(summary), captured(summary)) if c is not None)
-        if not charts:
-            return None
-        says = "Directions in the space of weights that the training data would notice."
-        return Section("fit", "What the fit has kept", says, charts)
-
-    def _settings(self) -> Section:
-        says = "What to give to make this again; the fingerprints tie it to the weights."
-        return Section(
-            "configuration",
-            "Configuration",
-            says,
-            tables=(settings_table(self.monitor),),
-            folded=(parameter_table(self.monitor),),
-        )
-
-
-def _and(parts: Sequence[str]) -> str:
-    *first, last = parts
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-_MOST_SAMPLES = 60
+_EXPLAINED = 60  # samples of each set whose layers' shares are added up
 _MOST_LAYERS = 20
 
 
-def layer_table(monitor: Monitor, sets: Sequence[ScoredSet]) -> Table | None:
-    """Return the shares of the layers in the scores of each set with inputs; None without any.
+def page_of(report: Report) -> str:
+    """Return the page of a report as HTML.
 
     Args:
-        monitor: Fitted.
-        sets: Scored inputs; of large ones, samples evenly by rank are looked at.
+        report: What to show.
     """
-    found: list[tuple[ScoredSet, str, Tensor]] = []
-    names: tuple[str, ...] = ()
-    for one, colour in zip(sets, colours_of(sets), strict=True):
-        shares = None if one.inputs is None else _shares(monitor, one)
-        if shares is not None:
-            names, values = shares
-            found.append((one, colour, values))
-    if not found:
+    monitor, sets, summary = report.monitor, report.sets, report.monitor.summary()
+    curves_by_set = _curves_by_set(sets)
+    p_values = _p_values_by_set(report)
+    rates = {
+        name: float((values <= report.false_alarm).double().mean())
+        for name, values in p_values.items()
+    }
+    sections = (
+        _scores(report, rates),
+        _separation(curves_by_set),
+        _methods(report.methods),
+        _stream(report.stream),
+        _gallery(monitor, sets),
+        _samples(report, p_values),
+        _layers(monitor, sets),
+        _fit(summary),
+        _configuration(monitor),
+    )
+    return render(
+        title=report.title,
+        lead=_lead(report, summary, rates),
+        facts=_facts(report, summary, curves_by_set, rates),
+        notes=summary.notes,
+        sections=[section for section in sections if section is not None],
+    )
+
+
+def _curves_by_set(sets: Sequence[ScoredSet]) -> dict[str, Curves]:
+    """Return the curves of each unknown set against all known inputs."""
+    known = [one.scores for one in sets if one.known]
+    if not known:
+        return {}
+    return {one.name: curves(torch.cat(known), one.scores) for one in sets if not one.known}
+
+
+def _p_values_by_set(report: Report) -> dict[str, Tensor]:
+    """Return the p-values ``(n,)`` of each set for which they are known."""
+    p_values = {one.name: one.p_values for one in report.sets if one.p_values is not None}
+    calibration = report.monitor.calibration
+    if calibration is None or calibration.groups is not None:
+        return p_values
+    return {one.name: calibration.p_value(one.scores) for one in report.sets} | p_values
+
+
+def _threshold(report: Report) -> float | None:
+    """Return the one score of the alarm; None if there is none, or one for each group."""
+    calibration = report.monitor.calibration
+    if calibration is None or calibration.groups is not None:
         return None
-    order = torch.stack([values for *_, values in found]).abs().amax(0)
-    ranked = order.argsort(descending=True, stable=True).tolist()
-    shown = sorted(ranked[:_MOST_LAYERS])
-    rows = [[Cell(names[i]), *(_share(v[i], c) for _, c, v in found)] for i in shown]
-    rest = ranked[_MOST_LAYERS:]
+    return calibration.threshold(report.false_alarm)
+
+
+def _lead(report: Report, summary: Summary, rates: Mapping[str, float]) -> str:
+    lead = (
+        f"{type(report.monitor.model).__name__} with {summary.num_parameters} weights looked "
+        f"at, fitted on {summary.num_data} samples."
+    )
+    if rates:
+        *first, last = [f"{percent(rate)} of {name}" for name, rate in rates.items()]
+        raised = f"{', '.join(first)} and {last}" if first else last
+        accepted = number(100 * report.false_alarm).text
+        lead += f" Where {accepted} % false alarms are accepted, {raised} raise one."
+    return lead
+
+
+def _facts(
+    report: Report,
+    summary: Summary,
+    curves_by_set: Mapping[str, Curves],
+    rates: Mapping[str, float],
+) -> dict[str, str]:
+    """Return the numbers to see first, by label."""
+    facts = {f"AUROC, {name}": f"{pair.roc.area:.3f}" for name, pair in curves_by_set.items()}
+    facts |= {f"alarms, {name}": percent(rate) for name, rate in rates.items()}
+    threshold = _threshold(report)
+    if threshold is not None:
+        facts["alarm above"] = f"{threshold:.3g} nats"
+    facts["captured curvature"] = percent(summary.captured)
+    if report.stream is not None and report.stream.alarmed_at is not None:
+        facts["stream alarm at sample"] = str(report.stream.alarmed_at)
+    return facts
+
+
+def _scores(report: Report, rates: Mapping[str, float]) -> Section | None:
+    if not report.sets:
+        return None
+    chart = charts.histogram(report.sets, _threshold(report), report.false_alarm)
+    levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
+    rows = [
+        (
+            one.name,
+            "known" if one.known else "unknown",
+            number(len(one), "d"),
+            *torch.quantile(one.scores, levels, interpolation="lower").tolist(),
+            number(rates.get(one.name), ".1%"),
+        )
+        for one in report.sets
+    ]
+    titles = ("set", "kind", "inputs", "5 % below", "median", "95 % below", "alarms")
+    says = (
+        "The score is how far the prediction could still move under weights that the "
+        "training data does not tell apart: larger means more atypical."
+    )
+    return Section(
+        "scores",
+        "Scores",
+        says,
+        charts=() if chart is None else (chart,),
+        tables=(table("Scores of the sets, in nats", titles, rows, sortable=True),),
+    )
+
+
+def _separation(curves_by_set: Mapping[str, Curves]) -> Section | None:
+    if not curves_by_set:
+        return None
+    says = (
+        "How well the score tells each unknown set from all known inputs. Bands hold 95 % "
+        "of curves over inputs drawn anew; they say nothing of other trained networks."
+    )
+    drawn = (charts.roc_chart(curves_by_set), charts.precision_recall_chart(curves_by_set))
+    return Section("separation", "Telling known from unknown", says, charts=drawn)
+
+
+def _methods(methods: Sequence[MethodLine]) -> Section | None:
+    if not methods:
+        return None
+    rows = [
+        (
+            line.name,
+            number(line.auroc, ".3f"),
+            number(line.aupr, ".3f"),
+            number(line.false_alarms, ".1%"),
+            number(line.caught, ".1%"),
+            number(line.forward_passes, ".1f"),
+            number(line.fit_seconds, ".2f"),
+        )
+        for line in methods
+    ]
+    titles = ("method", "AUROC", "AUPR", "false alarms", "caught", "cost", "fit, s")
+    caption = "Methods; cost is the time of a scored prediction over that of a bare one"
+    says = "Press a column's title to sort by it."
+    tables = (table(caption, titles, rows, sortable=True),)
+    return Section("methods", "Methods compared", says, tables=tables)
+
+
+def _stream(stream: WatchedStream | None) -> Section | None:
+    if stream is None:
+        return None
+    drawn = (charts.stream_scores(stream), charts.stream_wealth(stream))
+    shown = [chart for chart in drawn if chart is not None]
+    return Section("stream-of-samples", "Stream", verdict(stream), charts=shown)
+
+
+def _gallery(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section | None:
+    rows, note = gallery(monitor, sets)
+    if not rows:
+        return None
+    says = (
+        "Each input with the slopes of its score: orange where a larger number would raise "
+        "the score, blue where it would lower it."
+    )
+    title = "Most and least atypical inputs"
+    return Section("gallery", title, says, note=note, gallery=rows)
+
+
+def _samples(report: Report, p_values: Mapping[str, Tensor]) -> Section | None:
+    if not report.sets:
+        return None
+    rows: list[Row] = []
+    for one in report.sets:
+        for index in one.spread(_SAMPLES):
+            label = prediction = p_value = alarm = None
+            if one.labels is not None:
+                label = one.labels[index]
+            if one.outputs is not None:
+                prediction = in_words(report.monitor.likelihood, one.outputs[index])
+            if one.name in p_values:
+                p_value = float(p_values[one.name][index])
+                alarm = "alarm" if p_value <= report.false_alarm else "no"
+            score, sample = float(one.scores[index]), number(index, "d")
+            rows.append((one.name, label, prediction, score, p_value, alarm, sample))
+    titles = ("set", "is", "prediction", "score", "p-value", "alarm", "sample")
+    caption = "Samples of each set, from the least to the most atypical, evenly by rank"
+    says = "What the network says of an input, and how far to trust it."
+    tables = (table(caption, titles, rows, sortable=True),)
+    return Section("samples", "Predictions and scores", says, tables=tables)
+
+
+def _layers(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section | None:
+    """Return the shares of the layers in the scores of each set with inputs."""
+    layers: tuple[str, ...] = ()
+    shown, colours, shares = [], [], []
+    for one, colour in zip(sets, charts.colours_of(sets), strict=True):
+        if one.inputs is None:
+            continue
+        split = monitor.explain(one.batch(one.spread(_EXPLAINED))).layers
+        finite = split.values[split.values.isfinite().all(1)].cpu()
+        total = float(finite.sum())
+        if total > 0:
+            layers = split.names
+            shown.append(one)
+            colours.append(colour)
+            shares.append(finite.sum(0) / total)
+    if not shown:
+        return None
+    values = torch.stack(shares, dim=1)  # (layers, sets)
+    ranked = values.abs().amax(1).argsort(descending=True, stable=True).tolist()
+    top, rest = sorted(ranked[:_MOST_LAYERS]), ranked[_MOST_LAYERS:]
+    rows = [(layers[i], *map(_bar, values[i].tolist(), colours)) for i in top]
     if rest:
-        others = (_share(values[rest].sum(), colour) for _, colour, values in found)
-        rows.append([Cell(f"others ({len(rest)})"), *others])
-    titles = ("layer", *(one.name for one, *_ in found))
-    counts = ", ".join(f"{min(len(one), _MOST_SAMPLES)} of {one.name}" for one, *_ in found)
+        others = values[rest].sum(0).tolist()
+        rows.append((f"others ({len(rest)})", *map(_bar, others, colours)))
+    titles = ("layer", *(one.name for one in shown))
+    counts = ", ".join(f"{min(len(one), _EXPLAINED)} of {one.name}" for one in shown)
     caption = f"Shares of the layers in the scores, in order of the model ({counts})"
-    return Table(caption, titles, tuple(map(tuple, rows)))
+    says = (
+        "Where the scores of a set come from. Shares sum to 100 %; one below zero belongs "
+        "to a layer whose changes others make up for."
+    )
+    tables = (table(caption, titles, rows, sortable=True),)
+    return Section("layers", "Layers", says, tables=tables)
 
 
-def _shares(monitor: Monitor, one: ScoredSet) -> tuple[tuple[str, ...], Tensor] | None:
-    """Return names of layers and their shares ``(layers,)``, which sum to 1, if known."""
-    layers = monitor.explain(one.batch(one.spread(_MOST_SAMPLES))).layers
-    finite = layers.values[layers.values.isfinite().all(1)].cpu()
-    total = float(finite.sum())
-    return (layers.names, finite.sum(0) / total) if total > 0 else None
+def _bar(share: float, colour: str) -> Cell:
+    """Return a share with a bar behind it."""
+    return Cell(number(share, ".1%").text, share, max(-1.0, min(1.0, share)), colour)
 
 
-def _share(value: Tensor, colour: str) -> Cell:
-    own = float(value)
-    return Cell(number(own, ".1%").text, own, max(-1.0, min(1.0, own)), colour)
+def _fit(summary: Summary) -> Section | None:
+    drawn = [charts.spectrum(summary), charts.captured(summary)]
+    shown = [chart for chart in drawn if chart is not None]
+    if not shown:
+        return None
+    says = "Directions in the space of weights that the training data would notice."
+    return Section("fit", "What the fit has kept", says, charts=shown)
 
 
-def settings_table(monitor: Monitor) -> Table:
-    """Return the configuration of a fitted monitor, with the fingerprints of its weights.
+def _configuration(monitor: Monitor) -> Section:
+    says = "What to give to make this again; the fingerprints tie it to the weights."
+    tables, folded = (_settings(monitor),), (_parameters(monitor),)
+    return Section("configuration", "Configuration", says, tables=tables, folded=folded)
 
-    Args:
-        monitor: Fitted.
-    """
+
+def _settings(monitor: Monitor) -> Table:
+    """Return the configuration of a fitted monitor, with the fingerprints of its weights."""
     fitted, basis, calibration = monitor.fitted, monitor.basis, monitor.calibration
-    held_out = "none"
+    calibrated_on = "none"
     if calibration is not None:
-        held_out = f"{calibration.num_data} held-out samples"
+        calibrated_on = f"{calibration.num_data} held-out samples"
         if calibration.groups is not None:
-            held_out += f" in {len(set(calibration.groups.tolist()))} groups"
-    rows = {
+            calibrated_on += f" in {len(set(calibration.groups.tolist()))} groups"
+    settings = {
         "model": type(monitor.model).__name__,
         "likelihood": repr(monitor.likelihood),
         "sketch": repr(monitor.sketch),
@@ -328,26 +294,20 @@ def settings_table(monitor: Monitor) -> Table:
         "samples fitted": f"{basis.num_data}, {monitor.skipped} skipped",
         "captured curvature": f"{basis.captured:.4f} of {basis.trace:.4g}",
         "scores are upper bounds of exact ones": "yes" if basis.certified else "not known",
-        "calibration": held_out,
+        "calibration": calibrated_on,
         "fingerprint of the chosen weights": fitted.fingerprints.parameters,
         "fingerprint of the model": fitted.fingerprints.model,
         "scodkit": __version__,
         "torch": torch.__version__,
     }
-    rows |= {f"note: {name}": json.dumps(value) for name, value in monitor.notes.items()}
-    cells = tuple((Cell(name), Cell(value)) for name, value in rows.items())
-    return Table("Configuration and fingerprints", ("what", "value"), cells, sortable=False)
+    settings |= {f"note: {name}": json.dumps(value) for name, value in monitor.notes.items()}
+    return table("Configuration and fingerprints", ("what", "value"), list(settings.items()))
 
 
-def parameter_table(monitor: Monitor) -> Table:
-    """Return the chosen weights by name.
-
-    Args:
-        monitor: Fitted.
-    """
-    blocks = monitor.fitted.parameters.blocks
-    rows: list[list[str | float]] = []
-    for block in blocks:
+def _parameters(monitor: Monitor) -> Table:
+    """Return the chosen parameters by name, with their shapes and sizes."""
+    rows = []
+    for block in monitor.fitted.parameters.blocks:
         shape = " x ".join(map(str, block.shape)) or "1"
-        rows.append([block.name, shape, float(block.columns.stop - block.columns.start)])
-    return plain("Weights the scores are about", ("parameter", "shape", "numbers"), rows)
+        rows.append((block.name, shape, float(block.columns.stop - block.columns.start)))
+    return table("Weights the scores are about", ("parameter", "shape", "numbers"), rows)

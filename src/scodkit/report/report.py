@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from scodkit.errors import OptionError
@@ -10,9 +11,7 @@ from scodkit.monitor import Monitor
 from scodkit.numerics.artifact import check_place
 from scodkit.numerics.files import replacing
 from scodkit.numerics.optional import optional
-from scodkit.report.method_line import MethodLine
-from scodkit.report.scored_set import ScoredSet
-from scodkit.report.watched_stream import WatchedStream
+from scodkit.report.data import MethodLine, ScoredSet, WatchedStream
 
 
 def check_installed() -> None:
@@ -21,6 +20,7 @@ def check_installed() -> None:
         optional(module, "report")
 
 
+@dataclass(eq=False)
 class Report:
     """One HTML page, whole in one file, that shows a monitor and what it says of inputs.
 
@@ -53,37 +53,29 @@ class Report:
         True
     """
 
-    def __init__(
-        self,
-        monitor: Monitor,
-        sets: Sequence[ScoredSet] = (),
-        *,
-        methods: Sequence[MethodLine] = (),
-        stream: WatchedStream | None = None,
-        title: str = "What the network knows",
-        false_alarm: float = 0.05,
-    ) -> None:
-        names = [one.name for one in sets]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise OptionError(
-                f"expected sets with names of their own, got {twice[0]!r} twice; rename one"
-            )
-        self.monitor = monitor
-        self.sets = tuple(sets)
-        self.methods = tuple(methods)
-        self.stream = stream
-        self.title = title
-        self.false_alarm = false_alarm
+    monitor: Monitor
+    sets: Sequence[ScoredSet] = ()
+    _: KW_ONLY
+    methods: Sequence[MethodLine] = ()
+    stream: WatchedStream | None = None
+    title: str = "What the network knows"
+    false_alarm: float = 0.05
+
+    def __post_init__(self) -> None:
+        self.sets, self.methods = tuple(self.sets), tuple(self.methods)
+        names = [one.name for one in self.sets]
+        for name in names:
+            if names.count(name) > 1:
+                raise OptionError(
+                    f"expected sets with names of their own, got {name!r} twice; rename one"
+                )
 
     def html(self) -> str:
         """Return the page."""
         check_installed()
-        from scodkit.report.contents import Contents
-        from scodkit.report.page import render
+        from scodkit.report.contents import page_of
 
-        about = (self.monitor, self.sets, self.methods, self.stream, self.title)
-        return render(Contents(*about, self.false_alarm).page())
+        return page_of(self)
 
     def save(self, path: str | Path) -> Path:
         """Write the page so that at every moment the path holds the old one or the new one.

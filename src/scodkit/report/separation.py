@@ -1,8 +1,8 @@
-"""How well scores tell unknown inputs from known ones, with honest intervals.
+"""How well scores tell unknown inputs from known ones: figures and curves, with intervals.
 
 Unknown inputs are the positives, and both sets weigh the same, so that every figure follows
-from the ROC curve. Tests compare them with scikit-learn's, which takes 4 to 13 times longer for
-each curve of a bootstrap.
+from the ROC curve. Tests compare the figures with scikit-learn's, which takes 4 to 13 times
+longer for each curve of a bootstrap.
 """
 
 from __future__ import annotations
@@ -104,21 +104,28 @@ def separation(
         seed: Of the bootstrap.
 
     Examples:
-        >>> found = separation(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))
-        >>> found.auroc, found.fpr95
+        >>> apart = separation(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))
+        >>> apart.auroc, apart.fpr95
         (0.875, 0.5)
     """
     # one curve at a time: there may be tens of thousands of scores
-    each = bootstrapped(known, unknown, resamples, seed)
-    figures = [(one.auroc, one.aupr, one.fpr95) for one in each]
-    low, high = ends_of(figures[1:])
-    # the ends are no better than such a share allows; for the AUROC this is a bound, whatever
-    # the scores: min(n, m) pairs are independent, and each is in order with a probability of
-    # the AUROC
-    p = unseen_share(known, unknown)
-    low[:2] = np.minimum(low[:2], areas_with(p))
-    high[2] = max(high[2], p)
-    return Separation(*figures[0], *np.stack([low, high], axis=1).flatten().tolist())
+    drawn = bootstrapped(known, unknown, resamples, seed)
+    (auroc, aupr, fpr95), *resampled = [(roc.auroc, roc.aupr, roc.fpr95) for roc in drawn]
+    low, high = _interval_95(resampled).tolist()
+    # sets that do not overlap do so in no resample either: their interval has this width still
+    unseen = _unseen_share(known, unknown)
+    auroc_bound, aupr_bound = _areas_with(unseen)
+    return Separation(
+        auroc=auroc,
+        aupr=aupr,
+        fpr95=fpr95,
+        auroc_low=min(low[0], auroc_bound),
+        auroc_high=high[0],
+        aupr_low=min(low[1], aupr_bound),
+        aupr_high=high[1],
+        fpr95_low=low[2],
+        fpr95_high=max(high[2], unseen),
+    )
 
 
 def bootstrapped(known: Tensor, unknown: Tensor, resamples: int, seed: int) -> Iterator[Roc]:
@@ -132,12 +139,13 @@ def bootstrapped(known: Tensor, unknown: Tensor, resamples: int, seed: int) -> I
     """
     both = np.concatenate([_checked(known), _checked(unknown)])
     values, ranks = np.unique(-both, return_inverse=True)  # highest scores first
-    sets = chosen = np.split(ranks, [known.numel()])
+    sets = sample = np.split(ranks, [known.numel()])
     generator = np.random.default_rng(seed)
     for _ in range(resamples + 1):
-        counts = (np.bincount(own, minlength=len(values)) for own in chosen)
-        yield Roc(*(np.append(0, np.cumsum(own)) / own.sum() for own in counts))
-        chosen = [own[generator.integers(len(own), size=len(own))] for own in sets]
+        counts = [np.bincount(part, minlength=len(values)) for part in sample]
+        false, true = (np.append(0, np.cumsum(count)) / count.sum() for count in counts)
+        yield Roc(false, true)
+        sample = [part[generator.integers(len(part), size=len(part))] for part in sets]
 
 
 def _checked(scores: Tensor) -> Array:
@@ -150,26 +158,133 @@ def _checked(scores: Tensor) -> Array:
     return array
 
 
-def ends_of(drawn: ArrayLike) -> tuple[Array, Array]:
-    """Return the ends of intervals of 95 %, from what resamples gave along the first axis."""
-    low, high = np.quantile(
-        np.asarray(drawn, dtype=np.float64), [_MISSES / 2, 1 - _MISSES / 2], axis=0
-    )
-    return low, high
+def _interval_95(resampled: ArrayLike) -> Array:
+    """Return the lower and the upper ends ``(2, ...)`` over resamples, the first axis."""
+    levels = [_MISSES / 2, 1 - _MISSES / 2]
+    ends: Array = np.quantile(np.asarray(resampled, dtype=np.float64), levels, axis=0)
+    return ends
 
 
-def unseen_share(known: Tensor, unknown: Tensor) -> float:
-    """Return how many inputs may be on the wrong side without one of these showing it.
+def _unseen_share(known: Tensor, unknown: Tensor) -> float:
+    """Return the largest share on the wrong side that these samples may well not show.
 
     Sets that do not overlap do so in no resample either, and would get an interval of no
     width. But a share p of known inputs could lie above all unknown ones, and n of them not
-    show it with probability (1 - p)^n: so p is taken for possible up to where that is 5 %,
-    and likewise among m unknown ones.
+    show it with probability (1 - p)^n: p counts as possible up to where that is 5 %, and
+    likewise among m unknown ones.
     """
     share: float = 1 - _MISSES ** (1 / min(known.numel(), unknown.numel()))
     return share
 
 
-def areas_with(share: float) -> tuple[float, float]:
-    """Return the AUROC and the AUPR if such a share of known inputs is above all unknown."""
+def _areas_with(share: float) -> tuple[float, float]:
+    """Return the AUROC and the AUPR if such a share of known inputs is above all unknown.
+
+    For the AUROC this is a lower bound whatever the scores: min(n, m) pairs are independent,
+    and each is in order with a probability of the AUROC.
+    """
     return 1 - share, 1 - share * math.log1p(1 / share)
+
+
+# where curves are looked at: closer where few false alarms are
+_GRID: Array = np.unique(
+    np.append(np.linspace(0, 1, 201), np.geomspace(1e-4, 0.05, 25)).round(6)
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve in the unit square, with a pointwise band of 95 %.
+
+    Args:
+        x: ``(points,)``, ascending from 0 to 1.
+        y: ``(points,)``, the curve.
+        low: ``(points,)``, lower end of the band.
+        high: ``(points,)``, upper end.
+        area: Under the whole curve, not only at these points.
+        area_low: Lower end of its interval of 95 %.
+        area_high: Upper end.
+    """
+
+    x: Array
+    y: Array
+    low: Array
+    high: Array
+    area: float
+    area_low: float
+    area_high: float
+
+    def at(self, x: float) -> tuple[float, float, float]:
+        """Return the curve and the ends of its band at the point nearest to ``x``."""
+        nearest = int(np.abs(self.x - x).argmin())
+        return float(self.y[nearest]), float(self.low[nearest]), float(self.high[nearest])
+
+
+@dataclass(frozen=True)
+class Curves:
+    """How well scores tell unknown inputs, the positives, from known ones.
+
+    Args:
+        roc: Share of unknown inputs caught, over the share of known ones that raise an alarm.
+        precision_recall: Share of alarms that are unknown inputs, both sets weighing the
+            same, over the share of unknown inputs caught.
+    """
+
+    roc: Curve
+    precision_recall: Curve
+
+
+def curves(known: Tensor, unknown: Tensor, *, resamples: int = 300, seed: int = 0) -> Curves:
+    """Return both curves, with bands.
+
+    Args:
+        known: Scores ``(n,)`` of known inputs, larger = more atypical; infinite is fine.
+        unknown: Scores ``(m,)`` of unknown inputs.
+        resamples: Of the bootstrap, in which both sets are drawn anew with replacement.
+        seed: Of the bootstrap.
+
+    Returns:
+        The curves. Their areas are the AUROC and the average precision.
+
+    Examples:
+        >>> drawn = curves(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))
+        >>> drawn.roc.area
+        0.875
+        >>> drawn.roc.at(0.5)[0]
+        1.0
+    """
+    rocs, precisions = [], []
+    for roc in bootstrapped(known, unknown, resamples, seed):
+        rocs.append((roc.auroc, _caught_on_grid(roc)))
+        precisions.append((roc.aupr, _precision_on_grid(roc)))
+    auroc_bound, aupr_bound = _areas_with(_unseen_share(known, unknown))
+    return Curves(_with_band(rocs, auroc_bound), _with_band(precisions, aupr_bound))
+
+
+def _with_band(drawn: list[tuple[float, Array]], bound: float) -> Curve:
+    """Return the first of some curves, each an area and heights, with the band of the others.
+
+    Args:
+        drawn: The curve, then those of resamples.
+        bound: Where the interval of the area begins at the latest.
+    """
+    (area, y), *resampled = drawn
+    area_low, area_high = _interval_95([area for area, _ in resampled]).tolist()
+    low, high = _interval_95([heights for _, heights in resampled])
+    return Curve(_GRID, y, low, high, area, min(area_low, bound), area_high)
+
+
+def _caught_on_grid(roc: Roc) -> Array:
+    """Return the share of unknown inputs caught at each share of false alarms of the grid."""
+    # as many false alarms as are allowed: the last of the points above one another
+    last = np.append(np.diff(roc.false) > 0, True)
+    caught: Array = np.interp(_GRID, roc.false[last], roc.true[last])
+    return caught
+
+
+def _precision_on_grid(roc: Roc) -> Array:
+    """Return the precision at each recall of the grid: it holds from the recall before."""
+    precision, recall = roc.precision_recall
+    step = np.searchsorted(recall, _GRID - 1e-12).clip(max=len(recall) - 1)
+    heights: Array = precision[step]
+    return heights

@@ -1,1 +1,0 @@
-"""Charts of a report, one file for each; bokeh draws them."""
