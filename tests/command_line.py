@@ -26,8 +26,7 @@ import pytest
 import torch
 
 from own_process import interruptible
-from scodkit.cli import loading
-from scodkit.cli.main import main
+from scodkit.cli import loading, main
 
 PLAIN = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
 

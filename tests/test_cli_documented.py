@@ -42,7 +42,7 @@ def folder(tmp_path_factory) -> Path:
 def outputs(folder: Path, tmp_path_factory) -> dict[str, str]:
     """What the commands print, by their first two words."""
     programs = tmp_path_factory.mktemp("bin")
-    for name, words in {"python": "", "scod": "-m scodkit.cli.main"}.items():
+    for name, words in {"python": "", "scod": "-m scodkit"}.items():
         script = programs / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
         script.chmod(0o755)

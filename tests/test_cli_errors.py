@@ -29,7 +29,7 @@ FITTED = ("calibrate", "score", "explain")
 
 # the verbs, what to replace in (or add to) their commands, and what they must say
 BAD: list[tuple[tuple[str, ...], str, str]] = [
-    (DATA, "{data}=nowhere.npy", "expected a file or folder at nowhere.npy, found none"),
+    (DATA, "{data}=nowhere.npy", "expected a file or folder at nowhere.npy, found no file"),
     (DATA, "{data}=notes.txt", "expected a file that ends in .npy, .npz, .csv"),
     (DATA, "{data}=wide.npy", "it failed on these (RuntimeError: mat1 and mat2 shapes"),
     (FITTED, "{data}=flat.npy", "expected samples of shape (3,), as at the fit"),
@@ -42,7 +42,7 @@ BAD: list[tuple[tuple[str, ...], str, str]] = [
     (DATA, "{data}=grouped.csv", "expected a number in line 3, column b of grouped.csv, got"),
     (("fit",), "{data}=target.csv", "to fit on some columns only, type --columns a,..."),
     (DATA, "{data}=deep", "one that pillow calls F at deep/a.tif; save it in 8 bits"),
-    (DATA, "{data}=pipe", "expected a file on disk, got a pipe or a device, pipe"),
+    (DATA, "{data}=pipe", "expected a file or folder at pipe, got a pipe"),
     (DATA, "{data}=ragged.csv", "expected 3 cells in line 3 of ragged.csv"),
     (DATA, "{data}=empty.csv", "expected samples in empty.csv, found none"),
     (DATA, "{data}=blob.csv", "expected text in blob.csv"),
@@ -94,11 +94,10 @@ BAD: list[tuple[tuple[str, ...], str, str]] = [
     (("fit", "calibrate", "score", "explain", "merge"), "+--config absent.toml", "absent.toml"),
     (("fit",), "+--config notes.txt", "expected TOML in notes.txt"),
     (("fit",), "+--config deep.toml", "expected TOML in deep.toml, but it cannot be read"),
-    (("fit",), "+--config pipe", "expected a file on disk, got a pipe or a device, pipe"),
+    (("fit",), "+--config pipe", "expected a TOML file at pipe, got a pipe"),
     (("fit",), "+--weights pipe", "expected a file of weights at pipe, found none"),
-    (("score", "explain", "merge"), "m.scod=pipe",
-     "expected a file on disk, got a pipe or a device, pipe; write it to a file first, or for"),
-    (("inspect",), "m.scod=pipe", "expected a saved monitor at pipe, got a pipe"),
+    (("score", "explain", "merge", "inspect"), "m.scod=pipe",
+     "expected a saved monitor at pipe, got a pipe"),
     (("calibrate",), "m.scod=pipe", "expected the name of a file to write, got a pipe, pipe"),
     (("fit",), "+--config odd.toml", "expected a key in [fit] of odd.toml among"),
     (("score",), "+--config strange.toml", "expected a key of strange.toml among"),

@@ -19,18 +19,22 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
-from scodkit.cli.files import ArraySamples, check_regular, read_samples
-from scodkit.cli.inputs import Batches, Form, batches_of
+from scodkit.cli.files import Batches, Form, Samples, read_samples
+from scodkit.cli.loading import batches_of
 from scodkit.cli.output import note, show_facts, show_table
-from scodkit.errors import BatchError, OptionError
+from scodkit.errors import BatchError, FileError
 
 FLOAT = Form(torch.float32)
 FITTED = Form(torch.float32, (2,))
 
 
-def table(folder: Path, text: str) -> ArraySamples:
+def table(folder: Path, text: str) -> Samples:
     (folder / "t.csv").write_text(text, encoding="utf-8")
     return read_samples(folder / "t.csv")
+
+
+def values(samples: Samples) -> np.ndarray:
+    return samples.read(slice(None))
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -39,7 +43,7 @@ def test_tables(separator: str, head: str, tmp_path: Path) -> None:
     names = head.format(separator, "\n") if head else ""
     names = names.removeprefix(separator)
     found = table(tmp_path, f"{names}\n 1{separator}-2e3 \n\n{separator}nan\n")
-    assert np.array_equal(found.values, [[1, -2000], [np.nan, np.nan]], equal_nan=True)
+    assert np.array_equal(values(found), [[1, -2000], [np.nan, np.nan]], equal_nan=True)
     assert (found.columns is None) == (not head)
     assert found.columns is None or found.columns[0] == "a b"
 
@@ -52,7 +56,7 @@ def test_tables_keep_every_digit(rows: list[tuple[float, ...]]) -> None:
         written.write(",".join(map(repr, row)) + "\n")
     with tempfile.TemporaryDirectory() as folder:
         found = table(Path(folder), written.getvalue())
-    assert np.array_equal(found.values, rows, equal_nan=True)
+    assert np.array_equal(values(found), rows, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", ">f8", "f2", "g"])
@@ -77,12 +81,12 @@ def test_integers_stay_integers_for_models_that_take_them(dtype: str, tmp_path: 
 
 def test_a_line_of_empty_cells_is_a_sample(tmp_path: Path) -> None:
     found = table(tmp_path, "a,b\n1,2\n,\n\n3,4\n")
-    assert np.array_equal(found.values, [[1, 2], [np.nan, np.nan], [3, 4]], equal_nan=True)
+    assert np.array_equal(values(found), [[1, 2], [np.nan, np.nan], [3, 4]], equal_nan=True)
 
 
 def test_the_form_of_a_fit_survives_as_notes() -> None:
     model = nn.Linear(2, 1).double()
-    samples = ArraySamples(np.zeros((5, 2), np.float32), columns=("a", "b"))
+    samples = Samples.of_array(np.zeros((5, 2), np.float32), columns=("a", "b"))
     form = Batches(samples, 2, Form.before_fit(model), finite=True).form()
     assert form == Form(torch.float64, (2,), ("a", "b"))
     assert Form.of_fit({"inputs": form.note()}, model) == form
@@ -92,7 +96,7 @@ def test_the_form_of_a_fit_survives_as_notes() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 20), st.integers(1, 25))
 def test_batches_are_all_samples_in_order(count: int, size: int) -> None:
-    samples = ArraySamples(np.arange(2.0 * count).reshape(count, 2))
+    samples = Samples.of_array(np.arange(2.0 * count).reshape(count, 2))
     batches = Batches(samples, size, FLOAT, finite=True)
     read = list(batches)
     assert len(read) == len(batches)
@@ -153,7 +157,7 @@ def test_such_numbers_are_not_mistaken_for_names(cell: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("cell", ["1", "-1.", "+.5", "1E-3", "NaN", "-inf", "Infinity"])
 def test_numbers_as_tables_write_them(cell: str, tmp_path: Path) -> None:
-    found = table(tmp_path, f"a,b\n0,{cell}\n").values
+    found = values(table(tmp_path, f"a,b\n0,{cell}\n"))
     assert np.array_equal(found, [[0, float(cell)]], equal_nan=True)
 
 
@@ -298,16 +302,18 @@ def soon() -> Iterator[None]:
 def test_pipes_are_not_waited_for(name: str, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(OptionError, match=r"got a pipe or a device, .*type - \(scod score"):
+    with pytest.raises(
+        FileError, match=r"^expected a (file or folder|readable image) at .*, got a pipe"
+    ):
         read_samples(tmp_path / Path(name).parts[0]).read(slice(0, 1))
 
 
 @pytest.mark.usefixtures("soon")
 def test_devices_and_what_the_shell_writes_as_a_file_are_not_read() -> None:
     reader, writer = os.pipe()
-    for path in ("/dev/zero", f"/dev/fd/{reader}"):
-        with pytest.raises(OptionError, match="got a pipe or a device, /dev/"):
-            check_regular(Path(path))
+    for path, what in (("/dev/zero", "device"), (f"/dev/fd/{reader}", "pipe")):
+        with pytest.raises(FileError, match=f"at {path}, got a {what}"):
+            read_samples(Path(path))
     os.close(reader)
     os.close(writer)
 

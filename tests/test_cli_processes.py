@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, TensorDataset
 
 from command_line import own_folder, scod
-from scodkit.cli.inputs import shard_of
+from scodkit.cli.loading import shard_of
 from scodkit.errors import OptionError
 from scodkit.numerics import artifact
 

@@ -40,7 +40,7 @@ def test_version_and_help_import_nothing_heavy() -> None:
     assert started("--version") == (f"scodkit {scodkit.__version__}\n", set())
     out, heavy = started("--help")
     assert not heavy
-    assert all(f" {verb} " in out for verb in VERBS if verb not in {"bench", "data"})
+    assert all(f" {verb} " in out for verb in VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -68,6 +68,21 @@ def test_completion_imports_nothing_heavy(typed: str, completed: list[str]) -> N
 
 def test_a_verb_that_is_misspelt_is_recognised(tmp_path: Path) -> None:
     assert "Did you mean 'score'?" in scod("scroe", cwd=tmp_path).err
+
+
+def test_without_its_libraries_the_command_says_what_to_install() -> None:
+    program = """
+    import sys
+    from scodkit.cli import main
+    sys.modules["typer"] = None
+    try:
+        main()
+    except SystemExit as end:
+        print(end)
+    """
+    message = printed_by(program)
+    assert message.startswith("scod: expected typer, which this needs, found none")
+    assert message.endswith('type: pip install "scodkit[cli]"\n')
 
 
 def test_the_library_imports_torch_for_the_first_name_that_needs_it() -> None:

@@ -304,7 +304,7 @@ def test_data_from_functions(data: str, folder: Path) -> None:
 def test_on_a_terminal_there_are_tables_and_bars(folder: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0))
-    words = [sys.executable, "-m", "scodkit.cli.main", "score", "m.scod", "model.py:net"]
+    words = [sys.executable, "-m", "scodkit", "score", "m.scod", "model.py:net"]
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
     env.pop("NO_COLOR", None)
     np.save(folder / "far.npy", np.full((50, 3), 50, np.float32))

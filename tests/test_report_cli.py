@@ -91,7 +91,7 @@ def test_data_from_the_users_own_code(folder, data, pictured):
 
 GOOD = "report m.scod model.py:net --known heldout.npy --force -o out.html"
 BAD = [
-    ("heldout.npy=nowhere.npy", "expected a file or folder at nowhere.npy, found none"),
+    ("heldout.npy=nowhere.npy", "expected a file or folder at nowhere.npy, found no file"),
     ("heldout.npy=nan.npy", "in sample 0"),
     ("heldout.npy=wide.npy", "expected inputs that the model can be run on"),
     ("heldout.npy=model.py:number", "to return a tensor"),

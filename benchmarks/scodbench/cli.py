@@ -23,7 +23,7 @@ from scodbench.speed.cli import alarms, sketch, speed
 from scodbench.sweeps import SWEEPS
 from scodkit import __version__
 from scodkit.cli import output as shown
-from scodkit.cli.main import Run, run_app
+from scodkit.cli.app import Run, run_app
 from scodkit.errors import OptionError
 
 if TYPE_CHECKING:

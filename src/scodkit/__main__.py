@@ -1,5 +1,5 @@
 """``python -m scodkit``: the command, for ``torchrun -m scodkit fit ...``."""
 
-from scodkit.cli.main import main
+from scodkit.cli import main
 
 main()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scodkit.cli import options
 from scodkit.cli import output as shown
-from scodkit.cli.options import ForceOption, JsonOption
 from scodkit.numerics.optional import optional
 
 if TYPE_CHECKING:
@@ -60,8 +59,8 @@ def demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the report.")] = Path(
         "scod_demo.html"
     ),
-    force: ForceOption = False,
-    as_json: JsonOption = False,
+    force: options.ForceOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Train a small network on the digits 0-4, then ask it about 5-9: does it notice?
 
@@ -69,48 +68,37 @@ def demo(
 
     Example: scod demo -o demo.html
     """
+    import torch
+
     from scodkit.cli.report import is_page
     from scodkit.report import check_installed
 
-    with shown.stoppable(f"{output} is as it was; type the same command again"), _one_thread():
+    with shown.stoppable(f"{output} is as it was; type the same command again"):
         shown.check_output(output, {}, is_page, force=force)
         check_installed()
+        torch.set_num_threads(1)  # faster for so small a network, and the same on all machines
         digits = load_digits()
         shown.note(f"training a small network on {len(digits.train_x)} digits 0-4")
         net = train(digits.train_x, digits.train_y)
         shown.note("fitting, calibrating and timing the methods")
         monitor, lines = compare(net, digits)
-        stream = watch(monitor, digits)
-        write_report(output, monitor, digits, lines, stream)
+        stream = write_report(output, monitor, digits, lines)
     if as_json:
-        found = {"alarmed_at": stream.alarmed_at, "changed_at": stream.changed_at}
+        alarm = {"alarmed_at": stream.alarmed_at, "changed_at": stream.changed_at}
         methods = [asdict(line) for line in lines]
-        shown.show_json({"report": str(output), "methods": methods, "stream": found})
+        shown.show_json({"report": str(output), "methods": methods, "stream": alarm})
         return
     _show(output, digits, net, lines, stream)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep torch to one thread: faster for so small a network, and the same on all machines."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def load_digits() -> Digits:
     """Return scikit-learn's digits, shuffled and divided."""
     import torch
 
-    found = optional("sklearn.datasets", "demo").load_digits()
-    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(found.images, dtype=torch.float32)[order, None] / 16
-    labels = torch.tensor(found.target)[order]
+    data = optional("sklearn.datasets", "demo").load_digits()
+    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data.images, dtype=torch.float32)[order, None] / 16
+    labels = torch.tensor(data.target)[order]
     known = labels < 5
     x, y, last = images[known], labels[known], _TRAINED + _HELD_OUT
     return Digits(
@@ -163,8 +151,8 @@ def methods_for(net: nn.Module) -> Mapping[str, Detector]:
     likelihood = Categorical()
     return {
         _SCOD: Monitor(net, likelihood, rank=50),
-        "SCOD, last two layers": Monitor(
-            net, likelihood, rank=50, parameters=LastLayers(count=2)
+        f"{_SCOD}, last two layers": Monitor(
+            net, likelihood, 50, parameters=LastLayers(count=2)
         ),
         "Entropy": baselines.Naive(net, likelihood),
         "Max softmax": baselines.MaxSoftmax(net, likelihood),
@@ -206,12 +194,12 @@ def _judged(
     from scodkit.report.separation import separation
 
     known, unknown = method.score(digits.test_x), method.score(digits.novel_x)
-    found = separation(known, unknown, resamples=10)  # only its figures are shown
+    separated = separation(known, unknown, resamples=10)  # only its figures are shown
     limit = Calibration(method.score(digits.heldout_x)).threshold(_FALSE_ALARM)
     return MethodLine(
         name,
-        auroc=found.auroc,
-        aupr=found.aupr,
+        auroc=separated.auroc,
+        aupr=separated.aupr,
         false_alarms=float((known > limit).double().mean()),
         caught=float((unknown > limit).double().mean()),
         forward_passes=_seconds(method, digits.novel_x) / _seconds(net, digits.novel_x),
@@ -229,53 +217,42 @@ def _seconds(predict: Callable[[Tensor], object], images: Tensor) -> float:
         return float(timer.blocked_autorange(min_run_time=0.2).median)
 
 
-def watch(monitor: Monitor, digits: Digits) -> WatchedStream:
-    """Return a stream that turns from the digits 0-4 to 5-9, with its alarm.
-
-    Args:
-        monitor: Calibrated.
-        digits: Those to ask about.
-    """
-    import torch
-
-    from scodkit.alarms import DriftAlarm
-    from scodkit.report import WatchedStream
-
-    assert monitor.calibration is not None
-    x = torch.cat([digits.test_x[:_BEFORE], digits.novel_x[:_BEFORE]])
-    alarm = DriftAlarm(monitor.calibration, false_alarm=0.01, seed=0)
-    return WatchedStream.of(alarm, monitor.score(x), changed_at=_BEFORE)
-
-
 def write_report(
-    path: Path,
-    monitor: Monitor,
-    digits: Digits,
-    lines: Sequence[MethodLine],
-    stream: WatchedStream,
-) -> None:
-    """Write the page.
+    path: Path, monitor: Monitor, digits: Digits, lines: Sequence[MethodLine]
+) -> WatchedStream:
+    """Write the page, with a stream that turns from the digits 0-4 to 5-9.
 
     Args:
         path: Where to.
         monitor: Calibrated.
         digits: Those asked about.
         lines: Of the methods.
-        stream: With its alarm.
-    """
-    from scodkit.report import Report, ScoredSet
 
-    test = ("digits 0-4", digits.test_x, digits.test_y, True)
-    novel = ("digits 5-9", digits.novel_x, digits.novel_y, False)
-    sets = []
-    for name, x, y, known in (test, novel):
-        labels = [f"digit {label}" for label in y.tolist()]
-        sets.append(ScoredSet.of(monitor, name, x, known=known, labels=labels))
+    Returns:
+        The stream, with its alarm.
+    """
+    import torch
+
+    from scodkit.alarms import DriftAlarm
+    from scodkit.report import Report, ScoredSet, WatchedStream
+
+    assert monitor.calibration is not None
+    x = torch.cat([digits.test_x[:_BEFORE], digits.novel_x[:_BEFORE]])
+    alarm = DriftAlarm(monitor.calibration, false_alarm=0.01, seed=0)
+    stream = WatchedStream.of(alarm, monitor.score(x), changed_at=_BEFORE)
+    sets = [
+        ScoredSet.of(monitor, name, x, known=known, labels=[f"digit {label}" for label in y])
+        for name, x, y, known in (
+            ("digits 0-4", digits.test_x, digits.test_y.tolist(), True),
+            ("digits 5-9", digits.novel_x, digits.novel_y.tolist(), False),
+        )
+    ]
     title = "A network that knows the digits 0-4"
     page = Report(
         monitor, sets, methods=lines, stream=stream, title=title, false_alarm=_FALSE_ALARM
     )
     page.save(path)
+    return stream
 
 
 def _show(

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scodkit.cli import options
 from scodkit.cli import output as shown
-from scodkit.cli.config import ConfigOption
-from scodkit.cli.options import (
-    DATA_FORMS,
-    BatchSizeOption,
-    DeviceOption,
-    ForceOption,
-    JsonOption,
-    ModelArgument,
-    MonitorArgument,
-    WeightsOption,
-)
 from scodkit.errors import OptionError
+from scodkit.numerics.files import replacing
 
 if TYPE_CHECKING:
     from scodkit import Explanation, Monitor
-    from scodkit.cli.inputs import Batches
+    from scodkit.cli.files import Batches
     from scodkit.explain import Shares
 
 _PICTURES = (".png", ".svg", ".pdf")
-_MARK = "drawn by scod explain"  # in every one: it may be replaced by another
+_MARK = "drawn by scod explain"  # in every picture, which may be replaced by another
 _LARGEST = 5  # shares on a line for people
 
 
 def explain(  # noqa: PLR0913 (each a choice of its own)
     ctx: typer.Context,
-    monitor: MonitorArgument,
-    model: ModelArgument,
+    monitor: options.MonitorArgument,
+    model: options.ModelArgument,
     inputs: Annotated[
         str,
         typer.Argument(
@@ -53,7 +43,7 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
     ] = None,
     references: Annotated[
         str | None,
-        typer.Option(help=f"Name the nearest of these, too: {DATA_FORMS}."),
+        typer.Option(help=f"Name the nearest of these, too: {options.DATA_FORMS}."),
     ] = None,
     saliency: Annotated[
         bool, typer.Option("--saliency", help="Slopes of the score in the input, too.")
@@ -62,12 +52,12 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
         Path | None,
         typer.Option(help="Draw the first one: .png, .svg or .pdf."),
     ] = None,
-    weights: WeightsOption = None,
-    batch_size: BatchSizeOption = 64,
-    device: DeviceOption = "cpu",
-    config: ConfigOption = None,
-    force: ForceOption = False,
-    as_json: JsonOption = False,
+    weights: options.WeightsOption = None,
+    batch_size: options.BatchSizeOption = 64,
+    device: options.DeviceOption = "cpu",
+    config: options.ConfigOption = None,
+    force: options.ForceOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Split scores into shares of layers and of output directions, which sum to them.
 
@@ -77,33 +67,35 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
     """  # noqa: D301, DOC501 (\b keeps the lines of the examples; shown as help)
     import torch
 
-    from scodkit.cli.inputs import Batches, batches_of
-    from scodkit.cli.loading import running
-    from scodkit.cli.saved import open_monitor
+    from scodkit.cli.files import Batches
+    from scodkit.cli.loading import batches_of, open_monitor, running
 
     with shown.stoppable("no file was changed; type the same command again"):
         if plot is not None:
             _check_plot(plot, ctx.params, force)
-        found, form = open_monitor(monitor, model, weights, device)
+        opened, form = open_monitor(monitor, model, weights, device)
         progress = shown.shows_progress(as_json)
-        asked = batches_of(inputs, batch_size, form, progress=progress)
-        if not isinstance(asked, Batches):
+        batches = batches_of(inputs, batch_size, form, progress=progress)
+        if not isinstance(batches, Batches):
             raise OptionError(
                 f"expected inputs that can be read one by one, got batches from {inputs}; let "
                 "it return a tensor, or pass a file"
             )
-        rows = _rows(found, asked, sample, top, progress)
-        with running(found):
+        rows = _rows(opened, batches, sample, top, progress)
+        with running(opened):
             known = None
             if references is not None:
                 alike = batches_of(references, batch_size, form, progress=progress)
-                known = found.references(alike, progress=progress)
-            batch = torch.cat([asked.read(slice(row, row + 1)) for row in rows])
-            why = found.explain(batch, saliency=saliency, references=known)
+                known = opened.references(alike, progress=progress)
+            batch = torch.cat([batches.read(slice(row, row + 1)) for row in rows])
+            explanation = opened.explain(batch, saliency=saliency, references=known)
             if plot is not None:
-                _draw(plot, why)
-    names = [asked.dataset.name(row) for row in rows]
-    _show(names, why, as_json)
+                with replacing(plot) as temporary:
+                    explanation.plot(0).savefig(
+                        temporary, format=plot.suffix[1:].lower(), metadata={"Creator": _MARK}
+                    )
+    names = [batches.dataset.name(row) for row in rows]
+    _show(names, explanation, as_json)
     if plot is not None:
         shown.note(f"drew {names[0]} in {plot}")
 
@@ -119,38 +111,33 @@ def _check_plot(path: Path, given: Mapping[str, object], force: bool) -> None:
 
 
 def _rows(
-    monitor: Monitor, asked: Batches, sample: Sequence[int] | None, top: int, progress: bool
+    monitor: Monitor, batches: Batches, sample: list[int] | None, top: int, progress: bool
 ) -> list[int]:
     """Return which samples to explain, the most atypical first if none is named.
 
     Raises:
         OptionError: If one that is named is not there.
     """
-    from scodkit.cli.answers import Alarm, answers_to
+    import torch
+
+    from scodkit.cli.loading import scored_batches
 
     for row in sample or ():
-        if not 0 <= row < len(asked.dataset):
+        if not 0 <= row < len(batches.dataset):
             raise OptionError(
-                f"expected a sample from 0 to {len(asked.dataset) - 1}, got {row}; type "
+                f"expected a sample from 0 to {len(batches.dataset) - 1}, got {row}; type "
                 "--sample 0"
             )
     if sample:
-        return list(sample)
-    answers = answers_to(monitor, asked, Alarm(None), progress)
-    order = sorted(range(len(answers)), key=lambda row: -answers[row].score)
-    return order[:top]
+        return sample
+    scores = torch.cat([one.score for _, one in scored_batches(monitor, batches, progress)])
+    rows: list[int] = scores.argsort(descending=True, stable=True)[:top].tolist()
+    return rows
 
 
-def _draw(path: Path, why: Explanation) -> None:
-    drawn = io.BytesIO()
-    kind, mark = path.suffix[1:].lower(), {"Creator": _MARK}
-    why.plot(0).savefig(drawn, format=kind, metadata=mark)
-    shown.write_bytes(path, drawn.getvalue())
-
-
-def _show(names: Sequence[int | str], why: Explanation, as_json: bool) -> None:
+def _show(names: Sequence[int | str], explanation: Explanation, as_json: bool) -> None:
     for place, name in enumerate(names):
-        document = _document(name, why, place)
+        document = _document(name, explanation, place)
         if as_json:
             shown.show_json(document)
             continue
@@ -160,13 +147,13 @@ def _show(names: Sequence[int | str], why: Explanation, as_json: bool) -> None:
             "layers": _largest(document["layers"]),
             "directions": _largest(document["directions"]),
         }
-        if why.nearest is not None:
+        if explanation.nearest is not None:
             facts["nearest"] = ", ".join(
-                f"sample {own['sample']} at {shown.number(own['distance'])}"
-                for own in document["nearest"]
+                f"sample {near['sample']} at {shown.number(near['distance'])}"
+                for near in document["nearest"]
             )
-        if why.saliency is not None:
-            slopes = why.saliency.gradient[place].flatten()
+        if explanation.saliency is not None:
+            slopes = explanation.saliency.gradient[place].flatten()
             most = slopes.abs().argsort(descending=True)[:_LARGEST].tolist()
             facts["slopes"] = ", ".join(f"{i}: {shown.number(float(slopes[i]))}" for i in most)
         shown.show_facts(facts)
@@ -174,20 +161,22 @@ def _show(names: Sequence[int | str], why: Explanation, as_json: bool) -> None:
             typer.echo()
 
 
-def _document(name: int | str, why: Explanation, place: int) -> dict[str, Any]:
+def _document(name: int | str, explanation: Explanation, place: int) -> dict[str, Any]:
     document: dict[str, Any] = {
         "input": name,
-        "score": float(why.score[place]),
-        "layers": _by_name(why.layers, place),
-        "directions": _by_name(why.directions, place),
+        "score": float(explanation.score[place]),
+        "layers": _by_name(explanation.layers, place),
+        "directions": _by_name(explanation.directions, place),
     }
-    if why.nearest is not None:
-        near, far = why.nearest.index[place].tolist(), why.nearest.distance[place].tolist()
+    if explanation.nearest is not None:
+        samples = explanation.nearest.index[place].tolist()
+        distances = explanation.nearest.distance[place].tolist()
         document["nearest"] = [
-            {"sample": one, "distance": away} for one, away in zip(near, far, strict=True)
+            {"sample": sample, "distance": distance}
+            for sample, distance in zip(samples, distances, strict=True)
         ]
-    if why.saliency is not None:
-        document["slopes"] = why.saliency.gradient[place].tolist()
+    if explanation.saliency is not None:
+        document["slopes"] = explanation.saliency.gradient[place].tolist()
     return document
 
 

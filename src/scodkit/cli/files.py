@@ -1,4 +1,4 @@
-"""Samples in files: arrays of numpy, tables of numbers, folders of images."""
+"""Samples in files, read in batches: arrays of numpy, tables of numbers, folders of images."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import array
 import csv
 import math
 import re
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,148 +17,203 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from scodkit.errors import BatchError, OptionError, ScodError
+from scodkit.errors import BatchError, NonFiniteError, OptionError, ScodError
 from scodkit.fit.plan import available_bytes
+from scodkit.numerics.files import file_errors, regular_file
 from scodkit.numerics.optional import optional
 from scodkit.parts import Part, data_hash, shard_rows
 
-ARRAY_FILES = (".npy", ".npz", ".csv")
+_ARRAYS = (".npy", ".npz", ".csv")
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-_NUMBERS = "fiub"  # numpy's kinds: floats, integers, truth values
-# what tables mean by a number: Python also reads 1_000, and digits of every script
+_NUMBERS = "fiub"  # numpy's kinds: floats, integers, booleans
+# numbers as tables write them: Python also reads 1_000, and digits of every script
 _NUMBER = re.compile(
     r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf(inity)?)",
     re.ASCII | re.IGNORECASE,
 )
-# pixels of 16 bits, as pillow calls them by the file's format
-_DEEP = {("PNG", "I"), ("PNG", "I;16"), ("PPM", "I"), ("TIFF", "I;16"), ("TIFF", "I;16B")}
+# pixels of 16 bits, as pillow names them for each file format
+_16_BITS = {("PNG", "I"), ("PNG", "I;16"), ("PPM", "I"), ("TIFF", "I;16"), ("TIFF", "I;16B")}
 
 
-class Samples(ABC):
-    """Samples that can be read some at a time.
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples that can be read a few at a time.
 
-    Attributes:
+    Args:
+        source: Returns those of some rows of the file, ``(b, *shape)``.
+        total: How many rows the file has.
+        shard: Which part of them these are, from 0, and of how many, as equal as they can be.
+        names: What the rows are called in results; their positions by default.
         has_dtype: Whether their dtype was chosen by whoever wrote them; text has none.
         columns: Names of the numbers of a sample, if they have names.
+        left_out: Names of columns of the file that are not among them.
     """
 
+    source: Callable[[range], NDArray[Any]]
+    total: int
+    shard: tuple[int, int] = (0, 1)
+    names: Sequence[str] | None = None
     has_dtype: bool = False
-    columns: tuple[str, ...] | None = None
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return how many there are."""
-
-    @abstractmethod
-    def read(self, rows: slice) -> NDArray[Any]:
-        """Return some of them, ``(b, *shape)``."""
-
-    def name(self, row: int) -> int | str:
-        """Return what one is called in results: its place, unless it has a name."""
-        return row
-
-    @property
-    def part(self) -> Part:
-        """Which samples these are: by default all there are."""
-        data = data_hash(len(self), lambda row: self.read(slice(row, row + 1)))
-        return Part(data, 0, len(self))
-
-
-class SamplesShard(Samples):
-    """One of several parts of some samples.
-
-    Args:
-        whole: All of them.
-        index: Which part, from 0.
-        count: How many parts there are.
-    """
-
-    def __init__(self, whole: Samples, index: int, count: int) -> None:
-        self._whole, self._rows = whole, shard_rows(len(whole), index, count)
-        self.has_dtype, self.columns = whole.has_dtype, whole.columns
-
-    @property
-    def part(self) -> Part:
-        """Which samples these are."""
-        return Part(self._whole.part.data, self._rows.start, self._rows.stop)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, rows: slice) -> NDArray[Any]:
-        """See `Samples.read`.
-
-        Returns:
-            ``(b, *shape)``.
-        """
-        start, stop, _ = rows.indices(len(self))
-        return self._whole.read(slice(self._rows.start + start, self._rows.start + stop))
-
-    def name(self, row: int) -> int | str:
-        """Return what one is called among all of them."""
-        return self._whole.name(self._rows.start + row)
-
-
-@dataclass(frozen=True)
-class ArraySamples(Samples):
-    """An array, a sample along its first axis.
-
-    Args:
-        values: ``(n, *shape)``.
-        has_dtype: As in `Samples`.
-        columns: As in `Samples`.
-        left_out: Names of columns that are not among them.
-    """
-
-    values: NDArray[Any]
-    has_dtype: bool = True
     columns: tuple[str, ...] | None = None
     left_out: tuple[str, ...] = ()
 
+    @classmethod
+    def of_array(cls, values: NDArray[Any], **form: Any) -> Samples:
+        """Return those along the first axis of an array.
+
+        Args:
+            values: ``(n, *shape)``; copied as it is read, so that a mapped file is read
+                piece by piece.
+            form: As of the class.
+        """
+        form = {"has_dtype": True, **form}
+        return cls(lambda rows: np.array(values[rows.start : rows.stop]), len(values), **form)
+
+    @property
+    def rows(self) -> range:
+        """The rows of the file that are in this shard."""
+        return shard_rows(self.total, *self.shard)
+
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.rows)
 
     def read(self, rows: slice) -> NDArray[Any]:
-        """Return a copy of some rows, so that a mapped file is read piece by piece."""
-        return np.array(self.values[rows])
+        """Return some samples, ``(b, *shape)``."""
+        return self.source(self.rows[rows])
+
+    def name(self, row: int) -> int | str:
+        """Return what a sample is called in results."""
+        return self.rows[row] if self.names is None else self.names[self.rows[row]]
+
+    @property
+    def part(self) -> Part:
+        """Which samples of the file these are."""
+        data = data_hash(self.total, lambda row: self.source(range(row, row + 1)))
+        return Part(data, self.rows.start, self.rows.stop)
 
 
 @dataclass(frozen=True)
-class ImageSamples(Samples):
-    """Images, each ``(C, H, W)`` in float32 from 0 to 1: one channel if it is grey, or three.
+class Form:
+    """What a sample looks like when the model takes it.
 
     Args:
-        folder: Where they are, folders inside included.
-        paths: Of the images, sorted.
+        dtype: Of its numbers.
+        shape: Of a sample; None where that is not known, before a fit.
+        columns: Names of its numbers, if they have names.
     """
 
-    folder: Path
-    paths: tuple[Path, ...]
+    dtype: torch.dtype
+    shape: tuple[int, ...] | None = None
+    columns: tuple[str, ...] | None = None
 
-    def __len__(self) -> int:
-        return len(self.paths)
+    @classmethod
+    def before_fit(cls, model: nn.Module) -> Form:
+        """Return what is known from the model alone: the dtype of its weights."""
+        dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
+        return cls(next(dtypes, torch.float32))
 
-    def read(self, rows: slice) -> NDArray[Any]:
-        """Return some images, ``(b, C, H, W)``.
+    @classmethod
+    def of_fit(cls, notes: Mapping[str, Any], model: nn.Module) -> Form:
+        """Return what a monitor's fit has noted, or what the model says where it has not."""
+        noted = notes.get("inputs")
+        if noted is None:
+            return cls.before_fit(model)
+        columns = noted.get("columns")
+        return cls(
+            getattr(torch, noted["dtype"]),
+            tuple(noted["shape"]),
+            None if columns is None else tuple(columns),
+        )
+
+    def note(self) -> dict[str, Any]:
+        """Return it as plain data, for `of_fit`."""
+        return {**asdict(self), "dtype": str(self.dtype).removeprefix("torch.")}
+
+    def tensor(self, values: NDArray[Any], has_dtype: bool) -> Tensor:
+        """Return samples as the model takes them.
+
+        Args:
+            values: ``(b, *shape)``.
+            has_dtype: Whether their dtype was chosen, so that integers are not taken for
+                floats: pixels from 0 to 255 may be meant to be divided first.
 
         Raises:
-            BatchError: If they are not of one size.
+            BatchError: If they have another dtype or another number of axes than at the fit.
         """
-        images = [_image(path) for path in self.paths[rows]]
-        first = _image(self.paths[0]) if images else None
-        for path, image in zip(self.paths[rows], images, strict=True):
-            if first is not None and image.shape != first.shape:
+        if self.shape is not None and values.ndim != 1 + len(self.shape):
+            raise BatchError(
+                f"expected samples of shape {self.shape}, as at the fit, in an array with one "
+                f"more axis in front, got an array of shape {values.shape}; for a single "
+                "sample type x[None]"
+            )
+        tensor = torch.from_numpy(_native(values))
+        same_kind = tensor.is_floating_point() == self.dtype.is_floating_point
+        if same_kind or not has_dtype:
+            cast = tensor.to(self.dtype)
+            if not same_kind and not self.dtype.is_floating_point and (cast != tensor).any():
                 raise BatchError(
-                    f"expected images of one size, {first.shape} as {self.paths[0].name}, got "
-                    f"{image.shape} in {path}; resize them to what the model takes"
+                    "expected whole numbers, as at the fit, got a fraction or a NaN; "
+                    "pass what the model was trained with"
                 )
-        return np.stack(images)
+            return cast
+        if self.shape is not None:
+            fitted = str(self.dtype).removeprefix("torch.")
+            raise BatchError(
+                f"expected numbers in {fitted}, as at the fit, got {values.dtype.name}; if "
+                f"they mean the same, type x.astype('{fitted}')"
+            )
+        return tensor
 
-    def name(self, row: int) -> str:
-        """Return the image's path in the folder."""
-        return str(self.paths[row].relative_to(self.folder))
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Samples in batches, read as they are asked for.
+
+    Args:
+        dataset: The samples.
+        size: Samples in a batch.
+        like: What they are to look like.
+        finite: Refuse samples with a NaN or an infinity.
+    """
+
+    dataset: Samples
+    size: int
+    like: Form
+    finite: bool
+
+    def __len__(self) -> int:
+        return -(-len(self.dataset) // self.size)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for start in range(0, len(self.dataset), self.size):
+            yield self.read(slice(start, start + self.size))
+
+    def read(self, rows: slice) -> Tensor:
+        """Return some samples as a batch, ``(b, *shape)``.
+
+        Args:
+            rows: Which.
+
+        Raises:
+            NonFiniteError: If there is a NaN or an infinity, and there must not be.
+        """
+        batch = self.like.tensor(self.dataset.read(rows), self.dataset.has_dtype)
+        if self.finite and not bool(batch.isfinite().all()):
+            bad = ~batch.isfinite().reshape(len(batch), -1).all(1)
+            first = (rows.start or 0) + int(bad.nonzero()[0])
+            raise NonFiniteError(
+                f"expected finite numbers, got a NaN, an infinity or an empty cell in sample "
+                f"{self.dataset.name(first)} (samples are counted from 0); mend or remove it"
+            )
+        return batch
+
+    def form(self) -> Form:
+        """Return what the first sample looks like."""
+        first = self.read(slice(0, 1))
+        return Form(first.dtype, tuple(first.shape[1:]), self.dataset.columns)
 
 
 def read_samples(
@@ -176,40 +231,26 @@ def read_samples(
         OptionError: If there is no such file, or it is of another kind.
         BatchError: If there are no samples in it.
     """
-    if not path.exists():
-        raise OptionError(f"expected a file or folder at {path}, found none")
-    check_regular(path)
-    if path.is_dir():
-        samples: Samples = ImageSamples(path, tuple(images_in(path)))
-    elif path.suffix.lower() == ".csv":
-        samples = _table(path, columns, progress)
-    elif path.suffix.lower() in ARRAY_FILES:
-        samples = ArraySamples(_array(path))
-    else:
-        raise OptionError(
-            f"expected a file that ends in {', '.join(ARRAY_FILES)}, or a folder of images, "
-            f"got {path}; for other forms write a function that returns batches, and type "
-            "file.py:function"
-        )
+    if not path.is_dir():
+        regular_file(path, "file or folder")
+    with file_errors(path, "read"):
+        if path.is_dir():
+            images = images_in(path)
+            names = [str(image.relative_to(path)) for image in images]
+            samples = Samples(partial(_images, images), len(images), names=names)
+        elif path.suffix.lower() == ".csv":
+            samples = _table(path, columns, progress)
+        elif path.suffix.lower() in _ARRAYS:
+            samples = Samples.of_array(_array(path))
+        else:
+            raise OptionError(
+                f"expected a file that ends in {', '.join(_ARRAYS)}, or a folder of images, "
+                f"got {path}; for other forms write a function that returns batches, and type "
+                "file.py:function"
+            )
     if len(samples) == 0:
         raise BatchError(f"expected samples in {path}, found none")
     return samples
-
-
-def check_regular(path: Path) -> None:
-    """Refuse to read what may have no end, or never begin: pipes, devices, sockets.
-
-    Args:
-        path: Of something to read; that there is nothing is for others to say.
-
-    Raises:
-        OptionError: If it is neither a file nor a folder.
-    """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OptionError(
-            f"expected a file on disk, got a pipe or a device, {path}; write it to a file "
-            "first, or for JSON lines on stdin type - (scod score MONITOR MODEL -)"
-        )
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -218,14 +259,14 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def check_numbers(values: NDArray[Any], where: str) -> None:
-    """Refuse arrays that are not numbers with a sample along the first axis.
+    """Raise unless an array holds numbers, with a sample along its first axis.
 
     Args:
         values: The array.
         where: Where it is from, for the message.
 
     Raises:
-        BatchError: If they are not.
+        BatchError: If the array is not of that kind.
     """
     if values.dtype.kind not in _NUMBERS or values.ndim == 0:
         raise BatchError(
@@ -237,12 +278,13 @@ def check_numbers(values: NDArray[Any], where: str) -> None:
 def _array(path: Path) -> NDArray[Any]:
     try:
         with path.open("rb") as file:
-            if file.read(2) != b"PK":  # of an archive; its arrays are looked at one by one
+            if file.read(2) != b"PK":  # an archive's arrays are checked one by one
                 file.seek(0)
                 _check_claim(file, path.stat().st_size)
-        found: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(found, np.ndarray):
-            found = _chosen(path, found)
+        loaded: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+        values: NDArray[Any] = (
+            loaded if isinstance(loaded, np.ndarray) else _from_archive(path, loaded)
+        )
     except ScodError:
         raise
     except Exception as error:  # numpy and zipfile have many words for a damaged file
@@ -250,12 +292,11 @@ def _array(path: Path) -> NDArray[Any]:
             f"expected an array of numbers in {path}, but it cannot be read ({error}); save it "
             "with numpy.save(path, x)"
         ) from error
-    check_numbers(found, str(path))
-    values: NDArray[Any] = found
+    check_numbers(values, str(path))
     return values
 
 
-def _chosen(path: Path, archive: Any) -> NDArray[Any]:
+def _from_archive(path: Path, archive: Any) -> NDArray[Any]:
     names = list(archive.files)
     if len(names) != 1 and "x" not in names:
         raise BatchError(
@@ -277,7 +318,7 @@ def _chosen(path: Path, archive: Any) -> NDArray[Any]:
 
 
 def _check_claim(file: IO[bytes], size: int) -> int:
-    """Return how many bytes an array says it has, before any are set apart for it.
+    """Return how many bytes an array claims to have, before any are allocated for it.
 
     Raises:
         ValueError: If there are fewer.
@@ -286,13 +327,13 @@ def _check_claim(file: IO[bytes], size: int) -> int:
     read = npy.read_array_header_1_0 if short else npy.read_array_header_2_0
     shape, _, dtype = read(file)
     claimed = math.prod(shape) * dtype.itemsize
-    there = size - file.tell()
-    if claimed > there:
-        raise ValueError(f"it claims {claimed:.3g} bytes, of which {there:.3g} are there")
+    present = size - file.tell()
+    if claimed > present:
+        raise ValueError(f"it claims {claimed:.3g} bytes, of which {present:.3g} are there")
     return claimed
 
 
-def _table(path: Path, columns: Sequence[str] | None, progress: bool) -> ArraySamples:
+def _table(path: Path, columns: Sequence[str] | None, progress: bool) -> Samples:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             values, names = _read_table(path, file, progress)
@@ -343,15 +384,15 @@ def _is_float(cell: str) -> bool:
 
 
 def _distinct(names: Sequence[str], where: str) -> list[str]:
-    """Return names of columns, of which none is there twice.
+    """Return names of columns, each of which must be there once.
 
     Raises:
-        BatchError: If one is: which column is meant, nobody could say.
+        BatchError: If one is there twice: which column is meant would be a guess.
     """
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    if twice:
+    repeated = [name for name, times in Counter(names).items() if times > 1]
+    if repeated:
         raise BatchError(
-            f"expected different names of columns in {where}, got {', '.join(twice)} more "
+            f"expected different names of columns in {where}, got {', '.join(repeated)} more "
             "than once; rename or remove one"
         )
     return list(names)
@@ -359,7 +400,7 @@ def _distinct(names: Sequence[str], where: str) -> list[str]:
 
 def _picked(
     path: Path, values: NDArray[Any], names: list[str] | None, columns: Sequence[str] | None
-) -> ArraySamples:
+) -> Samples:
     """Return the columns that are asked for, by name.
 
     Raises:
@@ -371,23 +412,47 @@ def _picked(
                 f"expected the {len(columns)} columns {', '.join(columns)} in {path}, got "
                 f"{values.shape[1]} without names; write the names in the first line"
             )
-        return ArraySamples(values, has_dtype=False)
-    wanted = _distinct(columns or names or (), "those to take")
-    names = names or wanted
-    missing = [name for name in wanted if name not in names]
+        return Samples.of_array(values, has_dtype=False)
+    chosen = _distinct(columns or names or (), "those to take")
+    names = names or chosen
+    missing = [name for name in chosen if name not in names]
     if missing:
         raise BatchError(
-            f"expected the columns {', '.join(wanted)} in {path}, found no "
+            f"expected the columns {', '.join(chosen)} in {path}, found no "
             f"{', '.join(missing)}; there are {', '.join(names)}"
         )
-    picked = values[:, [names.index(name) for name in wanted]]
-    others = tuple(name for name in names if name not in wanted)
-    return ArraySamples(picked, has_dtype=False, columns=tuple(wanted), left_out=others)
+    picked = values[:, [names.index(name) for name in chosen]]
+    others = tuple(name for name in names if name not in chosen)
+    return Samples.of_array(picked, has_dtype=False, columns=tuple(chosen), left_out=others)
+
+
+def _images(paths: Sequence[Path], rows: range) -> NDArray[Any]:
+    """Return some images, ``(b, C, H, W)``.
+
+    Raises:
+        BatchError: If they are not of one size.
+    """
+    first = _image(paths[0])
+    images = []
+    for row in rows:
+        images.append(_image(paths[row]))
+        if images[-1].shape != first.shape:
+            raise BatchError(
+                f"expected images of one size, {first.shape} as {paths[0].name}, got "
+                f"{images[-1].shape} in {paths[row]}; resize them to what the model takes"
+            )
+    return np.stack(images)
 
 
 def _image(path: Path) -> NDArray[Any]:
+    """Return an image, ``(C, H, W)`` in float32 from 0 to 1: one channel if grey, or three.
+
+    Raises:
+        BatchError: If it cannot be read.
+        ScodError: If it has transparent pixels, or those of an unknown meaning.
+    """
     Image = optional("PIL.Image", "cli")  # noqa: N806 (a module with a class's name)
-    check_regular(path)
+    regular_file(path, "readable image")
     try:
         with Image.open(path) as image:
             pixels = _pixels(path, image)
@@ -406,7 +471,7 @@ def _pixels(path: Path, image: Any) -> NDArray[Any]:
     Raises:
         BatchError: If that is not known, or what is seen depends on what is behind it.
     """
-    if (image.format, image.mode) in _DEEP and "transparency" not in image.info:
+    if (image.format, image.mode) in _16_BITS and "transparency" not in image.info:
         return np.asarray(image, dtype=np.float32) / 65535
     if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
         raise BatchError(
@@ -414,11 +479,30 @@ def _pixels(path: Path, image: Any) -> NDArray[Any]:
             f"that pillow calls {image.mode} at {path}; save it in 8 bits, of x from 0 to 1: "
             "Image.fromarray((255 * x).astype('uint8')).save(path)"
         )
-    clear = image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info
-    if clear and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+    has_alpha = image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info
+    if has_alpha and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
         raise BatchError(
             f"expected an image that is opaque, got one with transparent pixels at {path}; put "
             "it on the background of the training and save it without: image.convert('RGB')"
         )
     grey = image.mode in ("1", "L", "LA")
     return np.asarray(image.convert("L" if grey else "RGB"), dtype=np.float32) / 255
+
+
+def _native(values: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of a dtype that torch has, in the machine's byte order.
+
+    Raises:
+        BatchError: If there is none that can hold it.
+    """
+    dtype = values.dtype.newbyteorder("=")
+    if dtype.kind == "u" and dtype.itemsize > 1:
+        dtype = np.dtype(np.int64)
+        if values.size and values.max() > np.iinfo(np.int64).max:
+            raise BatchError(
+                f"expected integers that int64 can hold, got {values.max()}; type "
+                "x.astype('float64')"
+            )
+    elif dtype.kind == "f" and dtype.itemsize > 8:
+        dtype = np.dtype(np.float64)
+    return np.ascontiguousarray(values, dtype=dtype)

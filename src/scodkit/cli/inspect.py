@@ -29,14 +29,17 @@ def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
     # the residual is not shown, and may be infinite, which JSON cannot say
     numbers = {**header["basis"], "residual_norm": math.inf}
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
-    held = tensors.get("calibration")
     calibration = None
-    if held is not None:
-        calibration = Calibration(held, tensors.get("calibration_groups"))
-    scores = None if calibration is None else calibration.scores
-    weights = {name: math.prod(shape) for name, shape in header["parameters"].items()}
-    about = (header["prior_scale"], weights, header["skipped"])
-    summary = summarise(basis, *about, scores, None)
+    if "calibration" in tensors:
+        calibration = Calibration(tensors["calibration"], tensors.get("calibration_groups"))
+    summary = summarise(
+        basis,
+        header["prior_scale"],
+        weights={name: math.prod(shape) for name, shape in header["parameters"].items()},
+        skipped=header["skipped"],
+        scores=None if calibration is None else calibration.scores,
+        parts=None,
+    )
     document = {
         "monitor": str(monitor),
         "bytes": monitor.stat().st_size,
@@ -90,11 +93,12 @@ def _facts(document: Mapping[str, Any]) -> dict[str, str]:
         "looks wrong": "; ".join(document["remarks"]) or "nothing",
     }
     if calibration is not None:
-        limits = calibration["thresholds"].items()
-        facts["calibration"] = "; ".join(
-            [f"{calibration['held_out']} held-out samples"]
-            + [f"threshold {shown.number(own)} at {float(rate):.0%}" for rate, own in limits]
+        thresholds = (
+            f"; threshold {shown.number(threshold)} at {float(rate):.0%}"
+            for rate, threshold in calibration["thresholds"].items()
         )
+        held_out = f"{calibration['held_out']} held-out samples"
+        facts["calibration"] = held_out + "".join(thresholds)
     for verb, options in document["notes"].items():
         for name, value in options.items() if isinstance(options, dict) else ():
             facts[f"{verb}: {name.replace('_', '-')}"] = str(value)

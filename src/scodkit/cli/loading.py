@@ -1,7 +1,9 @@
-"""The user's own model and data, named as ``package.module:callable`` or ``file.py:callable``.
+"""What a command line names: a model, its data, a saved monitor.
+
+Models and data may be the user's code, ``package.module:callable`` or ``file.py:callable``.
 
 Code is run only if it is named on the command line or in the user's own configuration: a saved
-monitor never names any. What it prints goes to stderr, so that stdout holds results alone.
+monitor never names any. What code prints goes to stderr, so that stdout holds results alone.
 """
 
 from __future__ import annotations
@@ -11,30 +13,41 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
+import operator
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm.auto import tqdm
 
-from scodkit import Monitor
+from scodkit import Monitor, Scored
+from scodkit.cli.files import Batches, Form, Samples, check_numbers, read_samples
+from scodkit.cli.output import note
 from scodkit.errors import (
     BatchError,
     InsufficientMemoryError,
+    MismatchError,
     ModelCallError,
     OptionError,
     ScodError,
 )
+from scodkit.fit.reading import loader_like
+from scodkit.parts import Shard, reads_all_once
 
 _LONGEST = 400  # letters of other libraries' messages that are passed on
 
 
-def named(spec: str, what: str) -> object:
+def resolve(spec: str, what: str) -> object:
     """Return the object that a name on the command line stands for.
 
     Args:
@@ -51,19 +64,17 @@ def named(spec: str, what: str) -> object:
             f"type for instance {where or name or 'model.py'}:net"
         )
     module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
-    found: object = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            there = [n for n, v in vars(module).items() if callable(v) and n[0] != "_"]
-            raise OptionError(
-                f"expected {name} in {where}, found no such thing; there are "
-                f"{', '.join(there) or 'no callables'}"
-            )
-        found = getattr(found, part)
-    return found
+    try:
+        return operator.attrgetter(name)(module)
+    except AttributeError as error:
+        callables = [n for n, v in vars(module).items() if callable(v) and n[0] != "_"]
+        raise OptionError(
+            f"expected {name} in {where}, found no such thing; there are "
+            f"{', '.join(callables) or 'no callables'}"
+        ) from error
 
 
-def called(target: object, spec: str) -> object:
+def call(target: object, spec: str) -> object:
     """Return what a callable returns that takes no arguments.
 
     Args:
@@ -100,8 +111,8 @@ def load_model(spec: str, weights: Path | None, device: str) -> nn.Module:
         OptionError: If any of it is not what it should be.
     """
     where = _device(device)
-    target = named(spec, "a model")
-    model = target if isinstance(target, nn.Module) else called(target, spec)
+    target = resolve(spec, "a model")
+    model = target if isinstance(target, nn.Module) else call(target, spec)
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"expected {spec} to return an nn.Module, got a {type(model).__name__}"
@@ -109,6 +120,117 @@ def load_model(spec: str, weights: Path | None, device: str) -> nn.Module:
     if weights is not None:
         _load_weights(model, weights)
     return model.to(where)
+
+
+def open_monitor(
+    path: Path, model: str, weights: Path | None, device: str
+) -> tuple[Monitor, Form]:
+    """Return a saved monitor, and what the inputs of its model look like.
+
+    Args:
+        path: Where it is.
+        model: The model it was fitted on, as the user names it.
+        weights: A file of the model's weights; None if it comes with them.
+        device: Where the model is to run.
+    """
+    network = load_model(model, weights, device)
+    monitor = load_monitor(path, network, weights)
+    return monitor, Form.of_fit(monitor.notes, network)
+
+
+def load_monitor(path: Path, model: nn.Module, weights: Path | None) -> Monitor:
+    """Return a saved monitor of a model.
+
+    Args:
+        path: Where it is.
+        model: The model it was fitted on.
+        weights: Where the model's weights are from; None if it came with them.
+
+    Raises:
+        MismatchError: If it belongs to another model.
+    """
+    try:
+        return Monitor.load(path, model)
+    except MismatchError as error:
+        if weights is not None:
+            raise
+        raise MismatchError(f"{error} (was --weights left out?)") from error
+
+
+def batches_of(
+    spec: str,
+    size: int,
+    form: Form,
+    *,
+    finite: bool = True,
+    columns: Sequence[str] | None = None,
+    progress: bool = False,
+) -> Batches | Iterable[Any]:
+    """Return batches of what the user names.
+
+    Args:
+        spec: A file of arrays, a folder of images, or a callable that returns a tensor or
+            array, a ``Dataset``, or an iterable of batches; so is a tuple of tensors.
+        size: Samples in a batch, of what is not in batches yet.
+        form: What samples are to look like, if they come as arrays.
+        finite: Refuse a NaN or an infinity in arrays.
+        columns: Of a table, by name; those of the fit by default.
+        progress: Show a progress bar where reading takes long.
+
+    Raises:
+        OptionError: If the callable returns something else.
+    """
+    path = Path(spec)
+    if path.exists() or ":" not in spec:
+        samples = read_samples(path, columns or form.columns, progress=progress)
+        if samples.left_out:
+            note(f"columns left out of {path}: {', '.join(samples.left_out)}")
+        return Batches(samples, size, form, finite)
+    data = call(resolve(spec, "data"), spec)
+    if isinstance(data, Tensor):
+        data = data.detach().cpu()
+        data = (data.float() if data.dtype == torch.bfloat16 else data).numpy()
+    if isinstance(data, np.ndarray):
+        check_numbers(data, spec)
+        return Batches(Samples.of_array(data), size, form, finite)
+    if isinstance(data, Dataset):
+        return DataLoader(data, batch_size=size)
+    if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping)):
+        return data
+    raise OptionError(
+        f"expected {spec} to return a tensor, a Dataset or an iterable of batches, got a "
+        f"{type(data).__name__}"
+    )
+
+
+def shard_of(
+    batches: Batches | Iterable[Any], index: int, count: int
+) -> Batches | Iterable[Any]:
+    """Return a part of some batches: none padded, none in two parts.
+
+    Args:
+        batches: As `batches_of` returns them. Those that come in the user's own order are
+            dealt out in turn; all are read for it.
+        index: Which part, from 0.
+        count: How many parts there are.
+
+    Raises:
+        OptionError: If it is a loader that cannot be divided.
+    """
+    if count == 1:
+        return batches
+    if isinstance(batches, Batches):
+        return replace(batches, dataset=replace(batches.dataset, shard=(index, count)))
+    if isinstance(batches, DataLoader):
+        if not reads_all_once(batches):
+            raise OptionError(
+                "expected a DataLoader that reads every item of its data set once, to be "
+                "divided, got one with a sampler of its own, or that drops some; let the "
+                "callable return a Dataset that is read by position"
+            )
+        part = Shard(batches.dataset, index, count)
+        return loader_like(batches, part, batch_size=batches.batch_size)
+    return itertools.islice(batches, index, None, count)
 
 
 @contextlib.contextmanager
@@ -128,29 +250,44 @@ def running(monitor: Monitor) -> Iterator[None]:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except Exception as found:
-        # what the library says to type where a model fails is Python
-        error = found.__cause__ if isinstance(found, ModelCallError) else found
-        if isinstance(error, (ScodError, OSError, MemoryError, SafetensorError)):
+    except Exception as raised:
+        # where a model fails, the library says what to type in Python
+        error = raised.__cause__ if isinstance(raised, ModelCallError) else raised
+        if error is None or isinstance(error, (ScodError, OSError, MemoryError)):
             raise
-        assert error is not None
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise InsufficientMemoryError(
-                f"expected enough memory for a batch, got too little ({said(error)}); type "
+                f"expected enough memory for a batch, got too little ({one_line(error)}); type "
                 "--batch-size with a smaller number"
             ) from error
-        noted = monitor.notes.get("inputs", {})
-        before, columns = noted.get("shape"), noted.get("columns")
-        form = "" if before is None else f"; the fit had samples of shape {tuple(before)}"
+        fitted = monitor.notes.get("inputs", {})
+        shape, columns = fitted.get("shape"), fitted.get("columns")
+        form = "" if shape is None else f"; the fit had samples of shape {tuple(shape)}"
         if columns is not None:
             form += f": to fit on some columns only, type --columns {columns[0]},..."
         raise BatchError(
             "expected inputs that the model can be run on, but it failed on these "
-            f"({said(error)}); pass inputs of the shape and dtype it was trained with{form}"
+            f"({one_line(error)}); pass inputs of the shape and dtype it was trained with{form}"
         ) from error
 
 
-def said(error: BaseException) -> str:
+def scored_batches(
+    monitor: Monitor, batches: Iterable[Any], progress: bool, title: str = "scoring"
+) -> Iterator[tuple[Any, Scored]]:
+    """Yield batches with their scores, behind a progress bar if one is wanted.
+
+    Args:
+        monitor: The monitor.
+        batches: As `batches_of` returns them.
+        progress: Show a progress bar.
+        title: What it says.
+    """
+    with running(monitor):
+        for batch in tqdm(batches, title, unit="batch", disable=not progress):
+            yield batch, monitor(batch)
+
+
+def one_line(error: BaseException) -> str:
     """Return an error of another library on one line, cut where it gets long."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
@@ -209,8 +346,8 @@ def _user_code(where: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise OptionError(
-            f"expected {where} to run, but it raised {said(error)}; type scod --debug and the "
-            "same command to see where"
+            f"expected {where} to run, but it raised {one_line(error)}; type scod --debug and "
+            "the same command to see where"
         ) from error
 
 
@@ -220,7 +357,7 @@ def _device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise OptionError(
-            f"expected a device that torch finds here, got {name!r} ({said(error)}); type "
+            f"expected a device that torch finds here, got {name!r} ({one_line(error)}); type "
             "--device cpu"
         ) from error
     return device
@@ -239,7 +376,7 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     except Exception as error:
         raise OptionError(
             f"expected weights in {path} as .safetensors or as a state dict, but it cannot be "
-            f"read without running code in it ({said(error)}); save them with "
+            f"read without running code in it ({one_line(error)}); save them with "
             "torch.save(model.state_dict(), path)"
         ) from error
     if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
@@ -253,5 +390,5 @@ def _load_weights(model: nn.Module, path: Path) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise OptionError(
-            f"expected the weights of this model in {path}, got others ({said(error)})"
+            f"expected the weights of this model in {path}, got others ({one_line(error)})"
         ) from error

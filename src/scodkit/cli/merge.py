@@ -7,32 +7,25 @@ from typing import Annotated
 
 import typer
 
+from scodkit.cli import options
 from scodkit.cli import output as shown
-from scodkit.cli.config import ConfigOption, resolved
 from scodkit.cli.fit import show_fit
-from scodkit.cli.options import (
-    DeviceOption,
-    ForceOption,
-    JsonOption,
-    ModelArgument,
-    WeightsOption,
-)
 from scodkit.errors import OptionError
 
 
 def merge(  # noqa: PLR0913 (each a choice of its own)
     ctx: typer.Context,
-    model: ModelArgument,
+    model: options.ModelArgument,
     parts: Annotated[
         list[Path],
         typer.Argument(metavar="PARTS...", help="Two monitors or more.", show_default=False),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the whole goes.")],
-    weights: WeightsOption = None,
-    device: DeviceOption = "cpu",
-    config: ConfigOption = None,
-    force: ForceOption = False,
-    as_json: JsonOption = False,
+    weights: options.WeightsOption = None,
+    device: options.DeviceOption = "cpu",
+    config: options.ConfigOption = None,
+    force: options.ForceOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Add up monitors of one model, fitted on different data: the same as one fit on all.
 
@@ -44,8 +37,7 @@ def merge(  # noqa: PLR0913 (each a choice of its own)
     """  # noqa: D301, DOC501 (\b keeps the lines of the examples; shown as help)
     from tqdm.auto import tqdm
 
-    from scodkit.cli.loading import load_model
-    from scodkit.cli.saved import load_monitor
+    from scodkit.cli.loading import load_model, load_monitor
 
     with shown.stoppable(f"{output} was not written; type the same command again"):
         shown.check_output(output, ctx.params, force=force)
@@ -62,7 +54,7 @@ def merge(  # noqa: PLR0913 (each a choice of its own)
             part = load_monitor(path, network, weights)
             whole.merge(part)
             notes.append(part.notes)
-        whole.notes = {**notes[0], "merge": resolved(ctx), "parts": notes}
+        whole.notes = {**notes[0], "merge": options.noted_options(ctx), "parts": notes}
         whole.notes.pop("calibrate", None)
         whole.save(output)
     show_fit(output, whole, as_json)

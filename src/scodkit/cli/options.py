@@ -1,12 +1,29 @@
-"""Arguments and flags that several verbs share, and the words that some take."""
+"""Arguments and options that several verbs share, and the TOML file that stands for them.
+
+In the file, top-level keys are for every verb that has such an option, tables (``[fit]``) for
+one verb; options on the command line win.
+"""
 
 from __future__ import annotations
 
-from enum import Enum
+import importlib
+import json
+import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from scodkit.errors import OptionError
+from scodkit.numerics.files import file_errors, regular_file
+
+DATA_FORMS = (
+    "a file of arrays (.npy, .npz, .csv), a folder of images, or package.module:callable or "
+    "file.py:callable, which returns a tensor, a Dataset or batches"
+)
+# options that say how a command reports, not what it does
+_NOT_NOTED = {"config", "as_json", "force"}
 
 MonitorArgument = Annotated[
     Path, typer.Argument(metavar="MONITOR", help="A saved monitor.", show_default=False)
@@ -19,6 +36,14 @@ ModelArgument = Annotated[
         "which returns an nn.Module.",
         show_default=False,
     ),
+]
+TrainingDataArgument = Annotated[
+    str,
+    typer.Argument(metavar="DATA", help=f"Training data: {DATA_FORMS}.", show_default=False),
+]
+OtherOutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Another file for the result.", show_default=False),
 ]
 WeightsOption = Annotated[
     Path | None,
@@ -40,45 +65,85 @@ ForceOption = Annotated[
         rich_help_panel="Other",
     ),
 ]
-DATA_FORMS = (
-    "a file of arrays (.npy, .npz, .csv), a folder of images, or package.module:callable or "
-    "file.py:callable, which returns a tensor, a Dataset or batches"
-)
 
 
-class LikelihoodName(str, Enum):
-    """What the output parametrises."""
-
-    CATEGORICAL = "categorical"
-    GAUSSIAN = "gaussian"
-    BERNOULLI = "bernoulli"
-    HETEROSCEDASTIC = "heteroscedastic"
+def _use_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Return the path of a file, whose options become the defaults of the command."""
+    if path is not None and not ctx.resilient_parsing:
+        ctx.default_map = _config_defaults(path, ctx)
+    return path
 
 
-class SketchName(str, Enum):
-    """How the curvature is summarised."""
-
-    NYSTROM = "nystrom"
-    TWO_SIDED = "two-sided"
-    FREQUENT_DIRECTIONS = "frequent-directions"
-    EXACT = "exact"
-
-
-class PrecisionName(str, Enum):
-    """What a fit runs the model in."""
-
-    BFLOAT16 = "bfloat16"
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE.toml",
+        callback=_use_config,
+        is_eager=True,
+        help="Options in a TOML file; those on the command line win.",
+        rich_help_panel="Other",
+    ),
+]
 
 
-class FitBad(str, Enum):
-    """What a sample with a NaN does to a fit."""
+def noted_options(ctx: typer.Context) -> dict[str, Any]:
+    """Return the options of a command as plain data: flags, file and defaults together.
 
-    RAISE = "raise"
-    SKIP = "skip"
+    Args:
+        ctx: The command's context.
+    """
+    given = {
+        name: value
+        for name, value in ctx.params.items()
+        if value not in (None, (), []) and name not in _NOT_NOTED
+    }
+    options: dict[str, Any] = json.loads(json.dumps(given, default=str))  # paths become text
+    return options
 
 
-class ScoreBad(str, Enum):
-    """What an input with a NaN does to scoring."""
+def _config_defaults(path: Path, ctx: typer.Context) -> dict[str, Any]:
+    """Return the options in a file that this verb has.
 
-    RAISE = "raise"
-    ALARM = "alarm"
+    Raises:
+        OptionError: If the file cannot be read, or has keys that no verb knows.
+    """
+    group: Any = ctx.parent and ctx.parent.command
+    verbs = [group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)]
+    known = {verb.name: {str(option.name): option for option in verb.params} for verb in verbs}
+    document = _read_toml(path)
+    tables = {key: value for key, value in document.items() if isinstance(value, dict)}
+    given = {key: value for key, value in document.items() if key not in tables}
+    _check_keys(path, "table", tables, known)
+    _check_keys(path, "key", given, set().union(*known.values()))
+    for verb, table in tables.items():
+        _check_keys(path, f"key in [{verb}]", table, known[verb])
+    options = known[str(ctx.info_name)]
+    defaults = {}
+    for key, value in {**given, **tables.get(str(ctx.info_name), {})}.items():
+        option = options.get(key.replace("-", "_"))
+        if option is not None:
+            several = getattr(option, "multiple", False) or option.nargs == -1
+            alone = several and not isinstance(value, list)
+            defaults[str(option.name)] = [value] if alone else value
+    return defaults
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        with file_errors(path, "read"):
+            text = regular_file(path, "TOML file").read_text(encoding="utf-8")
+        read: dict[str, Any] = toml.loads(text)
+    except (ValueError, RecursionError) as error:  # numbers too long, lists too deep
+        raise OptionError(f"expected TOML in {path}, but it cannot be read: {error}") from error
+    return read
+
+
+def _check_keys(path: Path, what: str, keys: Iterable[str], known: Collection[str]) -> None:
+    for key in keys:
+        if key == "config" or key.replace("-", "_") not in known:
+            names = sorted({*known} - {"config"})
+            raise OptionError(
+                f"expected a {what} of {path} among {', '.join(names)}, got {key}"
+            )

@@ -1,6 +1,7 @@
 """How results are shown: tables on a terminal, plain text in a pipe, JSON for machines.
 
-Results go to stdout, everything else to stderr.
+Results go to stdout, everything else to stderr. Files are written whole or not at all, and
+never over an input or over something that is not an earlier result.
 """
 
 from __future__ import annotations
@@ -9,32 +10,27 @@ import json
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from scodkit.errors import OptionError
-from scodkit.numerics.files import replacing
 
 STOPPED = 130  # exit code, as of a program that Ctrl-C ended
-ALARM = 3  # exit code of `scod score --fail-on-alarm`
-_WRITTEN = ("output", "plot", "checkpoint")  # options that name files to write; not to read
+_OUTPUTS = ("output", "plot", "checkpoint")  # options that name files to write, not to read
+
+program = "scod"  # whose messages these are; set where the command starts
 
 
 def visible(text: str) -> str:
-    """Return text that cannot steer a terminal: what is not printable becomes an escape.
+    """Return text that cannot control a terminal: unprintable characters become escapes.
 
     Args:
-        text: From anywhere: names of files and columns are not always well meant.
+        text: From anywhere: names of files and columns may be hostile.
 
     Examples:
         >>> visible("a b.png"), len(visible(chr(27) + "[2J"))
@@ -49,14 +45,12 @@ def visible(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """Say something that is not a result."""
-    context = click.get_current_context(silent=True)
-    name = "scod" if context is None else context.find_root().info_name
-    typer.echo(f"{name}: {visible(text)}", err=True)
+    """Print a remark, which is not a result, on stderr."""
+    typer.echo(f"{program}: {visible(text)}", err=True)
 
 
 def shows_progress(as_json: bool) -> bool:
-    """Return whether progress bars are wanted: somebody must be there to see them."""
+    """Return whether to show progress bars: only on a terminal, for people."""
     return sys.stderr.isatty() and not as_json
 
 
@@ -66,9 +60,9 @@ def show_json(document: Mapping[str, Any]) -> None:
 
 
 def json_line(document: Mapping[str, Any]) -> str:
-    """Return a document as one line of JSON, in ASCII: any reader and any locale takes it.
+    """Return a document as one line of JSON, in ASCII, which every reader and locale takes.
 
-    It has no infinities: they become null.
+    JSON has no infinities: they become null.
 
     Examples:
         >>> json_line({"score": float("inf"), "alarm": True})
@@ -77,11 +71,21 @@ def json_line(document: Mapping[str, Any]) -> str:
     return json.dumps(_finite(document), allow_nan=False)
 
 
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return value
+
+
 def show_facts(facts: Mapping[str, str]) -> None:
     """Print names and values, a line each.
 
     Args:
-        facts: By name, in the order to be shown.
+        facts: Values by name, in the order to be shown.
     """
     show_table((), list(facts.items()))
 
@@ -94,7 +98,7 @@ def show_table(
     Args:
         headings: Of the columns; none for rows of a name and a value.
         rows: Cells of each row.
-        marked: Which rows are to catch the eye on a terminal; none by default.
+        marked: Which rows to highlight on a terminal; none by default.
     """
     rows = [[visible(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():  # as text: for 10,000 rows rich takes 4 s
@@ -104,13 +108,26 @@ def show_table(
             cells = (f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
             typer.echo("  ".join(cells).rstrip())
         return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(show_header=bool(headings), box=None, padding=(0, 2, 0, 0))
-    for heading in headings or ("", ""):
-        name = not table.columns
-        table.add_column(heading, style="bold cyan" if name else "", overflow="fold")
+    for place, heading in enumerate(headings or ("", "")):
+        table.add_column(heading, style="" if place else "bold cyan", overflow="fold")
     for row, mark in zip_longest(rows, marked):
         table.add_row(*map(escape, row), style="bold red" if mark else None)
     Console().print(table)
+
+
+def number(value: float | None) -> str:
+    """Return a number for people, empty for none.
+
+    Examples:
+        >>> number(0.123456), number(None), number(12345.678), number(float("inf"))
+        ('0.1235', '', '1.235e+04', 'inf')
+    """
+    return "" if value is None else f"{value:.4g}"
 
 
 def check_output(
@@ -126,10 +143,10 @@ def check_output(
     Args:
         path: Where it is to be.
         given: All that the command was given, by name of the argument or option.
-        is_ours: Whether a file that is there is of the kind to be written, and may be
-            replaced; by default whether it is a saved monitor.
+        is_ours: Whether an existing file is of the kind to be written, and may be replaced;
+            by default whether it is a saved monitor.
         force: Replace it whatever it is, unless the command reads it.
-        itself: What the command reads in order to replace it.
+        itself: The input that the command may replace with its result.
 
     Raises:
         OptionError: If it is an input of the command, or something else of the user's.
@@ -137,42 +154,40 @@ def check_output(
     from scodkit.numerics import artifact
 
     artifact.check_place(path)
-    if path.exists() and not (itself and itself.exists() and path.samefile(itself)):
-        for word in _named(given):
-            if _reads(word, path):
-                raise OptionError(
-                    f"expected another file to write to than one that is read, got {path}, "
-                    f"which is read as {word}; type another name"
-                )
-        ours = is_ours or (lambda file: artifact.is_ours(file, "monitor"))
-        if not force and path.stat().st_size and not ours(path):
+    if not path.exists() or (itself and itself.exists() and path.samefile(itself)):
+        return
+    for name in _possible_files(given):
+        if _reads(name, path):
             raise OptionError(
-                f"expected a new file to write to, or an earlier result of this kind, got "
-                f"{path}, which is something else; type another name, or --force to replace it"
+                f"expected another file to write to than one that is read, got {path}, "
+                f"which is read as {name}; type another name"
             )
-    with tempfile.TemporaryFile(dir=path.parent):
-        pass
+    is_ours = is_ours or (lambda file: artifact.is_ours(file, "monitor"))
+    if not force and path.stat().st_size and not is_ours(path):
+        raise OptionError(
+            f"expected a new file to write to, or an earlier result of this kind, got "
+            f"{path}, which is something else; type another name, or --force to replace it"
+        )
 
 
-def _named(given: Mapping[str, object]) -> Iterator[str]:
+def _possible_files(given: Mapping[str, object]) -> Iterator[str]:
     """Yield all that the words of a command may name: files, folders, and files of code."""
-    for name, value in given.items():
+    for option, value in given.items():
         for word in value if isinstance(value, (list, tuple)) else (value,):
-            if name not in _WRITTEN and isinstance(word, (str, Path)):
-                for data in (str(word), str(word).partition("=")[2]):
-                    code = data.rpartition(":")[0]
-                    yield from filter(
-                        None, (data, code, code and code.replace(".", "/") + ".py")
-                    )
+            if option not in _OUTPUTS and isinstance(word, (str, Path)):
+                for name in (str(word), str(word).partition("=")[2]):
+                    code = name.rpartition(":")[0]
+                    module = code and code.replace(".", "/") + ".py"
+                    yield from filter(None, (name, code, module))
 
 
-def _reads(word: str, path: Path) -> bool:
-    """Return whether a file is what a word of the command names, or an image in it."""
+def _reads(name: str, path: Path) -> bool:
+    """Return whether a file is the one that a word of the command names, or an image in it."""
     from scodkit.cli.files import images_in
 
-    if os.path.isdir(word):
-        return any(path.samefile(image) for image in images_in(Path(word)) if image.exists())
-    return os.path.exists(word) and path.samefile(word)
+    if os.path.isdir(name):
+        return any(path.samefile(image) for image in images_in(Path(name)) if image.exists())
+    return os.path.exists(name) and path.samefile(name)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -182,27 +197,19 @@ def write_text(path: Path, text: str) -> None:
         path: Where to.
         text: What to write.
     """
-    # a file's name may hold halves of characters, which no encoding has
-    write_bytes(path, text.encode(errors="backslashreplace"))
+    from scodkit.numerics.files import replacing
 
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that at every moment the old one or the new one is there, whole.
-
-    Args:
-        path: Where to.
-        content: What to write.
-    """
     with replacing(path) as temporary:
-        temporary.write_bytes(content)
+        # a file's name may hold lone surrogates, which no encoding has
+        temporary.write_bytes(text.encode(errors="backslashreplace"))
 
 
 @contextmanager
 def stoppable(afterwards: str) -> Iterator[None]:
-    """Let Ctrl-C end the command with a word on how things stand.
+    """Let Ctrl-C end the command with a remark on what is left and how to go on.
 
     Args:
-        afterwards: What is left, and how to go on.
+        afterwards: The remark.
 
     Yields:
         Nothing.
@@ -215,23 +222,3 @@ def stoppable(afterwards: str) -> Iterator[None]:
     except KeyboardInterrupt:
         note(f"stopped; {afterwards}")
         raise typer.Exit(STOPPED) from None
-
-
-def number(value: float | None) -> str:
-    """Return a number for people, empty for none.
-
-    Examples:
-        >>> number(0.123456), number(None), number(12345.678), number(float("inf"))
-        ('0.1235', '', '1.235e+04', 'inf')
-    """
-    return "" if value is None else f"{value:.4g}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return value

@@ -7,19 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scodkit.cli import options
 from scodkit.cli import output as shown
-from scodkit.cli.config import ConfigOption, resolved
 from scodkit.cli.fit import show_fit
-from scodkit.cli.options import (
-    DATA_FORMS,
-    BatchSizeOption,
-    DeviceOption,
-    ForceOption,
-    JsonOption,
-    ModelArgument,
-    MonitorArgument,
-    WeightsOption,
-)
 from scodkit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -30,62 +20,54 @@ if TYPE_CHECKING:
 
 def renew(  # noqa: PLR0913 (each a choice of its own)
     ctx: typer.Context,
-    monitor: MonitorArgument,
-    model: ModelArgument,
-    data: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA", help=f"Training data: {DATA_FORMS}.", show_default=False
-        ),
-    ],
+    monitor: options.MonitorArgument,
+    model: options.ModelArgument,
+    data: options.TrainingDataArgument,
     heldout: Annotated[
         str | None,
         typer.Option(
             metavar="DATA", help="Held-out data, to calibrate with.", show_default=False
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Another file for the result.", show_default=False),
-    ] = None,
-    weights: WeightsOption = None,
-    batch_size: BatchSizeOption = 64,
-    device: DeviceOption = "cpu",
-    config: ConfigOption = None,
-    force: ForceOption = False,
-    as_json: JsonOption = False,
+    output: options.OtherOutputOption = None,
+    weights: options.WeightsOption = None,
+    batch_size: options.BatchSizeOption = 64,
+    device: options.DeviceOption = "cpu",
+    config: options.ConfigOption = None,
+    force: options.ForceOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Fit and calibrate a monitor anew, as it was before, after the model was trained on.
 
     \b
     scod renew monitor.scod model.py:net train.csv --heldout heldout.csv
     """  # noqa: D301 (\b keeps the lines of the examples)
-    from scodkit.cli.inputs import Form, batches_of
-    from scodkit.cli.loading import load_model, running
+    from scodkit.cli.files import Form
+    from scodkit.cli.loading import batches_of, load_model, running
 
     path = output or monitor
     with shown.stoppable(f"{path} is as it was; type the same command again"):
         shown.check_output(path, ctx.params, force=force, itself=monitor)
         network = load_model(model, weights, device)
-        found = _recipe_in(monitor, network)
-        form, progress = Form.of_fit(found.notes, network), shown.shows_progress(as_json)
-        options = _fit_options(found.notes.get("fit", {}))
-        finite = options["on_bad"] == "raise"
+        renewed = _unfitted(monitor, network)
+        form, progress = Form.of_fit(renewed.notes, network), shown.shows_progress(as_json)
+        how = _fit_options(renewed.notes.get("fit", {}))
+        finite = how["on_bad"] == "raise"
         batches = batches_of(data, batch_size, form, finite=finite, progress=progress)
-        held = None
+        heldout_batches = None
         if heldout is not None:
-            held = batches_of(heldout, batch_size, form, progress=progress)
-        with running(found):
-            found.renew(batches, held, progress=progress, **options)
+            heldout_batches = batches_of(heldout, batch_size, form, progress=progress)
+        with running(renewed):
+            renewed.renew(batches, heldout_batches, progress=progress, **how)
         for earlier in ("calibrate", "merge", "parts"):
-            found.notes.pop(earlier, None)
-        found.notes["renew"] = resolved(ctx)
-        found.save(path)
-    show_fit(path, found, as_json)
+            renewed.notes.pop(earlier, None)
+        renewed.notes["renew"] = options.noted_options(ctx)
+        renewed.save(path)
+    show_fit(path, renewed, as_json)
 
 
-def _recipe_in(path: Path, model: nn.Module) -> Monitor:
-    """Return the monitor of a file, for a model that need not have the weights of the file.
+def _unfitted(path: Path, model: nn.Module) -> Monitor:
+    """Return a monitor with the options of a saved one, for a model whose weights may differ.
 
     Raises:
         OptionError: If it was made with functions, which are in no file.
@@ -117,12 +99,12 @@ def _recipe_in(path: Path, model: nn.Module) -> Monitor:
 
 def _fit_options(noted: dict[str, Any]) -> dict[str, Any]:
     """Return how the fit was made, as far as a file tells."""
-    from scodkit.cli.choices import PRECISIONS
+    import torch
 
-    precisions = {name.value: dtype for name, dtype in PRECISIONS.items()}
+    precision = noted.get("precision")
     return {
         "on_bad": noted.get("on_bad", "raise"),
         "check_deterministic": noted.get("check_deterministic", True),
-        "precision": precisions.get(str(noted.get("precision"))),
+        "precision": torch.bfloat16 if precision == "bfloat16" else None,
         "products": noted.get("products"),
     }

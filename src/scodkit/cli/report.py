@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scodkit.cli import options
 from scodkit.cli import output as shown
-from scodkit.cli.config import ConfigOption
-from scodkit.cli.options import (
-    DATA_FORMS,
-    BatchSizeOption,
-    DeviceOption,
-    ForceOption,
-    JsonOption,
-    ModelArgument,
-    MonitorArgument,
-    WeightsOption,
-)
-from scodkit.errors import NotFittedError
+from scodkit.errors import BatchError, NotFittedError
 
 if TYPE_CHECKING:
-    from scodkit import Monitor
+    from torch import Tensor
 
-_HEAD_BYTES = 4096  # of a page: what it is made by is among the first
+    from scodkit import Monitor
+    from scodkit.cli.files import Batches
+    from scodkit.report import ScoredSet
+
+_HEAD_BYTES = 4096  # of a page: its generator is named among the first
+_MOST_BYTES = 2**30  # bytes of inputs that are kept of data that can be read only once
 
 
 def report(  # noqa: PLR0913 (each a choice of its own)
     ctx: typer.Context,
-    monitor: MonitorArgument,
-    model: ModelArgument,
+    monitor: options.MonitorArgument,
+    model: options.ModelArgument,
     known: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Inputs like the training data, as DATA or NAME=DATA: {DATA_FORMS}. May be "
-            "repeated.",
+            help="Inputs like the training data, as DATA or NAME=DATA: "
+            f"{options.DATA_FORMS}. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -56,12 +52,12 @@ def report(  # noqa: PLR0913 (each a choice of its own)
     false_alarm: Annotated[
         float, typer.Option(help="Accepted share of alarms on known inputs.")
     ] = 0.05,
-    weights: WeightsOption = None,
-    batch_size: BatchSizeOption = 64,
-    device: DeviceOption = "cpu",
-    config: ConfigOption = None,
-    force: ForceOption = False,
-    as_json: JsonOption = False,
+    weights: options.WeightsOption = None,
+    batch_size: options.BatchSizeOption = 64,
+    device: options.DeviceOption = "cpu",
+    config: options.ConfigOption = None,
+    force: options.ForceOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show a monitor at work: one HTML file that needs no network.
 
@@ -70,29 +66,27 @@ def report(  # noqa: PLR0913 (each a choice of its own)
     scod report monitor.scod model.py:net --known day=day/ --unknown night=night/ -o cars.html
     """  # noqa: D301 (\b keeps the lines of the examples)
     from scodkit.alarms import DriftAlarm
-    from scodkit.cli.answers import scored_set
-    from scodkit.cli.inputs import batches_of
-    from scodkit.cli.saved import open_monitor
+    from scodkit.cli.loading import batches_of, open_monitor
     from scodkit.report import Report, WatchedStream, check_installed
 
     with shown.stoppable(f"{output} is as it was; type the same command again"):
         shown.check_output(output, ctx.params, is_page, force=force)
         check_installed()
-        found, form = open_monitor(monitor, model, weights, device)
-        _check_calibration(found, false_alarm, stream)
+        opened, form = open_monitor(monitor, model, weights, device)
+        _check_calibration(opened, false_alarm, stream)
         progress = shown.shows_progress(as_json)
-        specs = [(spec, True) for spec in known or []] + [(s, False) for s in unknown or []]
         sets = []
-        for spec, is_known in specs:
-            name, data = named_data(spec)
-            batches = batches_of(data, batch_size, form)
-            sets.append(scored_set(found, name, batches, is_known, progress))
+        for specs, is_known in ((known, True), (unknown, False)):
+            for spec in specs or ():
+                name, data = named_data(spec)
+                batches = batches_of(data, batch_size, form)
+                sets.append(_scored_set(opened, name, batches, is_known, progress))
         watched = None
-        if stream is not None and found.calibration is not None:
+        if stream is not None and opened.calibration is not None:
             batches = batches_of(stream, batch_size, form)
-            scores = scored_set(found, "stream", batches, True, progress).scores
-            watched = WatchedStream.of(DriftAlarm(found.calibration), scores)
-        page = Report(found, sets, stream=watched, title=title, false_alarm=false_alarm)
+            scores = _scored_set(opened, "stream", batches, True, progress).scores
+            watched = WatchedStream.of(DriftAlarm(opened.calibration), scores)
+        page = Report(opened, sets, stream=watched, title=title, false_alarm=false_alarm)
         with contextlib.redirect_stdout(sys.stderr):  # the user's model may print
             page.save(output)
     if as_json:
@@ -100,7 +94,7 @@ def report(  # noqa: PLR0913 (each a choice of its own)
         shown.show_json({"report": str(output), "sets": counts})
         return
     shown.show_facts({"report": str(output.resolve())})
-    if not specs:
+    if not sets:
         shown.note(
             "no inputs were given: type --known DATA and --unknown DATA for their scores"
         )
@@ -133,10 +127,10 @@ def named_data(spec: str) -> tuple[str, str]:
 
 
 def _check_calibration(monitor: Monitor, false_alarm: float, stream: str | None) -> None:
-    """Refuse what the calibration cannot give, before any input is read.
+    """Raise if the calibration does not allow for the alarms, before any input is read.
 
     Raises:
-        NotFittedError: If a stream is to be watched without one.
+        NotFittedError: If a stream is to be watched without a calibration.
     """
     if monitor.calibration is not None:
         if monitor.calibration.groups is None:
@@ -148,3 +142,66 @@ def _check_calibration(monitor: Monitor, false_alarm: float, stream: str | None)
             "scod calibrate MONITOR MODEL HELD_OUT_DATA"
         )
     shown.note("no alarms, as the monitor is not calibrated: scod calibrate MONITOR MODEL DATA")
+
+
+def _scored_set(
+    monitor: Monitor, name: str, batches: Batches | Iterable[Any], known: bool, progress: bool
+) -> ScoredSet:
+    """Return a set with its scores, and with inputs where they are tensors.
+
+    Raises:
+        BatchError: If there are none.
+    """
+    import torch
+
+    from scodkit.cli.files import Batches
+    from scodkit.cli.loading import scored_batches
+    from scodkit.report import ScoredSet
+
+    scored, tensors, num_bytes = [], [], 0
+    title = f"scoring {shown.visible(name)}"
+    for batch, part in scored_batches(monitor, batches, progress, title):
+        scored.append(part)
+        if not isinstance(batches, Batches) and num_bytes <= _MOST_BYTES:
+            tensors.append(_first_tensor(batch))
+            num_bytes += tensors[-1].nbytes
+    count = sum(len(part.score) for part in scored)
+    if not count:
+        raise BatchError(f"expected inputs in {name!r}, found none; leave the set out")
+    p_values = [part.p_value for part in scored if part.p_value is not None]
+    inputs: Tensor | Sequence[Tensor] | None = None
+    labels = None
+    if isinstance(batches, Batches):
+        inputs, labels = _InputsOnDemand(batches), batches.dataset.names
+    elif len({part.shape[1:] for part in tensors}) == 1 and sum(map(len, tensors)) == count:
+        inputs = torch.cat(tensors)
+    return ScoredSet(
+        name,
+        torch.cat([part.score.cpu() for part in scored]),
+        known,
+        inputs=inputs,
+        outputs=torch.cat([part.output.detach().cpu() for part in scored]),
+        p_values=torch.cat(p_values) if p_values else None,
+        labels=labels,
+    )
+
+
+class _InputsOnDemand(Sequence["Tensor"]):
+    """Inputs that are read again when they are asked for: a page shows few of them."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches.dataset)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._batches.read(slice(place, place + 1))[0]
+
+
+def _first_tensor(batch: object) -> Tensor:
+    """Return the inputs of a batch, empty where they are not one tensor."""
+    import torch
+
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    return first if isinstance(first, torch.Tensor) else torch.empty(0)
