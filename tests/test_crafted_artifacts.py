@@ -195,6 +195,8 @@ CHANGES: dict[str, Change] = {
     "a part backwards": put("shard", {"index": 0, "count": 1, "start": 9, "stop": 0}),
     "an engine of no name": put("engine", 3),
     "an engine": put("engine", "hooks"),
+    "exempt buffers are a number": put("exempt", 5),
+    "exempt buffers of no text": put("exempt", [[]]),
     "probes in a list": put("probes", []),
     "a range of text": put("input_range", "0 to 1"),
     "a range backwards": put("input_range", {"0": [1.0, 0.0]}),

@@ -34,16 +34,16 @@ class Parties:
     """Threads that add up tensors, each with its own."""
 
     def __init__(self, count: int) -> None:
-        self._told: list[Tensor] = [torch.empty(0)] * count
+        self._given: list[Tensor] = [torch.empty(0)] * count
         self._barrier = threading.Barrier(count, timeout=60)
 
     def add_up(self, rank: int):
-        def add(own: Tensor) -> Tensor:
-            self._told[rank] = own
+        def add(sums: Tensor) -> Tensor:
+            self._given[rank] = sums
             self._barrier.wait()
-            found = torch.stack(self._told).sum(0)
+            total = torch.stack(self._given).sum(0)
             self._barrier.wait()
-            return found
+            return total
 
         return add
 
@@ -66,11 +66,11 @@ def divided(
     ranges = [range(a, b) for a, b in itertools.pairwise(edges)]
     parties = Parties(len(ranges))
 
-    def work(rank: int, held: range) -> tuple[SketchState, Eigenbasis]:
-        state = sketch.zero(parts[0].shape[1], 5, parts[0].dtype, "cpu", held)
+    def work(rank: int, weights: range) -> tuple[SketchState, Eigenbasis]:
+        state = sketch.zero(parts[0].shape[1], 5, parts[0].dtype, "cpu", weights)
         state.add_up = parties.add_up(rank)
         for rows in parts:
-            own = FlatFactors(rows[:, held.start : held.stop])
+            own = FlatFactors(rows[:, weights.start : weights.stop])
             factors = SharedFactors(own, state.add_up)
             norms = factors.squared_norms()
             kept = FactorsOf(factors, torch.ones(len(rows), dtype=torch.bool))
@@ -127,10 +127,10 @@ def test_energies_are_those_of_all_weights() -> None:
     parties = Parties(2)
     rows = parts[0]
 
-    def work(rank: int, held: range):
-        own = FlatFactors(rows[:, held.start : held.stop])
+    def work(rank: int, weights: range):
+        own = FlatFactors(rows[:, weights.start : weights.stop])
         shared = SharedFactors(own, parties.add_up(rank))
-        return energies(shared.hold(), replace_vectors(basis, held))
+        return energies(shared.hold(), replace_vectors(basis, weights))
 
     whole = energies(FlatFactors(rows), basis)
     for found in parties.run(work, edges):
@@ -138,8 +138,8 @@ def test_energies_are_those_of_all_weights() -> None:
         assert torch.allclose(found.along, whole.along)
 
 
-def replace_vectors(basis: Eigenbasis, held: range) -> Eigenbasis:
-    return replace(basis, vectors=basis.vectors[held.start : held.stop])
+def replace_vectors(basis: Eigenbasis, weights: range) -> Eigenbasis:
+    return replace(basis, vectors=basis.vectors[weights.start : weights.stop])
 
 
 @pytest.mark.parametrize("sketch", [Exact(), FrequentDirections(size=6)])
@@ -151,7 +151,8 @@ def test_sketches_of_whole_rows_are_not_divided(sketch: Sketch) -> None:
 def test_other_weights_are_not_merged() -> None:
     sketch = Nystrom(size=12)
     one, other = (
-        sketch.zero(60, 5, torch.float64, "cpu", held) for held in (range(30), range(30, 60))
+        sketch.zero(60, 5, torch.float64, "cpu", weights)
+        for weights in (range(30), range(30, 60))
     )
     with pytest.raises(MergeError, match="weights: range"):
         sketch.merge(one, other)

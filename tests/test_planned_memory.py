@@ -189,12 +189,11 @@ def test_a_basis_takes_what_was_planned(sketch: Sketch) -> None:
     def solve() -> None:
         found.append(sketch.eigenbasis(state, rank).vectors)
 
-    kept = sketch.scratch_bytes(size, columns)
-    chunks = sketch.solve_scratch_bytes(size, columns, torch.device("cpu"))
-    copies = sketch.solve_columns(size, columns)
+    memory = sketch.memory(size, columns, torch.device("cpu"))
+    copies = memory.solve_columns
     if "filled" in state.numbers:
         copies = int(state.numbers["filled"])  # the plan's is when that is all
-    planned = copies * size * 4 + max(kept + chunks, rank * size * 4)
+    planned = copies * size * 4 + max(memory.kept_bytes + memory.solve_bytes, rank * size * 4)
     assert peak_of(solve) == pytest.approx(planned, rel=0.15)
     assert found[0].is_contiguous()
     assert found[0].untyped_storage().nbytes() == found[0].nbytes

@@ -18,8 +18,8 @@ from scodkit.errors import (
     CalibrationWarning,
     OptionError,
     SuspiciousInputWarning,
+    optional,
 )
-from scodkit.numerics.optional import optional
 
 # samples looked back at, and how many it takes to tell
 _LAST, _FEWEST = 64, 8

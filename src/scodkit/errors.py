@@ -5,6 +5,12 @@ Each message has three parts: what was expected, what came, and what to type ins
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
+# import names that differ from the name of the package on PyPI
+_PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}
+
 
 class ScodError(Exception):
     """Base of every error scodkit raises on purpose."""
@@ -19,7 +25,7 @@ class ModelCallError(BatchError):
 
 
 class EmptyLoaderError(BatchError):
-    """There is not one batch."""
+    """The loader yields no batch."""
 
 
 class ParameterSelectionError(ScodError, ValueError):
@@ -39,7 +45,7 @@ class NotFittedError(ScodError, RuntimeError):
 
 
 class NondeterministicError(ScodError, RuntimeError):
-    """The model or the data gave two answers to the same question."""
+    """The model or the data gave different results when read twice."""
 
 
 class NonFiniteError(ScodError, ValueError):
@@ -47,7 +53,7 @@ class NonFiniteError(ScodError, ValueError):
 
 
 class InsufficientMemoryError(ScodError, MemoryError):
-    """The sketch would not fit; said before anything is allocated."""
+    """The sketch would not fit into memory; raised before anything is allocated."""
 
 
 class UncertifiedError(ScodError, RuntimeError):
@@ -87,7 +93,7 @@ class StaleMonitorError(MismatchError, RuntimeError):
 
 
 class ProcessError(ScodError, RuntimeError):
-    """Another process of a fit failed, so that the sum over all of them cannot be had."""
+    """Another process of a fit failed, so that the sum over all processes is unavailable."""
 
 
 class MissingPeerError(ScodError, ImportError):
@@ -111,7 +117,7 @@ class CaptureWarning(UserWarning):
 
 
 class NoProbesWarning(UserWarning):
-    """A file has nothing to tell another architecture of the same weights by."""
+    """A file has no probes, which tell another architecture with the same weights."""
 
 
 class CalibrationWarning(UserWarning):
@@ -128,3 +134,27 @@ class LikelihoodWarning(UserWarning):
 
 class RepeatedDataWarning(UserWarning):
     """A few samples to be added to a fit are like some it has seen."""
+
+
+def optional(module: str, extra: str, then: str = "") -> Any:
+    """Import a module that only an extra of scodkit installs, when a feature needs it.
+
+    Args:
+        module: Its full name, such as ``"scipy.special"``.
+        extra: The extra of scodkit that installs it.
+        then: What to type after the command that installs the extra.
+
+    Returns:
+        The module.
+
+    Raises:
+        MissingPeerError: If it is not installed, with what to type.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        library = module.partition(".")[0]
+        raise MissingPeerError(
+            f"expected {_PACKAGES.get(library, library)}, which this needs, found none "
+            f'that can be imported ({error}); type: pip install "scodkit[{extra}]"{then}'
+        ) from error

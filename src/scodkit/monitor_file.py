@@ -23,9 +23,7 @@ from scodkit.model.network import Form
 from scodkit.model.parameters import ParameterSet, select_names
 from scodkit.model.state import Fingerprints
 from scodkit.numerics import artifact
-from scodkit.numerics.files import file_errors
-from scodkit.numerics.matmul import sum_dtype
-from scodkit.numerics.schema import (
+from scodkit.numerics.artifact import (
     ANY_TENSOR,
     DIGESTS,
     FLAG,
@@ -46,72 +44,22 @@ from scodkit.numerics.schema import (
     that,
     whole,
 )
+from scodkit.numerics.files import file_errors
+from scodkit.numerics.matmul import sum_dtype, tall_chunks
 from scodkit.parts import Part
 from scodkit.sketch import Sketch, SketchState, documents
 from scodkit.sketch.eigenbasis import Eigenbasis
-from scodkit.sketch.tall import tall_chunks
 
 _KIND = "monitor"
+
+# what the names of tensors of a sketch's state, and of answers to probes, begin with
 _STATE = "sketch."
 _PROBE = "probe."
 
-# what a header must have, and what it may have besides
-_HEADER = fields(
-    {
-        "scodkit_version": TEXT,
-        "torch_version": TEXT,
-        "likelihood": documents.DESCRIPTION,
-        "sketch": documents.DESCRIPTION,
-        "rank": whole(1),
-        "prior_scale": number("a number > 0", lambda value: 1e-100 < value < 1e100),
-        "functions": fields({"inputs": FLAG, "outputs": FLAG, "task": FLAG, "by": FLAG}),
-        "parameters": table(each(whole())),
-        "fingerprints": fields({"parameters": TEXT, "model": TEXT}),
-        "output_shape": each(whole()),
-        "skipped": whole(),
-        "basis": fields(
-            {
-                "num_data": whole(1),
-                "trace": number(),
-                "certified": FLAG,
-                "residual_norm": maybe(number()),
-                "residual_rank": whole(),
-                "slack": number(),
-                "clamped": whole(),
-            }
-        ),
-    },
-    {
-        "parts": each(
-            all_of(
-                fields({"data": TEXT, "start": whole(), "stop": whole()}),
-                that("samples in ascending order", lambda part: part["start"] <= part["stop"]),
-            )
-        ),
-        "notes": OBJECT,
-        "state": documents.STATE,
-        "shard": fields(dict.fromkeys(("index", "count", "start", "stop"), whole())),
-        "engine": maybe(that("the name of an engine", is_engine)),
-        "probes": OBJECT,
-        "input_range": maybe(RANGES),
-        "form": maybe(fields({"parts": whole(1), "axes": each(whole())})),
-    },
-    others=True,
-)
-
-# tensors that must be there, and that may be, besides those of sketch and probes
-_BASIS = {
-    "values": tensor((None,), WIDE, falling, "finite numbers >= 0, descending,"),
-    "vectors": ANY_TENSOR,
-}
-_OTHERS = {
-    "calibration": SCORES,
-    "calibration_groups": ANY_TENSOR,
-    "samples": DIGESTS,
-}
-
-# directions that columns are tried along
+# random directions along which columns are tested for being orthonormal
 _TRIED = 4
+
+# --- what a file holds ---
 
 
 @dataclass(frozen=True)
@@ -140,7 +88,7 @@ class Stored:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a monitor is made with again, but for the user's own functions."""
+        """Arguments to construct the monitor with, but for the user's own functions."""
         return {
             "likelihood": self.likelihood,
             "rank": self.rank,
@@ -148,77 +96,6 @@ class Stored:
             "parameters": self.fitted.parameters,
             "prior_scale": self.prior_scale,
         }
-
-
-def save(
-    path: str | Path, stored: Stored, with_sketch: bool, shard: Shard | None = None
-) -> None:
-    """Write a monitor to one file, atomically.
-
-    Args:
-        path: Where to.
-        stored: What to write.
-        with_sketch: Keep the sketch, for updates and merges.
-        shard: Which part of the weights its basis and sketch are of; None for all.
-    """
-    fitted, basis = stored.fitted, stored.fitted.basis
-    numbers = {k: v for k, v in vars(basis).items() if not isinstance(v, Tensor)}
-    del numbers["offloaded"]  # of this process, not of the fit
-    if basis.residual_norm == float("inf"):  # JSON has no infinity
-        numbers["residual_norm"] = None
-    header: dict[str, Any] = {
-        "scodkit_version": __version__,
-        "torch_version": torch.__version__,
-        "likelihood": documents.describe(stored.likelihood),
-        "sketch": documents.describe(stored.sketch),
-        "rank": stored.rank,
-        "prior_scale": stored.prior_scale,
-        "functions": dict(stored.functions),
-        "parameters": {b.name: list(b.shape) for b in fitted.parameters.blocks},
-        "fingerprints": fitted.fingerprints.document(),
-        "exempt": list(fitted.fingerprints.exempt),
-        "output_shape": list(fitted.shape),
-        "skipped": fitted.skipped,
-        "engine": fitted.engine,
-        "parts": [part.document() for part in fitted.parts],
-        "form": fitted.form and fitted.form.document(),
-        "basis": numbers,
-        "notes": dict(stored.notes),
-    }
-    if fitted.input_range is not None:
-        header["input_range"] = fitted.input_range
-    if shard is not None:
-        header["shard"] = asdict(shard)
-    tensors = {"values": basis.values, "vectors": basis.vectors}
-    if with_sketch and fitted.state is not None:
-        header["state"], state_tensors = documents.pack_state(fitted.state, _STATE)
-        tensors |= state_tensors
-        if fitted.samples is not None:
-            tensors["samples"] = fitted.samples
-    if fitted.probes is not None:
-        header["probes"], answers = fitted.probes.pack(_PROBE)
-        tensors |= answers
-    if stored.calibration is not None:
-        tensors["calibration"] = stored.calibration.scores
-        if stored.calibration.groups is not None:
-            tensors["calibration_groups"] = stored.calibration.groups
-    artifact.write(path, _KIND, header, tensors)
-    if shard is None:
-        remove_replaced(Path(path), files_of_all(Path(path)))
-
-
-def remove_replaced(path: Path, files: Iterable[Path]) -> None:
-    """Remove what a monitor was before; other files that only have such names stay.
-
-    Args:
-        path: The name of the monitor, which may have been one file.
-        files: Which to look into: that, and its shards.
-    """
-    for file in files:
-        header = artifact.header_of(file) or {}
-        if header.get("kind") == _KIND and (file == path or "shard" in header):
-            with file_errors(file, "removed"):
-                file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -238,6 +115,146 @@ class Shard:
     stop: int
 
 
+def _header_of(stored: Stored) -> dict[str, Any]:
+    """Return a monitor as a header; `_HEADER` has the same fields in the same order."""
+    fitted, basis = stored.fitted, stored.fitted.basis
+    numbers = {name: getattr(basis, name) for name in _BASIS_NUMBERS}
+    if basis.residual_norm == math.inf:  # JSON has no infinity
+        numbers["residual_norm"] = None
+    return {
+        "scodkit_version": __version__,
+        "torch_version": torch.__version__,
+        "likelihood": documents.describe(stored.likelihood),
+        "sketch": documents.describe(stored.sketch),
+        "rank": stored.rank,
+        "prior_scale": stored.prior_scale,
+        "functions": dict(stored.functions),
+        "parameters": {b.name: list(b.shape) for b in fitted.parameters.blocks},
+        "fingerprints": fitted.fingerprints.document(),
+        "output_shape": list(fitted.shape),
+        "skipped": fitted.skipped,
+        "basis": numbers,
+        "exempt": list(fitted.fingerprints.exempt),
+        "engine": fitted.engine,
+        "parts": [part.document() for part in fitted.parts],
+        "form": fitted.form and fitted.form.document(),
+        "input_range": fitted.input_range,
+        "notes": dict(stored.notes),
+    }
+
+
+# attributes of an eigenbasis that are plain numbers
+_BASIS_NUMBERS = {
+    "num_data": whole(1),
+    "trace": number(),
+    "certified": FLAG,
+    "residual_norm": maybe(number()),
+    "residual_rank": whole(),
+    "slack": number(),
+    "clamped": whole(),
+}
+
+# fields of every header, and fields that files of earlier versions may lack
+_HEADER = fields(
+    {
+        "scodkit_version": TEXT,
+        "torch_version": TEXT,
+        "likelihood": documents.DESCRIPTION,
+        "sketch": documents.DESCRIPTION,
+        "rank": whole(1),
+        "prior_scale": number("a number > 0", lambda value: 1e-100 < value < 1e100),
+        "functions": fields(dict.fromkeys(("inputs", "outputs", "task", "by"), FLAG)),
+        "parameters": table(each(whole())),
+        "fingerprints": fields({"parameters": TEXT, "model": TEXT}),
+        "output_shape": each(whole()),
+        "skipped": whole(),
+        "basis": fields(_BASIS_NUMBERS),
+    },
+    {
+        "exempt": each(TEXT),
+        "engine": maybe(that("the name of an engine", is_engine)),
+        "parts": each(
+            all_of(
+                fields({"data": TEXT, "start": whole(), "stop": whole()}),
+                that("samples in ascending order", lambda part: part["start"] <= part["stop"]),
+            )
+        ),
+        "form": maybe(fields({"parts": whole(1), "axes": each(whole())})),
+        "input_range": maybe(RANGES),
+        "notes": OBJECT,
+        # of some monitors only
+        "shard": fields(dict.fromkeys(("index", "count", "start", "stop"), whole())),
+        "state": documents.STATE,
+        "probes": OBJECT,
+    },
+    others=True,
+)
+
+# tensors that must be there, and that may be, besides those of sketch and probes
+_BASIS_TENSORS = {
+    "values": tensor((None,), WIDE, falling, "finite numbers >= 0, descending,"),
+    "vectors": ANY_TENSOR,
+}
+_OTHER_TENSORS = {
+    "calibration": SCORES,
+    "calibration_groups": ANY_TENSOR,
+    "samples": DIGESTS,
+}
+
+
+# --- saving ---
+
+
+def save(
+    path: str | Path, stored: Stored, with_sketch: bool, shard: Shard | None = None
+) -> None:
+    """Write a monitor to one file, atomically.
+
+    Args:
+        path: Where to.
+        stored: What to write.
+        with_sketch: Keep the sketch, for updates and merges.
+        shard: Which part of the weights its basis and sketch cover; None for all.
+    """
+    fitted, calibration = stored.fitted, stored.calibration
+    header = _header_of(stored)
+    tensors = {"values": fitted.basis.values, "vectors": fitted.basis.vectors}
+    if shard is not None:
+        header["shard"] = asdict(shard)
+    if with_sketch and fitted.state is not None:
+        header["state"], state_tensors = documents.pack_state(fitted.state, _STATE)
+        tensors |= state_tensors
+        if fitted.samples is not None:
+            tensors["samples"] = fitted.samples
+    if fitted.probes is not None:
+        header["probes"], answers = fitted.probes.pack(_PROBE)
+        tensors |= answers
+    if calibration is not None:
+        tensors["calibration"] = calibration.scores
+        if calibration.groups is not None:
+            tensors["calibration_groups"] = calibration.groups
+    artifact.write(path, _KIND, header, tensors)
+    if shard is None:
+        remove_replaced(Path(path), files_of_all(Path(path)))
+
+
+def remove_replaced(path: Path, files: Iterable[Path]) -> None:
+    """Remove the files of the monitor that was there before; files of others stay.
+
+    Args:
+        path: The name of the monitor, which may have been one file.
+        files: Candidates: that one, and files with the names of its shards.
+    """
+    for file in files:
+        header = artifact.header_of(file) or {}
+        if header.get("kind") == _KIND and (file == path or "shard" in header):
+            with file_errors(file, "removed"):
+                file.unlink(missing_ok=True)
+
+
+# --- reading ---
+
+
 def read(
     path: str | Path, rows: range | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -245,18 +262,39 @@ def read(
 
     Args:
         path: Where it was saved.
-        rows: Of which weights basis and sketch are wanted; all by default.
+        rows: The weights to read basis and sketch of; all by default.
 
     Raises:
         MismatchError: If the file is one of several shards, or shards are missing or others.
     """
-    path = Path(path)
+    header, shards = _shards(Path(path))
+    _check_columns(path, [tensors["vectors"] for _, tensors in shards])
+    _, first = shards[0]
+    if rows is None and len(shards) == 1:
+        return header, first
+    joined = dict(first)
+    for name in filter(_is_tall, first):
+        # a copy, or all of a file would stay in memory for a few of its rows
+        joined[name] = torch.cat(
+            [_rows_of(tensors[name], rows, shard.start) for shard, tensors in shards]
+        )
+    return header, joined
+
+
+def _shards(path: Path) -> tuple[dict[str, Any], list[tuple[Shard, dict[str, Tensor]]]]:
+    """Return the header of a monitor, and the tensors of its shards, in order.
+
+    A monitor in one file is a single shard.
+
+    Raises:
+        MismatchError: If the shards are not all those of one monitor.
+    """
     files = files_of_all(path)
     with file_errors(path, "read"):
-        one = path.exists()
-    if one:  # others may have files of such names
+        exists = path.exists()
+    if exists:  # others may have files of such names
         files = [file for file in files if "shard" in (artifact.header_of(file) or ())]
-    if one and files:
+    if exists and files:
         raise MismatchError(
             f"expected one monitor at {path}, found a whole one and {len(files)} parts of one "
             f"({files[0].name} ...); delete the older"
@@ -268,54 +306,34 @@ def read(
                 f"expected a whole monitor at {path}, got a part of its weights; type the name "
                 "it was saved under, without the numbers at its end"
             )
-        _check_columns(path, [tensors["vectors"]])
-        if rows is None:
-            return header, tensors
-        # copies, or all of it would stay in memory
-        return header, {n: _rows_of(n, t, rows, 0).clone() for n, t in tensors.items()}
-    header, shards, parts = _read_shards(path, files)
-    _check_columns(path, [part["vectors"] for part in parts])
-    joined: dict[str, Tensor] = {}
-    for name, small in parts[0].items():
-        own = [
-            _rows_of(name, part[name], rows, shard.start)
-            for part, shard in zip(parts, shards, strict=True)
-        ]
-        joined[name] = torch.cat(own) if _is_tall(name) else small
-    return header, joined
-
-
-def _read_shards(
-    path: Path, files: list[Path]
-) -> tuple[dict[str, Any], list[Shard], list[dict[str, Tensor]]]:
-    """Return the header that all shards of a monitor share, and the shards, in order.
-
-    Raises:
-        MismatchError: If there are others, or not all.
-    """
-    found = [read_file(file) for file in files]
-    if any("shard" not in header for header, _ in found):
+        return header, [(Shard(0, 1, 0, _size(header)), tensors)]
+    contents = [read_file(file) for file in files]
+    if any("shard" not in header for header, _ in contents):
         raise MismatchError(f"expected parts of a monitor at {path}, got a whole one")
-    both = [(Shard(**header.pop("shard")), header, tensors) for header, tensors in found]
-    both.sort(key=lambda one: one[0].index)
-    shards = [shard for shard, _, _ in both]
-    alike = {shard.count for shard in shards} == {len(files)}
-    if not alike or [shard.index for shard in shards] != list(range(len(files))):
+    contents.sort(key=lambda content: content[0]["shard"]["index"])
+    shards = [(Shard(**header.pop("shard")), tensors) for header, tensors in contents]
+    count = shards[0][0].count
+    expected = [(index, len(files)) for index in range(len(files))]
+    if [(shard.index, shard.count) for shard, _ in shards] != expected:
         raise MismatchError(
-            f"expected {shards[0].count} files {path.name}.0-of-{shards[0].count} and so on, "
-            f"got {', '.join(file.name for file in files)}; bring all of them, and no others"
+            f"expected {count} files {path.name}.0-of-{count} and so on, got "
+            f"{', '.join(file.name for file in files)}; bring all of them, and no others"
         )
-    _, header, first = both[0]
-    ends = [0, *(shard.stop for shard in shards)]
-    joined = [shard.start for shard in shards] == ends[:-1] and ends[-1] == _size(header)
-    for _, other, tensors in both:
-        joined = joined and other == header and set(tensors) == set(first)
-        joined = joined and all(
-            _is_tall(name) or torch.equal(tensors[name], first[name]) for name in first
-        )
-    if not joined:
+    headers = [header for header, _ in contents]
+    if any(header != headers[0] for header in headers) or not _join(shards, _size(headers[0])):
         raise MismatchError(f"expected parts of one monitor at {path}, got parts of several")
-    return header, shards, [tensors for _, _, tensors in both]
+    return headers[0], shards
+
+
+def _join(shards: Sequence[tuple[Shard, Mapping[str, Tensor]]], size: int) -> bool:
+    """Return whether shards cover all weights, and agree on the tensors they share."""
+    _, first = shards[0]
+    starts, stops = ([getattr(shard, end) for shard, _ in shards] for end in ("start", "stop"))
+    return [*starts, size] == [0, *stops] and all(
+        set(tensors) == set(first)
+        and all(_is_tall(name) or torch.equal(tensors[name], first[name]) for name in first)
+        for _, tensors in shards
+    )
 
 
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -332,7 +350,7 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         size = stop - start
     state = documents.state_checks(tensors, _STATE) if "state" in header else {}
     probes = {probe: ANY_TENSOR for probe in tensors if probe.startswith(_PROBE)}
-    fields({**_BASIS, **state}, {**_OTHERS, **probes})(name, tensors)
+    fields({**_BASIS_TENSORS, **state}, {**_OTHER_TENSORS, **probes})(name, tensors)
     rank = len(tensors["values"])
     whole(0, header["rank"])(f"the number of values of {name}", rank)
     tensor((size, rank))(f"vectors of {name}", tensors["vectors"])
@@ -348,7 +366,20 @@ def _size(header: Mapping[str, Any]) -> int:
     return sum(math.prod(shape) for shape in header["parameters"].values())
 
 
-def _check_columns(path: Path, parts: Sequence[Tensor]) -> None:
+def _is_tall(name: str) -> bool:
+    """Return whether a tensor of a file has a row for each weight."""
+    return name == "vectors" or (name.startswith(_STATE) and not name.endswith("squared_norm"))
+
+
+def _rows_of(tensor: Tensor, rows: range | None, first: int) -> Tensor:
+    """Return some rows of a tall tensor, whose own begin with the weight ``first``."""
+    if rows is None:
+        return tensor
+    start = max(rows.start - first, 0)
+    return tensor[start : max(rows.stop - first, start)]
+
+
+def _check_columns(path: str | Path, parts: Sequence[Tensor]) -> None:
     """Make sure that vectors are orthonormal: ``U^T U z = z``, for a few random ``z``.
 
     Args:
@@ -360,27 +391,17 @@ def _check_columns(path: Path, parts: Sequence[Tensor]) -> None:
     """
     shape, random = (parts[0].shape[1], _TRIED), torch.Generator().manual_seed(0)
     tried = torch.randn(shape, dtype=sum_dtype(*parts), generator=random)
-    found = torch.zeros_like(tried)
+    product = torch.zeros_like(tried)
     for part in parts:
         for chunk in tall_chunks(part):
             rows = part[chunk].to(tried.dtype)
-            found += rows.mT @ (rows @ tried)
+            product += rows.mT @ (rows @ tried)
     # rounding is far below, in half precision too; a wrong column is far above
-    if not bool(((found - tried).abs() <= math.sqrt(torch.finfo(part.dtype).eps)).all()):
+    if not bool(((product - tried).abs() <= math.sqrt(torch.finfo(part.dtype).eps)).all()):
         refuse(f"orthonormal vectors in {path}", "others")
 
 
-def _is_tall(name: str) -> bool:
-    """Return whether a tensor of a file has a row for each weight."""
-    return name == "vectors" or (name.startswith(_STATE) and not name.endswith("squared_norm"))
-
-
-def _rows_of(name: str, tensor: Tensor, rows: range | None, first: int) -> Tensor:
-    """Return those rows of a tall tensor that are wanted; ``first`` is which it begins with."""
-    if rows is None or not _is_tall(name):
-        return tensor
-    start = max(rows.start - first, 0)
-    return tensor[start : max(rows.stop - first, start)]
+# --- loading ---
 
 
 def load(
@@ -399,8 +420,8 @@ def load(
         likelihood: The likelihood, where a file cannot describe it.
         sketch: The sketch, likewise.
         functions: Which of the user's functions are given now, by name.
-        part: Which part of the weights basis and sketch are wanted of, from 0, and of how many
-            parts; None for all.
+        part: Load basis and sketch for one part of the weights: its index, from 0, and the
+            number of parts; None for all.
 
     Returns:
         The monitor's parts, on the model's device.
@@ -418,24 +439,21 @@ def load(
             f"expected functions as at the fit ({header['functions']}), got {dict(functions)}; "
             "pass the same inputs=, outputs=, task= and by= to Monitor.load"
         )
-    own_likelihood = _chosen("likelihood", header, likelihood, Likelihood)
-    own_sketch = _chosen("sketch", header, sketch, Sketch)
+    chosen_likelihood = _chosen("likelihood", header, likelihood, Likelihood)
+    chosen_sketch = _chosen("sketch", header, sketch, Sketch)
+    calibration = None
+    if "calibration" in tensors:
+        calibration = Calibration(tensors["calibration"], tensors.get("calibration_groups"))
     return Stored(
-        likelihood=own_likelihood,
+        likelihood=chosen_likelihood,
         rank=header["rank"],
-        sketch=own_sketch,
+        sketch=chosen_sketch,
         prior_scale=header["prior_scale"],
         functions=functions,
-        fitted=_fitted(header, tensors, model, (own_likelihood, own_sketch), rows),
-        calibration=_calibration(tensors),
+        fitted=_fitted(header, tensors, model, chosen_likelihood, chosen_sketch, rows),
+        calibration=calibration,
         notes=header.get("notes", {}),
     )
-
-
-def _calibration(tensors: Mapping[str, Tensor]) -> Calibration | None:
-    if "calibration" not in tensors:
-        return None
-    return Calibration(tensors["calibration"], tensors.get("calibration_groups"))
 
 
 def _chosen(what: str, header: Mapping[str, Any], given: Any, family: type) -> Any:
@@ -455,38 +473,45 @@ def _fitted(
     header: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     model: nn.Module,
-    options: tuple[Likelihood, Sketch],
+    likelihood: Likelihood,
+    sketch: Sketch,
     rows: range | None,
 ) -> Fitted:
-    likelihood, sketch = options
+    """Return the fit of a file, on the model's device; fields may be missing in old files."""
     parameters = _parameters_in(model, header["parameters"])
-    exempt = tuple(header.get("exempt", ()))
-    fingerprints = Fingerprints(**header["fingerprints"], exempt=exempt)
     numbers = dict(header["basis"])
     if numbers["residual_norm"] is None:
-        numbers["residual_norm"] = float("inf")
-    state = None
+        numbers["residual_norm"] = math.inf
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
     _check_basis(basis, sketch)
+    state = None
     if "state" in header and (rows is None or sketch.takes_products):  # others hold whole rows
         state = documents.unpack_state(header["state"], tensors, _STATE, sketch, rows)
         _check_state(state, basis, parameters.num_parameters, header["rank"])
-    shape, skipped = tuple(header["output_shape"]), header["skipped"]
-    parts = tuple(Part(**part) for part in header.get("parts", ()))
-    ranges = header.get("input_range")  # files of earlier versions have none
-    if ranges is not None:
-        ranges = {name: (low, high) for name, (low, high) in ranges.items()}
-    form = Form(**header["form"]) if header.get("form") else None
-    probes = Probes.unpack(header.get("probes"), tensors, _PROBE)
-    data = (parts, header.get("engine"), ranges, tensors.get("samples"), form, probes)
-    about = (fingerprints, shape, skipped, *data)
-    fitted = Fitted(likelihood, parameters, basis, state, *about)
+    ranges, form = header.get("input_range"), header.get("form")
+    fitted = Fitted(
+        likelihood=likelihood,
+        parameters=parameters,
+        basis=basis,
+        state=state,
+        fingerprints=Fingerprints(
+            **header["fingerprints"], exempt=tuple(header.get("exempt", ()))
+        ),
+        shape=tuple(header["output_shape"]),
+        skipped=header["skipped"],
+        parts=tuple(Part(**part) for part in header.get("parts", ())),
+        engine=header.get("engine"),
+        input_range=ranges and {name: (low, high) for name, (low, high) in ranges.items()},
+        samples=tensors.get("samples"),
+        form=form and Form(**form),
+        probes=Probes.unpack(header.get("probes"), tensors, _PROBE),
+    )
     fitted.check_weights(model)
     return fitted.to(next(model.parameters()).device)
 
 
 def _check_basis(basis: Eigenbasis, sketch: Sketch) -> None:
-    """Make sure a basis is certified only where it can be.
+    """Make sure that a basis which claims a certificate can have one.
 
     Raises:
         CorruptArtifactError: If it cannot.
@@ -500,7 +525,7 @@ def _check_basis(basis: Eigenbasis, sketch: Sketch) -> None:
 
 
 def _check_state(state: SketchState, basis: Eigenbasis, size: int, rank: int) -> None:
-    """Make sure a sketch is the one behind a basis, as far as that is known without solving.
+    """Make sure that a sketch belongs to a basis, as far as that shows without solving again.
 
     Raises:
         CorruptArtifactError: If it is not.

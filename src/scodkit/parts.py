@@ -1,4 +1,4 @@
-"""Parts of a data set: none padded, none repeated, and none counted twice."""
+"""Parts of a data set, for fits that share it: no sample is repeated or counted twice."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ from torch.utils.data import (
 from scodkit.errors import OptionError
 from scodkit.numerics.hashing import digest_of
 
-# items of a data set that stand for all of it
+# items of a data set that are hashed, and numbers of a tensor
 _SAMPLED = 16
-
-# numbers of a tensor that stand for all of it
 _NUMBERS = 4096
 
 
 @dataclass(frozen=True)
 class Part:
-    """Samples of a data set, one after the other.
+    """Consecutive samples of a data set.
 
     Args:
         data: A hash of the data set.
-        start: The first of them.
+        start: The first sample.
         stop: One past the last.
 
     Examples:
@@ -57,18 +55,18 @@ class Part:
         return f"samples {self.start} to {self.stop - 1} of the data {self.data[:8]}"
 
     def document(self) -> dict[str, Any]:
-        """Return it as plain data, what it is made of."""
+        """Return it as plain data."""
         return asdict(self)
 
 
 def in_both(mine: Iterable[Part], theirs: Iterable[Part]) -> tuple[Part, Part] | None:
-    """Return a part of each that have samples in common, or None."""
+    """Return two parts, one of each side, that have samples in common, or None."""
     pairs = itertools.product(mine, theirs)
     return next(((a, b) for a, b in pairs if a.overlaps(b)), None)
 
 
 class Shard(Dataset[Any]):
-    """One of several parts of a data set, as equal as they can be.
+    """One of several parts of a data set, of equal size up to one sample.
 
     For processes that fit together, or jobs whose fits are merged: unlike
     ``DistributedSampler`` it neither pads nor repeats, so that every sample counts once.
@@ -79,8 +77,8 @@ class Shard(Dataset[Any]):
         count: How many parts there are.
 
     Attributes:
-        part: Which samples these are; None of a data set whose items nobody can tell from
-            others': a merge then tells fits apart by their sketches.
+        part: Which samples these are; None if items of the data set cannot be hashed: a merge
+            then tells fits apart by their sketches.
 
     Examples:
         >>> [list(Shard(range(7), index, 3)) for index in range(3)]
@@ -115,10 +113,10 @@ class Shard(Dataset[Any]):
 
 
 def part_behind(loader: object) -> Part | None:
-    """Return which samples a loader goes through; None where it cannot say.
+    """Return which samples a loader reads; None if that is unknown.
 
     Args:
-        loader: Its data set knows its part, or it is a ``DataLoader`` that reads all of one.
+        loader: Has a `Shard` as its ``dataset``, or is a ``DataLoader`` that reads every item.
     """
     if isinstance(loader, DataLoader) and not reads_all_once(loader):
         return None
@@ -142,14 +140,14 @@ def reads_all_once(loader: DataLoader[Any]) -> bool:
 
 
 def plain_sampler(loader: Any) -> Any:
-    """Return what chooses the items of a loader, where batches are made of them in turn.
+    """Return the sampler of a ``DataLoader`` with a plain ``BatchSampler``.
 
     Args:
         loader: Anything.
 
     Returns:
-        None for what is not a ``DataLoader`` over a map-style data set, or makes its batches
-        in a way of its own.
+        None for anything but a ``DataLoader`` over a map-style data set, and for one with
+        another batch sampler.
     """
     plain = type(loader) is DataLoader and type(loader.batch_sampler) is BatchSampler
     if not plain or isinstance(loader.dataset, IterableDataset):
@@ -158,10 +156,10 @@ def plain_sampler(loader: Any) -> Any:
 
 
 def shard_rows(length: int, index: int, count: int) -> range:
-    """Return which of ``length`` samples a part has.
+    """Return which samples of a data set a part has.
 
     Args:
-        length: Samples in all.
+        length: Of the data set.
         index: Which part, from 0.
         count: How many parts there are.
 
@@ -177,11 +175,11 @@ def shard_rows(length: int, index: int, count: int) -> range:
 
 
 def data_hash(length: int, item: Callable[[int], Any]) -> str:
-    """Return a hash of a data set's length and of some of its items, spread evenly.
+    """Return a hash of a data set's length and of a few items, evenly spaced.
 
     Args:
-        length: Items in all.
-        item: Reads one by its position.
+        length: Of the data set.
+        item: Reads an item by its position.
     """
     places = dict.fromkeys(i * (length - 1) // (_SAMPLED - 1) for i in range(_SAMPLED))
     digest = hashlib.sha256(str(length).encode())
@@ -192,7 +190,7 @@ def data_hash(length: int, item: Callable[[int], Any]) -> str:
 
 
 def sampled_hash(tensors: Mapping[str, Tensor], salt: str) -> str:
-    """Return a hash of some of the numbers in tensors, spread evenly: they may be large.
+    """Return a hash of some numbers of each tensor, evenly spaced: tensors may be large.
 
     Args:
         tensors: By name.
@@ -206,13 +204,13 @@ def sampled_hash(tensors: Mapping[str, Tensor], salt: str) -> str:
 
 
 def _can_be_hashed(dataset: Any) -> bool:
-    """Return whether items of a data set can be told from those of another."""
+    """Return whether the items of a data set are of types that can be hashed."""
     pieces = list(_bytes_in(dataset[0])) if len(dataset) else []
     return bool(pieces) and None not in pieces
 
 
 def _bytes_in(item: Any) -> Iterator[bytes | None]:
-    """Yield what an item is made of; None for things that nobody knows."""
+    """Yield the bytes that an item consists of; None for values of an unknown type."""
     if isinstance(item, Tensor):
         yield digest_of({"": item}).encode()
     elif isinstance(item, (str, bytes, int, float)):
@@ -226,7 +224,7 @@ def _bytes_in(item: Any) -> Iterator[bytes | None]:
             yield from _bytes_in(part)
     elif hasattr(item, "__array__") or hasattr(item, "__array_interface__"):  # pictures, too
         array = np.asarray(item)
-        about = f"{array.dtype.str} {array.shape}".encode()
-        yield None if array.dtype == object else about + array.tobytes()
+        form = f"{array.dtype.str} {array.shape}".encode()
+        yield None if array.dtype == object else form + array.tobytes()
     elif item is not None:
         yield None

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from scodkit.errors import CalibrationError
 from scodkit.numerics import artifact
-from scodkit.numerics.schema import Check, fields, refuse
+from scodkit.numerics.artifact import Check, fields, refuse
 
 
 class Resumable:

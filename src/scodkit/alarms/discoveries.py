@@ -22,9 +22,8 @@ from torch import Tensor
 
 from scodkit.alarms.alarm import Resumable, one_number
 from scodkit.calibration import check_share
-from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
-from scodkit.numerics.optional import optional
-from scodkit.numerics.schema import FLAG, SHARE, maybe, number, whole
+from scodkit.errors import CalibrationError, CalibrationWarning, OptionError, optional
+from scodkit.numerics.artifact import FLAG, SHARE, maybe, number, whole
 
 
 def discoveries(p_values: Tensor, fdr: float = 0.1) -> Tensor:

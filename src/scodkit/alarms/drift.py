@@ -15,7 +15,7 @@ from torch import Tensor
 from scodkit.alarms.alarm import Resumable, are_scores, many_scores, one_score
 from scodkit.calibration import Calibration, check_share
 from scodkit.errors import OptionError
-from scodkit.numerics.schema import SHARE, each, fields, maybe, number, tensor, that, whole
+from scodkit.numerics.artifact import SHARE, each, fields, maybe, number, tensor, that, whole
 
 # exponents e of the bets e p^(e-1), from bold to timid: each pays for small p-values
 _EXPONENTS = (0.25, 0.5, 0.75)

@@ -14,7 +14,7 @@ from torch import Tensor
 from scodkit.alarms.alarm import Resumable, are_scores, many_scores, one_score
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
-from scodkit.numerics.schema import SCORES, SHARE, maybe, number, tensor, whole
+from scodkit.numerics.artifact import SCORES, SHARE, maybe, number, tensor, whole
 
 
 class RolloutAlarm(Resumable):

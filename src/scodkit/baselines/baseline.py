@@ -29,7 +29,7 @@ from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.model.network import Inputs, Network, state_to_copy
 from scodkit.model.parameters import state_fingerprint
 from scodkit.numerics import artifact
-from scodkit.numerics.schema import NUMBERS, OBJECT, TEXT, each, fields, refuse
+from scodkit.numerics.artifact import NUMBERS, OBJECT, TEXT, each, fields, refuse
 from scodkit.scoring.score import Scored
 from scodkit.sketch import documents
 

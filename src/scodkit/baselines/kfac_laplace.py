@@ -25,12 +25,11 @@ from scodkit.baselines.predictions import (
     noise_variance,
 )
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
-from scodkit.errors import NonFiniteError, OptionError
+from scodkit.errors import NonFiniteError, OptionError, optional
 from scodkit.factors import Factors
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from scodkit.model.network import Inputs, Network, ordinary
 from scodkit.model.parameters import LastLayers, ParameterSet, select, select_names
-from scodkit.numerics.optional import optional
 
 # prior precisions that `tune` tries by default: 1e-4, 10^-3.5, ..., 1e4
 GRID = tuple(10 ** (exponent / 2) for exponent in range(-8, 9))

@@ -23,7 +23,7 @@ from scodkit.baselines.predictions import (
     noise_variance,
 )
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
-from scodkit.errors import NondeterministicError, OptionError
+from scodkit.errors import NondeterministicError, OptionError, optional
 from scodkit.factors import Factors
 from scodkit.likelihoods import (
     Bernoulli,
@@ -35,7 +35,6 @@ from scodkit.likelihoods import (
 from scodkit.model.network import Inputs, Network, differentiable_attention
 from scodkit.model.parameters import ParameterSet, Selection
 from scodkit.numerics.matmul import matmul
-from scodkit.numerics.optional import optional
 
 # relative difference between the mean losses of two passes that rounding may explain
 _SAME_LOSS = 1e-4

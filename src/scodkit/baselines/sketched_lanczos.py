@@ -27,9 +27,9 @@ from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs
 from scodkit.model.parameters import Selection
+from scodkit.numerics.matmul import tall_svd
 from scodkit.sketch import Map, SparseSign, documents
 from scodkit.sketch.maps import check_map
-from scodkit.sketch.tall import tall_svd
 
 # entries of the sketching matrix made at a time
 _CHUNK = 1 << 20

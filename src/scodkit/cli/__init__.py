@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from scodkit.errors import MissingPeerError
-from scodkit.numerics.optional import optional
+from scodkit.errors import MissingPeerError, optional
 
 
 def main() -> None:

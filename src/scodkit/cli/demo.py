@@ -12,7 +12,7 @@ import typer
 
 from scodkit.cli import options
 from scodkit.cli import output as shown
-from scodkit.numerics.optional import optional
+from scodkit.errors import optional
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from scodkit.errors import BatchError, NonFiniteError, OptionError, ScodError
+from scodkit.errors import BatchError, NonFiniteError, OptionError, ScodError, optional
 from scodkit.fit.plan import available_bytes
 from scodkit.numerics.files import file_errors, regular_file
-from scodkit.numerics.optional import optional
 from scodkit.parts import Part, data_hash, shard_rows
 
 _ARRAYS = (".npy", ".npz", ".csv")

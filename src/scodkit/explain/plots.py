@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from scodkit.errors import BatchError, OptionError
-from scodkit.numerics.optional import optional
+from scodkit.errors import BatchError, OptionError, optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

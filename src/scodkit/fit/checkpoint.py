@@ -18,8 +18,7 @@ from scodkit.fit.seen import Seen, nothing
 from scodkit.model.network import Inputs
 from scodkit.model.ranges import Ranges, ranges_of, seen_in, widen
 from scodkit.numerics import artifact
-from scodkit.numerics.files import remove_leftovers
-from scodkit.numerics.schema import (
+from scodkit.numerics.artifact import (
     DIGESTS,
     OBJECT,
     RANGES,
@@ -31,6 +30,7 @@ from scodkit.numerics.schema import (
     that,
     whole,
 )
+from scodkit.numerics.files import remove_leftovers
 from scodkit.sketch import SketchState, documents
 
 _KIND = "checkpoint"

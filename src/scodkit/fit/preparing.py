@@ -238,7 +238,7 @@ class Preparation:
         one_row = row_bytes(self.network, parameters)
         vector = parameters.num_parameters * sum_dtype(output).itemsize
         rank, device = min(recipe.rank, columns), self.network.device
-        making = recipe.sketch.making_bytes(*sizes, device)
+        memory = recipe.sketch.memory(*sizes, device)
         return Plan(
             num_parameters=parameters.num_parameters,
             directions=directions,
@@ -246,10 +246,10 @@ class Preparation:
             rank=rank,
             sketch_bytes=columns * vector,
             basis_bytes=rank * vector,
-            kept_bytes=recipe.sketch.scratch_bytes(*sizes),
-            making_bytes=making,
-            solve_bytes=recipe.sketch.solve_columns(*sizes) * vector,
-            chunk_bytes=max(making, recipe.sketch.solve_scratch_bytes(*sizes, device)),
+            kept_bytes=memory.kept_bytes,
+            making_bytes=memory.making_bytes,
+            solve_bytes=memory.solve_columns * vector,
+            chunk_bytes=max(memory.making_bytes, memory.solve_bytes),
             working_bytes=one_row,
             score_working_bytes=one_row,
             available_bytes=available_bytes(device),

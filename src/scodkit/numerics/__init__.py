@@ -1,1 +1,1 @@
-"""What knows no networks: products in mixed precision, kernels, files and what they hold."""
+"""Numerics that know nothing of networks: products, kernels, random numbers, digests, files."""

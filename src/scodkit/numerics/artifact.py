@@ -1,16 +1,22 @@
 """Files: safetensors with a JSON header, written atomically, never a pickle.
 
 Any safetensors reader can open them; the header sits in the metadata under ``scodkit``. A
-digest over header and tensors tells a changed file from an intact one.
+digest over header and tensors tells a changed file from an intact one, but not who wrote it. So
+what is read is checked by type and by range before it is used, against a table of what may be
+there; each entry of such a table is a `Check`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import reprlib
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -31,15 +37,15 @@ from scodkit.numerics.files import (
     target_of,
 )
 from scodkit.numerics.hashing import digest_of
-from scodkit.numerics.schema import (
-    OBJECT,
-    Check,
-    whole,
-)
 
 FORMAT_VERSION = 1
 
 _HEADER = "scodkit"
+
+# takes the name of a value, for messages, and the value; raises CorruptArtifactError
+Check = Callable[[str, Any], None]
+
+# --- reading and writing ---
 
 
 def write(
@@ -55,15 +61,15 @@ def write(
     """
     path = Path(path)
     check_place(path)
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     full = {"format": FORMAT_VERSION, "kind": kind, **header}
-    full["digest"] = _digest(full, held)
+    full["digest"] = _digest(full, on_cpu)
     with replacing(path) as temporary:
-        save_file(held, temporary, metadata={_HEADER: json.dumps(full)})
+        save_file(on_cpu, temporary, metadata={_HEADER: json.dumps(full)})
 
 
 def check_place(path: Path) -> None:
-    """Make sure a file can be put somewhere, before work is done for it.
+    """Make sure that a file can be written, before work is done for it.
 
     Args:
         path: Where it is to be.
@@ -86,23 +92,8 @@ def check_place(path: Path) -> None:
             pass  # what the place does not allow shows now
 
 
-def header_of(path: Path) -> dict[str, Any] | None:
-    """Return what a file says of itself, unchecked; None if there is none of ours."""
-    try:
-        with safe_open(str(regular_file(path)), framework="pt") as file:
-            return _parse(path, (file.metadata() or {}).get(_HEADER))
-    except (SafetensorError, OSError, CorruptArtifactError):
-        return None
-
-
-def is_ours(path: Path, kind: str | None = None) -> bool:
-    """Return whether there is a file of ours already, of one kind or of whatever kind."""
-    header = header_of(path)
-    return header is not None and kind in (None, header.get("kind"))
-
-
 def read(
-    path: str | Path, kind: str, schema: Check = OBJECT
+    path: str | Path, kind: str, schema: Check | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a file written by `write`, and check that it is whole and ours.
 
@@ -125,7 +116,7 @@ def read(
             header, tensors = _contents(path)
             claimed = header.pop("digest", None)
             intact = claimed == _digest(header, tensors)
-        except Exception as error:  # whatever is raised on bytes that nobody expected
+        except Exception as error:  # safetensors and torch raise anything on unexpected bytes
             if isinstance(error, (ScodError, OSError, MemoryError)):
                 raise
             raise CorruptArtifactError(
@@ -141,28 +132,50 @@ def read(
         raise CorruptArtifactError(
             f"expected a saved {kind} at {path}, got a saved {header.get('kind')}"
         )
-    schema(str(path), header)
+    if schema is not None:
+        schema(str(path), header)
     return header, tensors
 
 
+def header_of(path: Path) -> dict[str, Any] | None:
+    """Return the header of a file, unchecked; None if it is not one of ours."""
+    try:
+        with safe_open(str(regular_file(path)), framework="pt") as file:
+            return _parse(path, (file.metadata() or {}).get(_HEADER))
+    except (SafetensorError, OSError, CorruptArtifactError):
+        return None
+
+
+def is_ours(path: Path, kind: str | None = None) -> bool:
+    """Return whether a file is one of ours, of one kind or of any."""
+    header = header_of(path)
+    return header is not None and kind in (None, header.get("kind"))
+
+
 def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    # safetensors opens a file by its name, header and tensors apart: one that is replaced in
-    # between would be read half and half, but for a name of the open file itself
-    with path.open("rb") as held, safe_open(_name_of(held, path), framework="pt") as file:
+    # safetensors opens a file by its name, for the header and again for the tensors: if the
+    # file was replaced in between, it would return the header of one and the tensors of another
+    with path.open("rb") as opened, safe_open(_name_of(opened, path), framework="pt") as file:
         header = _parse(path, (file.metadata() or {}).get(_HEADER))
-        _check_version(path, header)
+        whole(1)(f"the format of {path}", header.get("format"))
+        if header["format"] != FORMAT_VERSION:
+            raise FormatVersionError(
+                f"expected format {FORMAT_VERSION}, got {header['format']} in {path} (written "
+                f"by scodkit {header.get('scodkit_version', 'unknown')}); fit and save it "
+                "again with this version, or install that one"
+            )
         # copies: a view of the file changes with it, and where it begins in memory decides
         # which kernels add to it, hence the last bits of a fit that goes on from it
         return header, {n: file.get_tensor(n).clone() for n in file.keys()}  # noqa: SIM118
 
 
-def _name_of(held: BinaryIO, path: Path) -> str:
-    """Return a name of an open file that stays its own, where the system has one."""
-    own = Path(f"/proc/self/fd/{held.fileno()}")
-    return str(own if own.exists() else path)
+def _name_of(opened: BinaryIO, path: Path) -> str:
+    """Return a name of an open file that stays valid when its path is replaced (Linux)."""
+    descriptor = Path(f"/proc/self/fd/{opened.fileno()}")
+    return str(descriptor if descriptor.exists() else path)
 
 
-def _parse(path: str | Path, text: str | None) -> dict[str, Any]:
+def _parse(path: Path, text: str | None) -> dict[str, Any]:
     try:
         header = json.loads(text or "")
     except (ValueError, RecursionError):  # such as a number too long, lists too deep
@@ -174,15 +187,218 @@ def _parse(path: str | Path, text: str | None) -> dict[str, Any]:
     return header
 
 
-def _check_version(path: str | Path, header: Mapping[str, Any]) -> None:
-    whole(1)(f"the format of {path}", header.get("format"))
-    if header["format"] != FORMAT_VERSION:
-        raise FormatVersionError(
-            f"expected format {FORMAT_VERSION}, got {header.get('format')} in {path} (written "
-            f"by scodkit {header.get('scodkit_version', 'unknown')}); fit and save it again "
-            "with this version, or install that one"
-        )
-
-
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     return digest_of(tensors, salt=json.dumps(header, sort_keys=True))
+
+
+# --- checks of plain values ---
+
+
+def refuse(expected: str, got: str) -> NoReturn:
+    """Refuse a file.
+
+    Args:
+        expected: What it must contain, in words.
+        got: What it contains.
+
+    Raises:
+        CorruptArtifactError: In any case.
+    """
+    raise CorruptArtifactError(
+        f"expected {expected}, got {got}; the file was altered, or written by something else: "
+        "save it again"
+    )
+
+
+def that(words: str, holds: Callable[[Any], bool]) -> Check:
+    """Return a check of a condition.
+
+    Args:
+        words: The condition, in words.
+        holds: Whether a value meets it; must not fail on any value.
+
+    Examples:
+        >>> that("text", lambda value: type(value) is str)("the name", "Ada")
+    """
+
+    def check(name: str, value: Any) -> None:
+        if not holds(value):
+            refuse(f"{words} as {name}", _short(value))
+
+    return check
+
+
+def _short(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)}"
+    return reprlib.repr(value)
+
+
+def whole(least: int = 0, most: int = 2**63 - 1) -> Check:
+    """Return a check for integers in a range; ``true`` and ``1.0`` are not integers."""
+    words = f"a whole number >= {least}" + ("" if most > 2**32 else f" and <= {most}")
+    return that(words, lambda value: type(value) is int and least <= value <= most)
+
+
+def number(
+    words: str = "a finite number >= 0",
+    holds: Callable[[float], bool] = lambda value: value >= 0,
+) -> Check:
+    """Return a check for finite numbers.
+
+    Args:
+        words: Which numbers are allowed, in words.
+        holds: Whether a finite number is one of those.
+    """
+    largest = sys.float_info.max
+
+    def is_allowed(value: Any) -> bool:
+        return type(value) in (int, float) and abs(value) <= largest and holds(value)
+
+    return that(words, is_allowed)
+
+
+TEXT = that("text", lambda value: type(value) is str)
+FLAG = that("true or false", lambda value: type(value) is bool)
+OBJECT = that("an object", lambda value: type(value) is dict)
+LIST = that("a list", lambda value: type(value) is list)
+INTEGER = that("a whole number", lambda value: type(value) is int)
+SHARE = number("a number between 0 and 1", lambda value: 0 < value < 1)
+
+
+def all_of(*checks: Check) -> Check:
+    """Return a check that makes several, one after the other."""
+
+    def check_all(name: str, value: Any) -> None:
+        for check in checks:
+            check(name, value)
+
+    return check_all
+
+
+def maybe(check: Check) -> Check:
+    """Return a check that allows null, too."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def each(check: Check) -> Check:
+    """Return a check of every entry of a list."""
+
+    def check_all(name: str, value: Any) -> None:
+        LIST(name, value)
+        for place, entry in enumerate(value):
+            check(f"{name}[{place}]", entry)
+
+    return check_all
+
+
+def table(check: Check) -> Check:
+    """Return a check of every value of an object, whatever its key."""
+
+    def check_all(name: str, value: Any) -> None:
+        OBJECT(name, value)
+        for key, entry in value.items():
+            check(f"{name}.{key[:40]}", entry)
+
+    return check_all
+
+
+def fields(
+    needed: Mapping[str, Check], allowed: Mapping[str, Check] = {}, *, others: bool = False
+) -> Check:
+    """Return a check of the values of an object, by their keys.
+
+    Args:
+        needed: Keys that must be there.
+        allowed: Keys that may be there.
+        others: Whether further keys are allowed, which nobody reads.
+    """
+    known = {**needed, **allowed}
+
+    def check(name: str, value: Any) -> None:
+        OBJECT(name, value)
+        missing = [key for key in needed if key not in value]
+        unknown = [] if others else [key for key in value if key not in known]
+        if missing:
+            refuse(f"{missing[0]} in {name}", "none")
+        if unknown:
+            refuse(f"no more than {', '.join(known)} in {name}", _short(unknown[0]))
+        for key in value:
+            if key in known:
+                known[key](f"{key} of {name}", value[key])
+
+    return check
+
+
+# smallest and largest value of each input, by its name
+RANGES = table(
+    all_of(
+        each(number("a finite number", lambda _: True)),
+        that(
+            "a smallest value and a largest",
+            lambda ends: len(ends) == 2 and ends == sorted(ends),
+        ),
+    )
+)
+
+# --- checks of tensors ---
+
+WIDE = (torch.float64, torch.float32)
+_FLOATING = (*WIDE, torch.bfloat16, torch.float16)
+
+
+def finite(numbers: Tensor) -> bool:
+    """Return whether there is neither a NaN nor an infinity."""
+    # a NaN is the least and the largest; 20 times as fast as asking every number
+    return not numbers.numel() or all(math.isfinite(end) for end in numbers.aminmax())
+
+
+def falling(numbers: Tensor) -> bool:
+    """Return whether numbers are finite, >= 0 and in descending order."""
+    return finite(numbers) and bool((numbers >= 0).all() and (numbers.diff() <= 0).all())
+
+
+def tensor(
+    shape: Sequence[int | None],
+    dtypes: Collection[torch.dtype] = _FLOATING,
+    holds: Callable[[Tensor], bool] = finite,
+    words: str = "finite numbers",
+) -> Check:
+    """Return a check of a tensor.
+
+    Args:
+        shape: None for an axis of any length.
+        dtypes: Which are allowed; real numbers by default.
+        holds: Whether its numbers are allowed; finite ones by default.
+        words: Which numbers are allowed, in words.
+    """
+    sizes = ", ".join("any" if size is None else str(size) for size in shape)
+
+    def is_allowed(value: Tensor) -> bool:
+        return (
+            value.dtype in dtypes
+            and len(value.shape) == len(shape)
+            and all(s in (None, n) for s, n in zip(shape, value.shape, strict=True))
+            and holds(value)
+        )
+
+    listed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return that(f"a tensor ({sizes}) of {words} in {listed}", is_allowed)
+
+
+SCORES = tensor(
+    (None,),
+    (torch.float64,),
+    lambda scores: scores.numel() > 0 and finite(scores),
+    "finite scores",
+)
+DIGESTS = tensor((None,), (torch.int64,))  # of samples, eight bytes each
+ANY_TENSOR = that("a tensor", lambda value: True)  # a file holds nothing else
+NUMBERS = that(
+    "a tensor without NaN or infinity",
+    lambda value: not value.is_complex() and finite(value),
+)
+FINITE = that(
+    "a tensor of finite numbers in float32 or float64",
+    lambda value: value.dtype in WIDE and finite(value),
+)

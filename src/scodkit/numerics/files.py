@@ -1,4 +1,4 @@
-"""Files: only ordinary ones are read, and all are replaced whole, or left as they were."""
+"""Files: only regular ones are read; all are replaced atomically, or left as they were."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ from scodkit.errors import FileError, MissingFileError, ScodError
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody can tell whether a writer lives
+except ImportError:  # Windows, where left-overs cannot be told from writers at work
     fcntl = None  # type: ignore[assignment]
 
-_LETTERS = 16  # that tell writers of one file from each other
+_LETTERS = 16  # random ones, in the name of a writer's folder
 
-_FULL = "free some space, or choose another place, and try again"
-_RIGHTS = "choose a place you may use"
+# what to do about an error of the system, by its number
 _INSTEAD = {
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
-    errno.EFBIG: _FULL,
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
-    errno.EROFS: _RIGHTS,
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+        "free some space, or choose another place, and try again",
+    ),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose a place you may use"),
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 
@@ -47,11 +45,11 @@ _KINDS = {
 def file_errors(
     path: str | Path, done: Literal["read", "written", "removed"]
 ) -> Iterator[None]:
-    """Let errors of the system, around one file, come as ours.
+    """Turn errors of the system into a `FileError`, for one file.
 
     Args:
         path: The file.
-        done: What is being done with it.
+        done: What the body does with it.
 
     Yields:
         Nothing.
@@ -60,14 +58,14 @@ def file_errors(
         FileError: With the system's reason, and what to do about it.
     """
     try:
-        os.stat(path)  # a name that no file can have is a ValueError, before anything else
+        os.stat(path)  # raises ValueError for a name that no file can have
     except ValueError as error:
         raise FileError(
             f"expected the name of a file, got {str(path)!r}, which cannot be one ({error}); "
             "choose another name"
         ) from error
     except OSError:
-        pass  # whoever uses the file will meet it again
+        pass  # the body raises it again
     try:
         yield
     except Exception as error:
@@ -84,7 +82,7 @@ def file_errors(
 
 
 def _by_rust(error: Exception) -> bool:
-    """Return whether an error is one of safetensors, which takes long to import."""
+    """Return whether an error is one of safetensors, whose import would take long."""
     return type(error).__name__ == "SafetensorError"
 
 
@@ -92,18 +90,18 @@ def _system_error(error: Exception) -> tuple[int, str]:
     """Return the system's number of an error, 0 if there is none, and the reason."""
     number = getattr(error, "errno", None)
     if _by_rust(error):  # which keeps the number in its text
-        found = re.search(r"\(os error (\d+)\)", str(error))
-        number = int(found[1]) if found else None
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(match[1]) if match else None
     return (number, os.strerror(number)) if number else (0, str(error))
 
 
 def kind_of(mode: int) -> str:
-    """Return in words what is no ordinary file, by its mode."""
+    """Return in words what kind of file has this mode."""
     return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
 def regular_file(path: str | Path, what: str = "file") -> Path:
-    """Return the path of an ordinary file, links followed: others may keep a reader waiting.
+    """Return the path of a regular file, links followed; reading a pipe could block.
 
     Args:
         path: Where it is.
@@ -126,17 +124,19 @@ def regular_file(path: str | Path, what: str = "file") -> Path:
             "file"
         )
     with file_errors(path, "read"), open(path, "rb"):
-        return Path(path)  # safetensors would not say why it cannot
+        return Path(path)  # opened, as safetensors would not say why it cannot be read
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, and give what was written its name at the end.
+    """Yield a temporary path to write to, which replaces a file at the end.
+
+    The new file has the permissions of the old one, or of any new file. If writing fails, the
+    old file is as it was and nothing else is left; if it succeeds, left-overs of writers of
+    this file that were killed are removed, too.
 
     Args:
-        path: The file to be, with the rights of the one that was there, or of any new file;
-            of a link the file it leads to. It is as it was, and nothing else is left, if
-            writing fails. What killed writers of it left behind goes when it succeeds.
+        path: The file to replace; of a link the file it leads to.
 
     Examples:
         >>> import tempfile
@@ -152,17 +152,17 @@ def replacing(path: Path) -> Iterator[Path]:
         with own_folder(path) as folder:
             temporary = folder / path.name
             temporary.touch()
-            rights = (path if path.is_file() else temporary).stat().st_mode
+            mode = (path if path.is_file() else temporary).stat().st_mode
             yield temporary
-            os.chmod(temporary, stat.S_IMODE(rights))  # and leave it to its owner alone
-            flush(temporary)
+            os.chmod(temporary, stat.S_IMODE(mode))  # safetensors makes files private
+            _flush(temporary)
             os.replace(temporary, path)
-        flush(path.parent)
+        _flush(path.parent)
         remove_leftovers(path)
 
 
 def target_of(path: Path) -> Path:
-    """Return the file that is to be written: of a link the one it leads to.
+    """Return the file to write: of a link the one it leads to.
 
     Args:
         path: Where to write.
@@ -183,57 +183,57 @@ def target_of(path: Path) -> Path:
 
 @contextlib.contextmanager
 def own_folder(path: Path) -> Iterator[Path]:
-    """Yield a hidden folder beside a file, for one writer of it; gone at the end.
+    """Yield a hidden folder beside a file, for one writer of it; removed at the end.
 
-    Some libraries write to a name of their choice beside a file first.
+    A folder, as some libraries write to a temporary name of their choice beside a file.
 
     Args:
         path: The file.
     """
-    folder, handle = _new_folder(path)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if handle is not None:
-            os.close(handle)
-
-
-def _new_folder(path: Path) -> tuple[Path, int | None]:
     while True:
         folder = path.with_name(f".{path.name}.{secrets.token_hex(_LETTERS // 2)}")
         folder.mkdir()
         try:
-            return folder, _hold(folder)
+            lock = _locked(folder)
+            break
         except (BlockingIOError, FileNotFoundError):
-            continue  # another writer took it for a left-over before it was held
+            continue  # another writer took it for a left-over before it was locked
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
 
 
-def _hold(folder: Path) -> int | None:
-    """Return a handle that tells others, while it is open, that a folder is in use.
+def _locked(folder: Path) -> int | None:
+    """Lock a folder, which tells other writers that it is in use.
 
-    A lock goes with its process, however that ends. None where folders cannot be locked.
+    A lock goes with its process, however that ends.
+
+    Returns:
+        A file descriptor, locked while it is open; None where folders cannot be locked.
 
     Raises:
-        OSError: A ``BlockingIOError`` if another has it, a ``FileNotFoundError`` if another
-            has removed it.
+        OSError: A ``BlockingIOError`` if another process has locked it, a
+            ``FileNotFoundError`` if another has removed it.
     """
     if fcntl is None:
         return None
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.lstat(folder)
     except OSError as error:
-        os.close(handle)
+        os.close(descriptor)
         if isinstance(error, (BlockingIOError, FileNotFoundError)):
             raise
         return None  # as on some network file systems
-    return handle
+    return descriptor
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what writers of a file left behind when they were killed; not those that live.
+    """Remove the folders of writers of a file that were killed; not those of writers at work.
 
     Args:
         path: The file.
@@ -241,27 +241,24 @@ def remove_leftovers(path: Path) -> None:
     name = re.compile(re.escape(f".{path.name}.") + f"[0-9a-f]{{{_LETTERS}}}")
     with contextlib.suppress(OSError):  # a folder that can be written to, but not listed
         for folder in path.parent.iterdir() if path.parent.is_dir() else ():
-            if name.fullmatch(folder.name):
-                _remove_unheld(folder)
+            if not name.fullmatch(folder.name):
+                continue
+            with contextlib.suppress(OSError):  # in use, or no folder
+                lock = _locked(folder)
+                if lock is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.close(lock)
 
 
-def _remove_unheld(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        handle = _hold(folder)
-        if handle is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(handle)
-
-
-def flush(path: str | Path) -> None:
+def _flush(path: str | Path) -> None:
     """Make sure a rename survives a power cut; some file systems cannot, and say so.
 
     Args:
         path: A file, or the folder it is in.
     """
     with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            os.fsync(descriptor)
         finally:
-            os.close(handle)
+            os.close(descriptor)

@@ -1,6 +1,7 @@
-"""Numbers that look random, from integers alone: the same on every device and anywhere.
+"""Digests of tensors, and counter-based random numbers from integer arithmetic alone.
 
-Whoever needs the number at a place asks for it, in any order; nothing is kept.
+The random numbers are the same on every device and in every version of torch. Each is a
+function of a seed and a counter, so they can be made in any order; there is no state.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def shares(seed: int, stream: int, counter: Tensor) -> Tensor:
 
 
 def mixed(bits: Tensor) -> Tensor:
-    """Return 32 bits, mixed once more."""
+    """Return 32 bits after one more round of mixing."""
     # multipliers below 2**31: a product of 32 and 31 bits fits int64 exactly
     h = ((bits ^ (bits >> 16)) * 0x21F0AAAD) & _MASK
     h = ((h ^ (h >> 15)) * 0x735A2D97) & _MASK

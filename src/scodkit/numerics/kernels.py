@@ -1,4 +1,4 @@
-"""Kernels for a GPU, where torch's own leave most of its memory's speed unused.
+"""GPU kernels for operations where those of torch leave most of the memory bandwidth unused.
 
 They are written in Triton, which comes with torch for CUDA; without it, or on other devices,
 callers do the same in torch.
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import EngineFallbackWarning
-from scodkit.numerics.tracing import is_traced, single_operation
+from scodkit.numerics.matmul import is_traced, single_operation
 
 try:
     from scodkit.numerics import triton_kernels
 except Exception:  # not installed, or not for this machine
     triton_kernels = None  # type: ignore[assignment]
 
-# rows and columns up to which a product is made here; with more, torch's has enough to do
+# rows and columns up to which a product is made here; with more, torch keeps a GPU busy
 _MOST_ROWS = 8
 _MOST_COLUMNS = 128
 _LONGEST = 1 << 30  # positions are counted in 32 bits
@@ -43,14 +43,14 @@ def run_on(tensor: Tensor) -> bool:
 
 @functools.cache
 def _launches(device: torch.device) -> bool:
-    """Return whether kernels start: Triton needs a C compiler, a cache, a recent GPU."""
+    """Return whether kernels can be launched: Triton needs a C compiler and a recent GPU."""
     try:
         _project(torch.ones(1, 1, device=device), torch.ones(1, 1, device=device))
         torch.cuda.synchronize(device)
     except Exception as error:  # whatever a compiler or a driver may raise
         warnings.warn(
-            f"Triton's kernels do not start on {device} ({type(error).__name__}); torch's own "
-            "are used, which are slower",
+            f"Triton's kernels cannot be launched on {device} ({type(error).__name__}); those "
+            "of torch are used, which are slower",
             EngineFallbackWarning,
             stacklevel=4,
         )
@@ -59,12 +59,12 @@ def _launches(device: torch.device) -> bool:
 
 
 def projects(rows: Tensor, matrix: Tensor, times: float = 1.0) -> bool:
-    """Return whether `project` is for such rows and such a matrix.
+    """Return whether `project` takes such rows and such a matrix.
 
     Args:
         rows: ``(b, q, n)``.
         matrix: ``(n, k)``.
-        times: Answer as if there were so many times as many rows.
+        times: Answer as if there were this many times as many rows.
     """
     count = rows.shape[0] * rows.shape[1] * times
     few = count <= _MOST_ROWS and matrix.shape[1] <= _MOST_COLUMNS
@@ -98,16 +98,16 @@ def patches(
     positions: tuple[int, int] | None = None,
     fill: int = 1,
 ) -> Tensor:
-    """Return what a kernel of a convolution sees of each plane, from each position.
+    """Return the patch of each plane under the kernel of a convolution, at each position.
 
     Args:
         source: ``(q, b, c, height, width)``.
         kernel: Its height and width.
         stride: Between positions.
-        dilation: Between the places of the kernel.
-        margin: Of zeros above and to the left; below and to the right there is enough.
+        dilation: Between the entries of the kernel.
+        margin: Zero padding above and to the left; below and to the right it follows.
         positions: How many along each axis; as many as the planes have by default.
-        fill: What to fill the positions up to a multiple of, with zeros.
+        fill: Pad the number of positions to a multiple of this, with zeros.
 
     Returns:
         ``(b, q, c kernel, positions)``.
@@ -116,8 +116,8 @@ def patches(
     filled = -(-down * across // fill) * fill
     geometry = [*kernel, *stride, *dilation, *margin, down, across, filled]
     run = _traced_patches if is_traced() else _patches
-    found: Tensor = run(source.contiguous(), geometry)
-    return found
+    patched: Tensor = run(source.contiguous(), geometry)
+    return patched
 
 
 def _project(rows: Tensor, matrix: Tensor) -> Tensor:

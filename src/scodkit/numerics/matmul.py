@@ -1,19 +1,25 @@
-"""Products of half-precision matrices, summed in float32.
+"""Matrix products that keep their digits: bfloat16 summed in float32, tall ones in float64.
 
 Matrix units multiply bfloat16 exactly and add in float32; only rounding the result back to
 bfloat16 would lose digits, and rounding a float32 factor to it. Neither happens here.
+
+A tall matrix ``(N, m)`` has a row for each weight. It is worked through chunk by chunk, so that
+only a chunk at a time exists in float64; its rows may be divided among processes.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from scodkit.numerics.tracing import is_traced, single_operation
+if TYPE_CHECKING:
+    from torch._library.custom_ops import CustomOpDef
 
 # a float32 number is the sum of this many bfloat16 numbers
 _PARTS = 3
@@ -24,12 +30,33 @@ _NARROW = 128
 _SLICES = 512
 _SHORTEST, _LONGEST = 64, 1024
 
+# numbers of a tall matrix in a chunk: on a GPU more, to keep it busy; float64 copies of a chunk
+# (the last back in float32); and square matrices of its width beside them
+_TALL_CHUNK, _TALL_CHUNK_ON_GPU = 1 << 19, 1 << 23
+_TALL_COPIES = 2.5
+_TALL_SQUARES = 5
 
 # products of half-precision matrices came with results in float32 in torch 2.8
 _OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
 
-# torch's switch is one for the whole process: whoever turns it must turn it back first
+# torch's TF32 switch is global to the process: one thread at a time may turn it
 _SWITCH = threading.RLock()
+
+# adds up sums over rows of a tall matrix, over the processes that divide them
+AddUp = Callable[[Tensor], Tensor]
+
+
+def is_traced() -> bool:
+    """Return whether a tracer is recording the operations that are carried out."""
+    return get_proxy_mode() is not None
+
+
+def single_operation(name: str, function: Callable[..., Tensor]) -> CustomOpDef:
+    """Return a function on CUDA tensors as a custom op, opaque to tracers.
+
+    Calling the op costs more than calling the function: it is for traces alone.
+    """
+    return torch.library.custom_op(name, function, mutates_args=(), device_types="cuda")
 
 
 @contextmanager
@@ -109,8 +136,8 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
     elif b.dtype == a.dtype:
         total += matmul(a, b)
     elif _on_matrix_units(a, a):
-        found = matmul(a, _in_parts(b, a.dtype))
-        for part in torch.chunk(found, _PARTS, dim=1):
+        products = matmul(a, _in_parts(b, a.dtype))
+        for part in torch.chunk(products, _PARTS, dim=1):
             total += part
     else:
         total.addmm_(a.to(total.dtype), b)
@@ -155,3 +182,81 @@ def sum_dtype(*tensors: Tensor) -> torch.dtype:
 
 def _on_matrix_units(a: Tensor, b: Tensor) -> bool:
     return a.is_cuda and a.dtype == b.dtype == torch.bfloat16 and _OUT_DTYPE
+
+
+def alone(sums: Tensor) -> Tensor:
+    """Return sums as they are: the `AddUp` of a single process, which has all rows."""
+    return sums
+
+
+def tall_chunks(a: Tensor) -> Iterator[slice]:
+    """Yield slices of rows of a tall matrix, each small enough for copies in float64."""
+    step = max(1, _tall_numbers(a.device) // max(1, a.shape[1]))
+    for start in range(0, a.shape[0], step):
+        yield slice(start, min(start + step, a.shape[0]))
+
+
+def tall_bytes(length: int, width: int, device: torch.device) -> int:
+    """Return the scratch bytes of `tall_svd` on a matrix ``(length, width)``."""
+    chunks = _TALL_COPIES * min(length * width, _tall_numbers(device))
+    return int(chunks + _TALL_SQUARES * width**2) * torch.float64.itemsize
+
+
+def _tall_numbers(device: torch.device) -> int:
+    return _TALL_CHUNK_ON_GPU if device.type == "cuda" else _TALL_CHUNK
+
+
+def tall_gram(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a^T b`` in float64 for tall ``a`` and ``b``, chunk by chunk."""
+    total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64, device=a.device)
+    for chunk in tall_chunks(a):
+        total += a[chunk].double().mT @ b[chunk].double()
+    return total
+
+
+def tall_times(a: Tensor, small: Tensor, overwrite: bool = False) -> Tensor:
+    """Return ``a @ small`` for tall ``a`` in its dtype, with float64 products by chunks.
+
+    Args:
+        a: ``(N, m)``.
+        small: ``(m, r)`` in float64.
+        overwrite: Put the result into the memory of ``a``; needs ``r <= m``.
+    """
+    result = a[:, : small.shape[1]] if overwrite else a.new_empty(len(a), small.shape[1])
+    for chunk in tall_chunks(a):
+        result[chunk] = (a[chunk].double() @ small).to(a.dtype)
+    return result
+
+
+def tall_svd(a: Tensor, add_up: AddUp = alone) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``U, s, V`` with ``a = U diag(s) V^T`` for a tall matrix, in its own memory.
+
+    For float32, two rounds of Gram matrices in float64: the first finds the directions, the
+    second repairs what squaring did to the orthogonality of the small ones. Directions below
+    rounding are dropped.
+
+    Args:
+        a: ``(N, m)``, or the rows of it that this process has; may be overwritten.
+        add_up: Adds up sums over rows, over all processes.
+
+    Returns:
+        ``U (N, r)``, or its rows, in the dtype of ``a``; ``s (r,)`` descending and ``V (m, r)``
+        in float64.
+    """
+    if a.dtype == torch.float64 and add_up is alone:
+        # squaring would cost half the digits; data in float32 has only half of them
+        q, r = torch.linalg.qr(a)
+        inner, s, turned = torch.linalg.svd(r, full_matrices=False)
+        significant = s > torch.finfo(torch.float64).eps * max(a.shape) * s[:1]
+        return tall_times(q, inner[:, significant]), s[significant], turned.mT[:, significant]
+    squared, right = torch.linalg.eigh(add_up(tall_gram(a, a)))
+    floor = torch.finfo(torch.float64).eps * max(a.shape)
+    significant = squared > floor * squared[-1:].clamp_min(0)
+    scale, right = squared[significant].sqrt(), right[:, significant]
+    left = tall_times(a, right / scale, overwrite=True)
+    # left = Q R with R near the identity, so a = Q (R diag(scale)) right^T
+    gram_values, gram_vectors = torch.linalg.eigh(add_up(tall_gram(left, left)))
+    root = gram_values.sqrt()
+    inner, s, turned = torch.linalg.svd(root[:, None] * gram_vectors.mT * scale)
+    u = tall_times(left, (gram_vectors / root) @ inner, overwrite=True)
+    return u, s, right @ turned.mT

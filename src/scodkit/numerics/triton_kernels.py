@@ -28,8 +28,8 @@ def project(
     for start in range(first, last, BLOCK):
         n = start + tl.arange(0, BLOCK)
         here = n < last
-        own = r[:, None].to(tl.int64) * length + n[None, :]
-        a = tl.load(rows + own, mask=(r[:, None] < count) & here[None, :], other=0.0)
+        entry = r[:, None].to(tl.int64) * length + n[None, :]
+        a = tl.load(rows + entry, mask=(r[:, None] < count) & here[None, :], other=0.0)
         a = a.to(tl.float32)
         place = n[:, None].to(tl.int64) * columns + k[None, :]
         b = tl.load(matrix + place, mask=here[:, None] & (k[None, :] < columns), other=0.0)
@@ -71,9 +71,9 @@ def patches(
 ):
     # a few planes of the source; among the results the first two axes are swapped
     plane = (tl.program_id(0) * PLANES + tl.arange(0, PLANES)).to(tl.int64)[:, None]
-    own = plane % c
+    channel = plane % c
     sample = (plane // c) % b
-    target = ((sample * q + plane // (c * b)) * c + own) * HIGH * WIDE
+    target = ((sample * q + plane // (c * b)) * c + channel) * HIGH * WIDE
     p = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     y = (p // across) * step_down - above
     x = (p % across) * step_across - left

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from scodkit.errors import OptionError
+from scodkit.errors import OptionError, optional
 from scodkit.monitor import Monitor
 from scodkit.numerics.artifact import check_place
 from scodkit.numerics.files import replacing
-from scodkit.numerics.optional import optional
 from scodkit.report.data import MethodLine, ScoredSet, WatchedStream
 
 

@@ -1,7 +1,8 @@
 """The contract of every sketch: zero, update, merge, eigenbasis.
 
-A sketch object holds options only. What it has seen lives in a `SketchState`: named tensors
-and two sums, so that saving, moving and (for linear sketches) merging need no special cases.
+A sketch object has options only. What it has seen lives in a `SketchState`: named tensors, a
+sum of squares and counts, so that saving, moving and (for linear sketches) merging need no
+special cases.
 """
 
 from __future__ import annotations
@@ -10,18 +11,25 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from scodkit.errors import MergeError, OptionError
 from scodkit.factors import Curvature, Factors
+from scodkit.numerics.matmul import AddUp, add_matmul, alone, tall_bytes
 from scodkit.sketch.eigenbasis import Eigenbasis
-from scodkit.sketch.maps import SeededMatrix
-from scodkit.sketch.tall import AddUp, alone, tall_bytes
+from scodkit.sketch.maps import (
+    Map,
+    SeededMatrix,
+    SparseSign,
+    check_map,
+    kept_bytes,
+    making_bytes,
+)
 
-# where a state keeps of how many samples it has no exact norms
+# key of `SketchState.numbers`: how many samples have no exact norm
 _ESTIMATED = "estimated"
 
 
@@ -33,16 +41,16 @@ class SketchState:
         sketch: The options it was made with.
         num_parameters: ``N``.
         columns: ``T``, the vectors of ``N`` numbers it holds or may come to hold.
-        tensors: The sketch's own numbers.
+        tensors: The sums, rows or products of the sketch, by name.
         squared_norm: Sum of ``|L_i|_F^2``, a float64 scalar on the sketch's device.
         num_data: Samples seen.
         num_rows: Rows seen (samples times directions).
         num_updates: Additions made to the sums, each of which rounded them.
-        numbers: Further plain numbers a sketch keeps.
-        held: Which of the ``N`` weights it is about, where several processes divide them.
-        add_up: Adds up what is a sum over weights, over those processes; no part of the state.
-        matrices: Test matrices, by seed, from the first use to the next basis; no part of the
-            state.
+        numbers: Further plain numbers of the sketch, by name.
+        weights: Which of the ``N`` weights it covers, where several processes divide them.
+        add_up: Adds up sums over weights, over those processes; not part of the state.
+        matrices: Cache of test matrices, by seed, from the first use to the next basis; not
+            part of the state.
     """
 
     sketch: Sketch
@@ -54,7 +62,7 @@ class SketchState:
     num_rows: int = 0
     num_updates: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
-    held: range | None = None
+    weights: range | None = None
     add_up: AddUp = field(default=alone, repr=False, compare=False)
     matrices: dict[int, SeededMatrix] = field(default_factory=dict, repr=False, compare=False)
 
@@ -64,18 +72,27 @@ class SketchState:
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
     @property
-    def num_held(self) -> int:
-        """How many of the ``N`` weights it is about."""
-        return self.num_parameters if self.held is None else len(self.held)
+    def dtype(self) -> torch.dtype:
+        """Of its tensors."""
+        return next(iter(self.tensors.values())).dtype
+
+    @property
+    def num_weights(self) -> int:
+        """How many of the ``N`` weights it covers."""
+        return self.num_parameters if self.weights is None else len(self.weights)
+
+    def filled(self, name: str) -> Tensor:
+        """Return the rows of a tensor that are in use: the first ``numbers["filled"]``."""
+        return self.tensors[name][: int(self.numbers["filled"])]
 
     def has_whole(self, name: str, least: int, most: int) -> bool:
-        """Return whether a number is there, whole and in a range."""
+        """Return whether a number is there, an integer and in a range."""
         number = self.numbers.get(name, math.nan)
         return least <= number <= most and number == int(number)
 
     @property
     def num_estimated(self) -> int:
-        """Of how many samples ``|L_i|_F^2`` is an estimate: of those seen in products only."""
+        """How many samples have an estimate of ``|L_i|_F^2``: those seen in products only."""
         return int(self.numbers.get(_ESTIMATED, 0))
 
     @num_estimated.setter
@@ -91,7 +108,7 @@ class SketchState:
         most ``eps`` times the sum so far, and errors add up like a random walk. The constant
         covers the products within an update and the rounding of the result.
         """
-        eps = torch.finfo(next(iter(self.tensors.values())).dtype).eps
+        eps = torch.finfo(self.dtype).eps
         return eps * (4 + math.sqrt(self.num_updates)) * float(self.squared_norm)
 
     def copy(self) -> SketchState:
@@ -110,6 +127,22 @@ class SketchState:
         self.squared_norm = self.squared_norm.to(device)
         self.matrices = {}
         return self
+
+
+class SketchMemory(NamedTuple):
+    """What a sketch needs beside its state.
+
+    Attributes:
+        kept_bytes: Test matrices that are cached while data streams past.
+        making_bytes: Scratch to regenerate test matrices that are not cached.
+        solve_columns: Vectors of ``N`` numbers, in the dtype of the state, to find a basis.
+        solve_bytes: Scratch for that in float64: chunks, and small matrices.
+    """
+
+    kept_bytes: int
+    making_bytes: int
+    solve_columns: int
+    solve_bytes: int
 
 
 class Sketch(ABC):
@@ -138,43 +171,37 @@ class Sketch(ABC):
             OptionError: If the options cannot give that rank.
         """
 
-    def scratch_bytes(self, num_parameters: int, columns: int) -> int:
-        """Return what is held beside the state while data streams past."""
-        return 0
-
-    def making_bytes(self, num_parameters: int, columns: int, device: torch.device) -> int:
-        """Return what making parts of a test matrix takes, where it is not held."""
-        return 0
-
-    def solve_columns(self, num_parameters: int, columns: int) -> int:
-        """Return how many vectors of ``N`` numbers finding a basis takes beside the state.
+    @abstractmethod
+    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors of a state, by name.
 
         Args:
-            num_parameters: ``N``.
-            columns: ``T``; a copy of these by default.
+            num_weights: How many of the weights the state covers.
+            columns: ``T``.
         """
-        return columns
 
-    def solve_scratch_bytes(
-        self, num_parameters: int, columns: int, device: torch.device
-    ) -> int:
-        """Return what that takes beside them: parts, and small matrices, in float64.
+    def _numbers(self, rank: int) -> dict[str, float]:
+        """Return the plain numbers of a state that has seen nothing."""
+        return {}
+
+    def memory(self, num_parameters: int, columns: int, device: torch.device) -> SketchMemory:
+        """Return what is needed beside the state; by default a copy of it, to find a basis.
 
         Args:
             num_parameters: ``N``.
             columns: ``T``.
             device: Where the state is.
         """
-        return tall_bytes(num_parameters, columns, device)
+        scratch = tall_bytes(num_parameters, columns, device)
+        return SketchMemory(0, 0, solve_columns=columns, solve_bytes=scratch)
 
-    @abstractmethod
     def zero(
         self,
         num_parameters: int,
         rank: int,
         dtype: torch.dtype,
         device: torch.device | str,
-        held: range | None = None,
+        weights: range | None = None,
     ) -> SketchState:
         """Return the state that has seen nothing.
 
@@ -183,11 +210,30 @@ class Sketch(ABC):
             rank: ``k``, the rank that will be asked for.
             dtype: Of the sums; float32 or float64.
             device: Where they live.
-            held: Which of the ``N`` weights it is about; all by default.
+            weights: Which of the ``N`` weights it covers; all by default.
 
         Raises:
-            OptionError: If the sketch cannot be divided.
+            OptionError: If the sketch cannot be divided by weights.
         """
+        if weights is not None and not self.takes_products:
+            raise OptionError(
+                f"expected a sketch that can be divided by weights, got {self}, which holds "
+                "whole rows; type sketch=Nystrom() or TwoSided()"
+            )
+        columns = self.columns(num_parameters, rank)
+        shapes = self._shapes(num_parameters if weights is None else len(weights), columns)
+        return SketchState(
+            sketch=self,
+            num_parameters=num_parameters,
+            columns=columns,
+            tensors={
+                name: torch.zeros(shape, dtype=dtype, device=device)
+                for name, shape in shapes.items()
+            },
+            squared_norm=torch.zeros((), dtype=torch.float64, device=device),
+            numbers=self._numbers(rank),
+            weights=weights,
+        )
 
     @abstractmethod
     def absorb(self, state: SketchState, factors: Factors) -> None:
@@ -203,12 +249,12 @@ class Sketch(ABC):
         """
 
     def can_have(self, state: SketchState) -> bool:
-        """Return whether a state is one of this sketch, to go by its form; it is from a file.
+        """Return whether a state from a file has the form of a state of this sketch.
 
         Args:
             state: Of finite numbers.
         """
-        return True
+        return state.shapes == self._shapes(state.num_weights, state.columns)
 
     def update(
         self, state: SketchState, factors: Factors, squared_norm: Tensor, num_data: int
@@ -219,8 +265,8 @@ class Sketch(ABC):
             state: Changed in place.
             factors: Rows in weight space, all finite.
             squared_norm: Their sum of squares, a scalar (`Factors.squared_norms`, summed).
-            num_data: How many samples these rows complete (a sample's directions may come in
-                several pieces; it counts once).
+            num_data: How many samples these rows complete: the directions of a sample may come
+                in several pieces, but it counts once.
         """
         if factors.num_rows == 0:
             return
@@ -231,11 +277,11 @@ class Sketch(ABC):
         state.num_updates += 1
 
     def test_matrices(self, state: SketchState) -> dict[str, SeededMatrix]:
-        """Return the matrices whose products with the curvature a state holds, by tensor."""
+        """Return the test matrices of a sketch that takes products, by tensor of the state."""
         return {}
 
     def update_by_products(self, state: SketchState, curvature: Curvature) -> None:
-        """Let samples stream past of which only products are at hand, in place.
+        """Let samples stream past, seen only through products with their curvature, in place.
 
         The test matrices are those that rows are multiplied with, so the sums are the same.
         Not so the norms: ``|L_i|_F^2`` is estimated as ``N / T`` times the squares of ``L_i^T``
@@ -294,7 +340,7 @@ class Sketch(ABC):
         return {
             "sketch": state.sketch,
             "number of parameters": state.num_parameters,
-            "weights": state.held,
+            "weights": state.weights,
             "size": state.columns,
         }
 
@@ -313,7 +359,7 @@ class Sketch(ABC):
         num_data = max(1, state.num_data)
         state.matrices.clear()  # the stream has ended, as far as is known
         trace = float(state.squared_norm)
-        if state.num_estimated:  # and what was found is there for certain
+        if state.num_estimated:  # but the curvature that was found is certain
             trace = max(trace, float(values.sum()))
         return Eigenbasis(
             values=(values / num_data).to(vectors.dtype),
@@ -332,6 +378,71 @@ class Sketch(ABC):
             tensor += other.tensors[name].to(tensor.device)
 
 
+@dataclass(frozen=True)
+class SeededSketch(Sketch):
+    """A linear sketch of products ``F Omega`` with test matrices that are made from a seed.
+
+    Args:
+        size: ``T``, vectors of ``N`` numbers held while fitting.
+        map: Family of the test matrices.
+        seed: Which test matrices; sketches merge only if theirs agree.
+    """
+
+    linear: ClassVar[bool] = True
+    takes_products: ClassVar[bool] = True
+
+    size: int | None = None
+    map: Map = SparseSign()  # noqa: RUF009 (frozen)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_map(self.map, self.seed)
+
+    @abstractmethod
+    def _widths(self, columns: int) -> dict[str, int]:
+        """Return how many of the ``T`` columns each tensor has, by name."""
+
+    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, ...]]:
+        return {name: (num_weights, width) for name, width in self._widths(columns).items()}
+
+    def memory(self, num_parameters: int, columns: int, device: torch.device) -> SketchMemory:
+        """See `Sketch.memory`.
+
+        Returns:
+            With the test matrices, either cached or regenerated one at a time.
+        """
+        shapes = [(num_parameters, width) for width in self._widths(columns).values()]
+        memory = super().memory(num_parameters, columns, device)
+        return memory._replace(
+            kept_bytes=sum(kept_bytes(self.map, shape) for shape in shapes),
+            making_bytes=max(making_bytes(self.map, shape, device) for shape in shapes),
+        )
+
+    def absorb(self, state: SketchState, factors: Factors) -> None:
+        """Add ``G^T (G Omega)`` to each tensor: two sweeps over the blocks of ``G``.
+
+        Where processes divide the weights, each adds to its own rows of the tensor.
+        """
+        for name, omega in self.test_matrices(state).items():
+            total = state.tensors[name]
+            products = total.new_zeros(factors.num_rows, total.shape[1])
+            for columns, rows in factors.blocks():
+                products += omega.project(rows.flatten(0, 1).to(total.device), columns.start)
+            products = factors.add_up(products)
+            for columns, rows in factors.blocks():
+                add_matmul(total[columns], rows.flatten(0, 1).to(total.device).mT, products)
+
+    def _matrix(self, state: SketchState, name: str, mapping: Map, seed: int) -> SeededMatrix:
+        """Return the test matrix of a tensor of a state, made when it is first needed."""
+        if seed not in state.matrices:
+            tensor = state.tensors[name]
+            shape = (state.num_parameters, tensor.shape[1])
+            state.matrices[seed] = SeededMatrix(
+                mapping, shape, seed, tensor.device, state.weights
+            )
+        return state.matrices[seed]
+
+
 class FlatFactors(Factors):
     """Rows given as one matrix, all parameters in one block.
 
@@ -348,36 +459,6 @@ class FlatFactors(Factors):
         yield slice(0, self._rows.shape[1]), self._rows[:, None]
 
 
-def empty_state(
-    sketch: Sketch,
-    shape: tuple[int, int],
-    tensors: dict[str, Tensor],
-    held: range | None = None,
-) -> SketchState:
-    """Return a state of ``shape (N, T)`` around tensors of zeros."""
-    device = next(iter(tensors.values())).device
-    squared_norm = torch.zeros((), dtype=torch.float64, device=device)
-    return SketchState(sketch, *shape, tensors, squared_norm, held=held)
-
-
-def refuse_parts(sketch: Sketch, held: range | None) -> None:
-    """Refuse to divide the weights of a sketch among processes.
-
-    Raises:
-        OptionError: If that is asked for.
-    """
-    if held is not None:
-        raise OptionError(
-            f"expected a sketch that can be divided by weights, got {sketch}, which holds "
-            "whole rows; type sketch=Nystrom() or TwoSided()"
-        )
-
-
-def flat_rows(rows: Tensor, like: Tensor) -> Tensor:
-    """Return rows ``(b, q, n)`` as ``(b q, n)`` in the dtype and on the device of the sums."""
-    return rows.flatten(0, 1).to(like.device, like.dtype)
-
-
-def own_transpose(rows: Tensor) -> Tensor:
-    """Return the transpose in memory of its own (``contiguous`` may hand back the original)."""
+def transposed_copy(rows: Tensor) -> Tensor:
+    """Return the transpose in new memory (``contiguous`` may return the original)."""
     return rows.mT.clone(memory_format=torch.contiguous_format)

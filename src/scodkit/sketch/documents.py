@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scodkit import likelihoods, sketch
 from scodkit.errors import CorruptArtifactError, OptionError
-from scodkit.numerics.schema import (
+from scodkit.numerics.artifact import (
     FINITE,
     FLAG,
     INTEGER,
@@ -28,26 +28,24 @@ from scodkit.numerics.schema import (
 )
 from scodkit.sketch import Sketch, SketchState
 
-# what a header may name: objects made of plain options only
+# names in a file of the objects that are made of plain options only
 _KNOWN: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        likelihoods.Gaussian,
-        likelihoods.HeteroscedasticGaussian,
-        likelihoods.Bernoulli,
-        likelihoods.Categorical,
-        sketch.Nystrom,
-        sketch.TwoSided,
-        sketch.FrequentDirections,
-        sketch.Exact,
-        sketch.Fold,
-        sketch.SRFT,
-        sketch.SparseSign,
-    )
-} | {"GaussianMap": sketch.Gaussian}
+    "Gaussian": likelihoods.Gaussian,
+    "HeteroscedasticGaussian": likelihoods.HeteroscedasticGaussian,
+    "Bernoulli": likelihoods.Bernoulli,
+    "Categorical": likelihoods.Categorical,
+    "Nystrom": sketch.Nystrom,
+    "TwoSided": sketch.TwoSided,
+    "FrequentDirections": sketch.FrequentDirections,
+    "Exact": sketch.Exact,
+    "Fold": sketch.Fold,
+    "SRFT": sketch.SRFT,
+    "SparseSign": sketch.SparseSign,
+    "GaussianMap": sketch.Gaussian,
+}
 _NAMES = {kind: name for name, kind in _KNOWN.items()}
 
-# what such an object looks like in a header, and its options by their annotation
+# such an object in a header, and checks of its options by their annotation
 DESCRIPTION = fields({"type": TEXT}, others=True)
 _OPTIONS: dict[str, Check] = {
     "int": INTEGER,
@@ -59,17 +57,16 @@ _OPTIONS: dict[str, Check] = {
     )(name, value),
 }
 
-# what the state of a sketch looks like in a header
-STATE = fields(
-    {
-        "num_parameters": whole(1),
-        "columns": whole(1),
-        "num_data": whole(),
-        "num_rows": whole(),
-        "num_updates": whole(),
-        "numbers": table(number()),
-    }
-)
+# attributes of a sketch's state that a header holds
+_STATE_FIELDS: dict[str, Check] = {
+    "num_parameters": whole(1),
+    "columns": whole(1),
+    "num_data": whole(),
+    "num_rows": whole(),
+    "num_updates": whole(),
+    "numbers": table(number()),
+}
+STATE = fields(_STATE_FIELDS)
 _SQUARED_NORM = tensor((), (torch.float64,), lambda one: 0 <= float(one) < torch.inf)
 
 
@@ -90,7 +87,7 @@ def build(description: Mapping[str, Any], family: type) -> Any:
 
     Raises:
         OptionError: If it is not one that plain data can describe.
-        CorruptArtifactError: If its options are none it can have.
+        CorruptArtifactError: If it cannot have such options.
     """
     DESCRIPTION("an object in the header", description)
     kind = _KNOWN.get(description["type"])
@@ -121,14 +118,7 @@ def build(description: Mapping[str, Any], family: type) -> Any:
 
 def pack_state(state: SketchState, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return a sketch's state as header data and tensors with prefixed names."""
-    header = {
-        "num_parameters": state.num_parameters,
-        "columns": state.columns,
-        "num_data": state.num_data,
-        "num_rows": state.num_rows,
-        "num_updates": state.num_updates,
-        "numbers": state.numbers,
-    }
+    header = {name: getattr(state, name) for name in _STATE_FIELDS}
     tensors = {**state.tensors, "squared_norm": state.squared_norm}
     return header, {prefix + name: tensor for name, tensor in tensors.items()}
 
@@ -138,60 +128,53 @@ def unpack_state(
     tensors: Mapping[str, Tensor],
     prefix: str,
     sketch: Sketch,
-    held: range | None = None,
+    weights: range | None = None,
 ) -> SketchState:
     """Return the state that `pack_state` took apart, of a sketch that is known.
 
     Args:
-        header: As `STATE` has it.
+        header: As `STATE` allows; further keys are ignored.
         tensors: Those of the state, and others.
-        prefix: Of the names of its own.
+        prefix: Of the names of those of the state.
         sketch: The sketch.
-        held: Which of the weights the tensors are about; all by default.
+        weights: Which of the weights the tensors cover; all by default.
 
     Raises:
-        CorruptArtifactError: If that is none the sketch can have.
+        CorruptArtifactError: If the sketch cannot have such a state.
     """
-    own = {
+    of_state = {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
+    plain = {name: header[name] for name in _STATE_FIELDS}
+    plain["numbers"] = dict(plain["numbers"])  # which updates of the state change
+    squared_norm = of_state.pop("squared_norm")
     state = SketchState(
-        sketch=sketch,
-        num_parameters=header["num_parameters"],
-        columns=header["columns"],
-        squared_norm=own.pop("squared_norm"),
-        tensors=own,
-        num_data=header["num_data"],
-        num_rows=header["num_rows"],
-        num_updates=header["num_updates"],
-        numbers=dict(header["numbers"]),
-        held=held,
+        sketch=sketch, tensors=of_state, squared_norm=squared_norm, weights=weights, **plain
     )
     if not sketch.can_have(state):
-        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
         refuse(
             f"a state of {sketch} with {state.columns} columns for {state.num_parameters} "
             "weights",
-            f"{shapes} and {state.numbers}",
+            f"{state.shapes} and {state.numbers}",
         )
     return state
 
 
 def state_checks(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Check]:
-    """Return checks of the tensors of a state, as far as all sketches have the same.
+    """Return the checks of the tensors of a state that are the same for all sketches.
 
     Args:
         tensors: Of a file.
         prefix: Of the names of those of the state.
     """
-    own = {name: FINITE for name in tensors if name.startswith(prefix)}
-    return {**own, prefix + "squared_norm": _SQUARED_NORM}
+    checks = {name: FINITE for name in tensors if name.startswith(prefix)}
+    return {**checks, prefix + "squared_norm": _SQUARED_NORM}
 
 
 def _plain(value: object) -> object:
-    """Return plain data; of a function only that it is one, as it cannot be compared."""
+    """Return a value as plain data; functions cannot be compared, and are all the same."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, tuple):

@@ -94,7 +94,7 @@ class Eigenbasis:
         return shorter.bounded_by_trace() if self.certified else shorter
 
     def compress(self, dtype: torch.dtype = torch.bfloat16) -> Eigenbasis:
-        """Return the basis with its vectors in half precision: half to hold and to read.
+        """Return the basis with its vectors in half precision: half the memory and traffic.
 
         Args:
             dtype: Of the vectors; products with them are still summed in float32.
@@ -108,9 +108,9 @@ class Eigenbasis:
         """Return the basis with its vectors in the CPU's memory, or in a file.
 
         Args:
-            path: Where to write a file they are read from as they are needed; the system keeps
-                as much of it in memory as there is room for. It has no name there: nobody can
-                change it or cut it off under a score, and it goes with its last reader.
+            path: Where to write a file that is mapped into memory; the system caches as much
+                of it as there is room for. The file is unlinked at once: nobody can change it
+                or cut it off under a score, and it goes with its last reader.
 
         Returns:
             A basis whose vectors stay there; a GPU is sent them piece by piece.

@@ -9,20 +9,18 @@ import torch
 from torch import Tensor
 
 from scodkit.factors import Factors
+from scodkit.numerics.matmul import tall_svd
 from scodkit.sketch.base import (
     FlatFactors,
     Sketch,
+    SketchMemory,
     SketchState,
-    empty_state,
-    flat_rows,
-    own_transpose,
-    refuse_parts,
+    transposed_copy,
 )
 from scodkit.sketch.eigenbasis import Eigenbasis
-from scodkit.sketch.tall import tall_svd
 
-# rows there is room for at first; and how much more there is, each time it runs out: little,
-# as plans know of the rows alone
+# rows there is room for at first, and the factor by which it grows each time it runs out: a
+# small one, as planned memory counts the rows alone
 _FIRST_CAPACITY = 64
 _GROWTH = 1.125
 
@@ -47,48 +45,27 @@ class Exact(Sketch):
         """
         return num_parameters if num_rows is None else min(num_parameters, num_rows)
 
-    def solve_columns(self, num_parameters: int, columns: int) -> int:
-        """See `Sketch.solve_columns`.
+    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, ...]]:
+        """Return room for a few rows, which grows."""
+        return {"rows": (min(_FIRST_CAPACITY, num_weights), num_weights)}
+
+    def _numbers(self, rank: int) -> dict[str, float]:
+        """Return how many of the rows are in use."""
+        return {"filled": 0}
+
+    def memory(self, num_parameters: int, columns: int, device: torch.device) -> SketchMemory:
+        """See `Sketch.memory`.
 
         Returns:
-            A copy of the rows; none of the dense matrix, but for those in float64.
+            A copy of the rows; for the dense matrix two like it, in float64.
         """
-        return 0 if columns == num_parameters else columns
-
-    def solve_scratch_bytes(
-        self, num_parameters: int, columns: int, device: torch.device
-    ) -> int:
-        """See `Sketch.solve_scratch_bytes`.
-
-        Returns:
-            For the dense matrix two like it, in float64.
-        """
-        if columns == num_parameters:
-            return 2 * columns**2 * torch.float64.itemsize
-        return super().solve_scratch_bytes(num_parameters, columns, device)
-
-    def zero(
-        self,
-        num_parameters: int,
-        rank: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        held: range | None = None,
-    ) -> SketchState:
-        """See `Sketch.zero`.
-
-        Returns:
-            A state with room for a few rows, which grows.
-        """
-        refuse_parts(self, held)
-        capacity = min(_FIRST_CAPACITY, num_parameters)
-        rows = torch.zeros(capacity, num_parameters, dtype=dtype, device=device)
-        state = empty_state(self, (num_parameters, num_parameters), {"rows": rows})
-        state.numbers = {"filled": 0}
-        return state
+        if columns < num_parameters:
+            return super().memory(num_parameters, columns, device)
+        dense = 2 * columns**2 * torch.float64.itemsize
+        return SketchMemory(0, 0, solve_columns=0, solve_bytes=dense)
 
     def can_have(self, state: SketchState) -> bool:
-        """Return whether a state has rows, and knows how many, or the dense matrix alone."""
+        """Return whether a state has rows, and how many, or the dense matrix alone."""
         size = state.num_parameters
         if "rows" not in state.tensors:
             return state.shapes == {"fisher": (size, size)}
@@ -97,10 +74,10 @@ class Exact(Sketch):
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Append rows, or add their Gram matrix once that is the smaller thing to hold."""
-        held = next(iter(state.tensors.values()))
-        fresh = held.new_empty(factors.num_rows, state.num_parameters)
+        like = next(iter(state.tensors.values()))
+        fresh = like.new_empty(factors.num_rows, state.num_parameters)
         for columns, rows in factors.blocks():
-            fresh[:, columns] = flat_rows(rows, held)
+            fresh[:, columns] = rows.flatten(0, 1)
         if "rows" in state.tensors:
             needed = int(state.numbers["filled"]) + fresh.shape[0]
             if needed <= state.num_parameters:
@@ -122,15 +99,13 @@ class Exact(Sketch):
 
     @staticmethod
     def _to_dense(state: SketchState) -> None:
-        rows = state.tensors["rows"][: int(state.numbers["filled"])]
+        rows = state.filled("rows")
         state.tensors = {"fisher": rows.mT @ rows}
         state.numbers = {}
 
     def _merge_tensors(self, state: SketchState, other: SketchState) -> None:
         if "rows" in other.tensors:
-            rows = other.tensors["rows"][: int(other.numbers["filled"])]
-            if rows.shape[0]:
-                self.absorb(state, FlatFactors(rows))
+            self.absorb(state, FlatFactors(other.filled("rows")))
             return
         if "rows" in state.tensors:
             self._to_dense(state)
@@ -145,20 +120,18 @@ class Exact(Sketch):
         """
         clamped = 0
         if "rows" in state.tensors:
-            held = state.tensors["rows"][: int(state.numbers["filled"])]
-            vectors, singular, _ = tall_svd(own_transpose(held))
+            vectors, singular, _ = tall_svd(transposed_copy(state.filled("rows")))
             values = singular.square()
         else:
-            held = state.tensors["fisher"]
-            values, vectors = torch.linalg.eigh(held.double())
+            values, vectors = torch.linalg.eigh(state.tensors["fisher"].double())
             values, vectors = values.flip(0), vectors.flip(1)
             clamped = int((values < 0).sum())
-            kept = values > torch.finfo(torch.float64).eps * len(values) * values[:1]
-            values, vectors = values[kept], vectors[:, kept]
+            significant = values > torch.finfo(torch.float64).eps * len(values) * values[:1]
+            values, vectors = values[significant], vectors[:, significant]
         basis = self._basis(
             state,
             values,
-            vectors.to(held.dtype).contiguous(),
+            vectors.to(state.dtype).contiguous(),
             residual_norm=0.0,
             residual_rank=0,
             slack=state.rounding,

@@ -14,16 +14,9 @@ from torch import Tensor
 
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
-from scodkit.sketch.base import (
-    FlatFactors,
-    Sketch,
-    SketchState,
-    empty_state,
-    own_transpose,
-    refuse_parts,
-)
+from scodkit.numerics.matmul import tall_chunks, tall_svd, tall_times
+from scodkit.sketch.base import FlatFactors, Sketch, SketchState, transposed_copy
 from scodkit.sketch.eigenbasis import Eigenbasis
-from scodkit.sketch.tall import tall_chunks, tall_svd, tall_times
 
 # where rows are short a longer buffer costs nothing and saves shrinkings
 _ROOMY_ROWS = 128
@@ -78,30 +71,18 @@ class FrequentDirections(Sketch):
     def _kept(self, rank: int) -> int:
         return rank if self.size is None else self.size
 
-    def zero(
-        self,
-        num_parameters: int,
-        rank: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        held: range | None = None,
-    ) -> SketchState:
-        """See `Sketch.zero`.
+    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, ...]]:
+        """Return a buffer of ``T`` rows."""
+        return {"buffer": (columns, num_weights)}
 
-        Returns:
-            A state with an empty buffer, ``N`` numbers a row.
-        """
-        refuse_parts(self, held)
-        shape = (self.columns(num_parameters, rank), num_parameters)
-        buffer = torch.zeros(shape, dtype=dtype, device=device)
-        state = empty_state(self, (num_parameters, shape[0]), {"buffer": buffer})
-        state.numbers = {"filled": 0, "delta": 0.0, "kept": self._kept(rank)}
-        return state
+    def _numbers(self, rank: int) -> dict[str, float]:
+        """Return the rows in use, the total shrinkage, and the rows a shrinking leaves."""
+        return {"filled": 0, "delta": 0.0, "kept": self._kept(rank)}
 
     def can_have(self, state: SketchState) -> bool:
-        """Return whether a state has a buffer alone, and knows what is in it."""
+        """Return whether a state has a buffer alone, and numbers that fit it."""
         return (
-            state.shapes == {"buffer": (state.columns, state.num_parameters)}
+            super().can_have(state)
             and state.has_whole("filled", 0, state.columns)
             and state.has_whole("kept", 1, state.columns // 2)
             and "delta" in state.numbers
@@ -119,9 +100,7 @@ class FrequentDirections(Sketch):
             filled = int(state.numbers["filled"])
             count = min(buffer.shape[0] - filled, total - done)
             for columns, rows in blocks:
-                buffer[filled : filled + count, columns] = rows[done : done + count].to(
-                    buffer.device, buffer.dtype
-                )
+                buffer[filled : filled + count, columns] = rows[done : done + count]
             state.numbers["filled"] = filled + count
             done += count
 
@@ -145,8 +124,7 @@ class FrequentDirections(Sketch):
         return {**super()._identity(state), "size": state.numbers.get("kept")}
 
     def _merge_tensors(self, state: SketchState, other: SketchState) -> None:
-        rows = other.tensors["buffer"][: int(other.numbers["filled"])]
-        self.absorb(state, FlatFactors(rows))
+        self.absorb(state, FlatFactors(other.filled("buffer")))
         state.numbers["delta"] += other.numbers["delta"]
 
     def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
@@ -155,8 +133,7 @@ class FrequentDirections(Sketch):
         Returns:
             A certified basis whose ``residual_norm`` is the accumulated shrinkage.
         """
-        buffer = state.tensors["buffer"][: int(state.numbers["filled"])]
-        vectors, singular, _ = tall_svd(own_transpose(buffer))
+        vectors, singular, _ = tall_svd(transposed_copy(state.filled("buffer")))
         basis = self._basis(
             state,
             singular.square(),

@@ -25,8 +25,8 @@ from scodkit.numerics.matmul import add_matmul, sum_dtype
 _CHUNK = 1 << 19
 _CHUNK_ON_GPU = 1 << 26
 
-# entries of a pattern of signs that are kept rather than made again for every batch, and up to
-# which they are kept as the numbers that rows are multiplied with, four times as large
+# entries up to which a pattern of signs is cached rather than regenerated for every batch, and
+# up to which it is cached in float32, ready for products, rather than in int8
 _KEPT = 1 << 32
 _KEPT_AS_NUMBERS = 1 << 24
 
@@ -36,7 +36,7 @@ class Map(ABC):
 
     Attributes:
         signs: Whether the pattern has no entries but -1, 0 and 1: exact in any precision.
-        making_bytes: What it takes to make an entry, in bytes.
+        making_bytes: Scratch bytes to make an entry.
     """
 
     signs: ClassVar[bool] = False
@@ -46,14 +46,14 @@ class Map(ABC):
     def pattern(
         self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
     ) -> Tensor:
-        """Return rows ``start`` to ``stop`` of the test matrix, but for its columns' scale.
+        """Return rows ``start`` to ``stop`` of the test matrix before its columns are scaled.
 
         Args:
             start: First row.
             stop: One past the last row.
             shape: ``(N, T)`` of the whole matrix.
             seed: Which matrix of the family.
-            like: A tensor with the dtype and device wanted.
+            like: A tensor with the dtype and device of the result.
 
         Returns:
             ``(stop - start, T)``.
@@ -161,9 +161,9 @@ class SparseSign(Map):
         """
         edges = self._edges(shape).to(like.device)
         count, width = len(edges) - 1, edges.diff()
-        own = hashed(seed, 4, torch.arange(start, stop, device=like.device))[:, None]
+        of_row = hashed(seed, 4, torch.arange(start, stop, device=like.device))[:, None]
         # one more round of mixing per bin: its lowest bit is the sign, the rest the column
-        bits = mixed(own ^ hashed(seed, 5, torch.arange(count, device=like.device)))
+        bits = mixed(of_row ^ hashed(seed, 5, torch.arange(count, device=like.device)))
         column = edges[:-1] + (bits >> 1) % width
         entry = ((bits & 1) * 2 - 1).to(like.dtype)
         return like.new_zeros(stop - start, shape[1]).scatter_(1, column, entry)
@@ -175,7 +175,7 @@ class SparseSign(Map):
         return (per_column / shape[0]).sqrt()
 
     def _edges(self, shape: tuple[int, int]) -> Tensor:
-        """Return where bins of columns begin and end: as many as entries a row, one in each."""
+        """Return the edges of the bins of columns; each row has one entry in each bin."""
         count = min(self.nonzeros, shape[1])
         return torch.arange(count + 1) * shape[1] // count
 
@@ -226,7 +226,7 @@ class SRFT(Map):
 
 
 def check_map(mapping: object, seed: object) -> None:
-    """Refuse what is not a map or not a seed.
+    """Raise if ``mapping`` is not a map or ``seed`` is not an integer.
 
     Raises:
         OptionError: With what to type instead.
@@ -240,7 +240,7 @@ def check_map(mapping: object, seed: object) -> None:
 
 
 def kept_bytes(mapping: Map, shape: tuple[int, int]) -> int:
-    """Return the bytes a `SeededMatrix` of that shape holds while data streams past."""
+    """Return the bytes that a `SeededMatrix` of that shape caches; none if it is too large."""
     entries = shape[0] * shape[1]
     if not mapping.signs or entries > _KEPT:
         return 0
@@ -248,7 +248,7 @@ def kept_bytes(mapping: Map, shape: tuple[int, int]) -> int:
 
 
 def making_bytes(mapping: Map, shape: tuple[int, int], device: torch.device) -> int:
-    """Return the bytes it takes to make slices of a `SeededMatrix` anew; none if it is kept."""
+    """Return the scratch bytes to regenerate a `SeededMatrix`; none if it is cached."""
     if kept_bytes(mapping, shape):
         return 0
     return mapping.making_bytes * min(shape[0] * shape[1], _numbers(device))
@@ -265,15 +265,15 @@ def _kept_dtype(shape: tuple[int, int]) -> torch.dtype:
 class SeededMatrix:
     """One test matrix ``Omega`` that rows are multiplied with.
 
-    A pattern of signs is made once and kept, unless it would be too large; other matrices are
-    made anew, a slice at a time.
+    A pattern of signs is made once and cached, unless it would be too large; other matrices
+    are regenerated, a slice of rows at a time.
 
     Args:
         mapping: The family.
         shape: ``(N, T)``.
         seed: Which matrix of the family.
         device: Where it is needed.
-        held: Which of the ``N`` rows are wanted, all by default; methods count from its first.
+        weights: Which of the ``N`` rows to make, all by default; methods count from the first.
     """
 
     def __init__(
@@ -282,19 +282,19 @@ class SeededMatrix:
         shape: tuple[int, int],
         seed: int,
         device: torch.device,
-        held: range | None = None,
+        weights: range | None = None,
     ) -> None:
         self._mapping, self._shape, self._seed = mapping, shape, seed
-        self._held = range(shape[0]) if held is None else held
+        self._weights = range(shape[0]) if weights is None else weights
         self._scale = mapping.scale(shape).to(device)
         self._step = max(1, _numbers(device) // shape[1])
         self._signs: Tensor | None = None
-        size = (len(self._held), shape[1])
+        size = (len(self._weights), shape[1])
         if kept_bytes(mapping, size):
-            kept = torch.empty(size, dtype=_kept_dtype(size), device=device)
+            cached = torch.empty(size, dtype=_kept_dtype(size), device=device)
             for start, stop in self._slices(0, size[0]):
-                kept[start:stop] = self._pattern(start, stop, kept)
-            self._signs = kept
+                cached[start:stop] = self._pattern(start, stop, cached)
+            self._signs = cached
 
     def project(self, rows: Tensor, first: int) -> Tensor:
         """Return ``rows @ Omega[first : first + n]``.
@@ -315,7 +315,7 @@ class SeededMatrix:
         return result.mul_(self._scale)
 
     def rows(self, chunk: slice, like: Tensor) -> Tensor:
-        """Return some rows of ``Omega`` as `project` multiplies rows like these, in float64.
+        """Return some rows of ``Omega``, rounded as in `project` for such rows, in float64.
 
         Args:
             chunk: Which rows.
@@ -327,19 +327,19 @@ class SeededMatrix:
         return self._pattern(chunk.start, chunk.stop, like).double().mul_(self._scale)
 
     def columns(self, which: slice, like: Tensor) -> Tensor:
-        """Return some columns of ``Omega``, each in one stretch of memory.
+        """Return some columns of ``Omega``, each contiguous in memory.
 
         Args:
             which: Which columns.
-            like: A tensor with the dtype wanted.
+            like: A tensor with the dtype of the result.
 
         Returns:
-            ``(t, N)``. Those of a matrix that is not kept take as long as the whole matrix.
+            ``(t, N)``. If the matrix is not cached, this takes as long as the whole matrix.
         """
-        found = like.new_empty(which.stop - which.start, len(self._held))
-        for start, stop in self._slices(0, len(self._held)):
-            found[:, start:stop] = self._pattern(start, stop, like)[:, which].mT
-        return found.mul_(self._scale[which, None].to(like.dtype))
+        columns = like.new_empty(which.stop - which.start, len(self._weights))
+        for start, stop in self._slices(0, len(self._weights)):
+            columns[:, start:stop] = self._pattern(start, stop, like)[:, which].mT
+        return columns.mul_(self._scale[which, None].to(like.dtype))
 
     def _slices(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         for first in range(start, stop, self._step):
@@ -347,7 +347,7 @@ class SeededMatrix:
 
     def _pattern(self, start: int, stop: int, like: Tensor) -> Tensor:
         if self._signs is None:
-            first = self._held.start
+            first = self._weights.start
             return self._mapping.pattern(
                 first + start, first + stop, self._shape, self._seed, like
             )

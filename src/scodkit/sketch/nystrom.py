@@ -14,20 +14,10 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import OptionError
-from scodkit.factors import Factors
-from scodkit.numerics.matmul import add_matmul
-from scodkit.sketch.base import Sketch, SketchState, empty_state
+from scodkit.numerics.matmul import tall_chunks, tall_svd
+from scodkit.sketch.base import SeededSketch, SketchState
 from scodkit.sketch.eigenbasis import Eigenbasis
-from scodkit.sketch.maps import (
-    Fold,
-    Map,
-    SeededMatrix,
-    SparseSign,
-    check_map,
-    kept_bytes,
-    making_bytes,
-)
-from scodkit.sketch.tall import tall_chunks, tall_svd
+from scodkit.sketch.maps import Fold, SeededMatrix
 
 # columns held per rank kept when no size is given: the fewest that keep the nuclear error
 # within 1.5 times the best of rank 38 and 77 on real nets (scodbench sketch)
@@ -35,7 +25,7 @@ _SIZE_PER_RANK = 2
 
 
 @dataclass(frozen=True)
-class Nystrom(Sketch):
+class Nystrom(SeededSketch):
     """``Y = F Omega`` in one pass; ``F_hat = Y (Omega^T Y)^+ Y^T``.
 
     Args:
@@ -49,15 +39,6 @@ class Nystrom(Sketch):
     """
 
     certified: ClassVar[bool] = True
-    linear: ClassVar[bool] = True
-    takes_products: ClassVar[bool] = True
-
-    size: int | None = None
-    map: Map = SparseSign()  # noqa: RUF009 (frozen)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_map(self.map, self.seed)
 
     def columns(self, num_parameters: int, rank: int, num_rows: int | None = None) -> int:
         """See `Sketch.columns`; never more than ``N``.
@@ -76,44 +57,13 @@ class Nystrom(Sketch):
             )
         return min(size, num_parameters)
 
-    def scratch_bytes(self, num_parameters: int, columns: int) -> int:
-        """Return the bytes of the test matrix, where it is kept."""
-        return kept_bytes(self.map, (num_parameters, columns))
-
-    def making_bytes(self, num_parameters: int, columns: int, device: torch.device) -> int:
-        """Return the bytes of making parts of it, where it is not."""
-        return making_bytes(self.map, (num_parameters, columns), device)
-
-    def zero(
-        self,
-        num_parameters: int,
-        rank: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        held: range | None = None,
-    ) -> SketchState:
-        """See `Sketch.zero`.
-
-        Returns:
-            A state with ``Y`` of shape ``(N, T)``, or with its rows of the weights held.
-        """
-        size = self.columns(num_parameters, rank)
-        rows = num_parameters if held is None else len(held)
-        y = torch.zeros(rows, size, dtype=dtype, device=device)
-        return empty_state(self, (num_parameters, size), {"y": y}, held)
-
-    def can_have(self, state: SketchState) -> bool:
-        """Return whether a state has ``Y`` alone."""
-        return state.shapes == {"y": (state.num_held, state.columns)}
-
-    def absorb(self, state: SketchState, factors: Factors) -> None:
-        """Add ``G^T (G Omega)``: two sweeps over the blocks, one product each."""
-        y = state.tensors["y"]
-        add_product(y, factors, self._omega(state))
+    def _widths(self, columns: int) -> dict[str, int]:
+        return {"y": columns}
 
     def test_matrices(self, state: SketchState) -> dict[str, SeededMatrix]:
-        """Return ``Omega`` for ``Y``."""
-        return {"y": self._omega(state)}
+        """Return ``Omega`` for ``Y``; a square one is orthogonal for certain."""
+        square = state.num_parameters == state.columns
+        return {"y": self._matrix(state, "y", Fold() if square else self.map, self.seed)}
 
     def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
         """See `Sketch.eigenbasis`.
@@ -146,7 +96,7 @@ class Nystrom(Sketch):
         """
         y = state.tensors["y"]
         root, nu = self._root(state)
-        matrix = self._omega(state)
+        matrix = self.test_matrices(state)["y"]
         factor = y.new_empty(y.shape[0], root.shape[1])
         for chunk in tall_chunks(y):
             shifted = matrix.rows(chunk, y).mul_(nu).add_(y[chunk])
@@ -162,7 +112,7 @@ class Nystrom(Sketch):
         y = state.tensors["y"]
         gram = torch.zeros(y.shape[1], y.shape[1], dtype=torch.float64, device=y.device)
         core = torch.zeros_like(gram)
-        matrix = self._omega(state)
+        matrix = self.test_matrices(state)["y"]
         for chunk in tall_chunks(y):
             omega = matrix.rows(chunk, y)
             gram += omega.mT @ omega
@@ -182,13 +132,9 @@ class Nystrom(Sketch):
         # an eigendecomposition where the textbook has Cholesky: directions lost to rounding
         # are dropped, and what remains is again a Nystrom approximation
         weights, directions = torch.linalg.eigh((core + core.mT) / 2)
-        kept = weights > torch.finfo(torch.float64).eps * y.shape[1] * weights[-1:].clamp_min(0)
-        return orthonormal @ (directions[:, kept] / weights[kept].sqrt()), nu
-
-    def _omega(self, state: SketchState) -> SeededMatrix:
-        """Return the test matrix; a square one is orthogonal for certain."""
-        square = state.num_parameters == state.columns
-        return matrix_for(state, "y", Fold() if square else self.map, self.seed)
+        floor = torch.finfo(torch.float64).eps * y.shape[1]
+        significant = weights > floor * weights[-1:].clamp_min(0)
+        return orthonormal @ (directions[:, significant] / weights[significant].sqrt()), nu
 
 
 def _rounding(state: SketchState) -> float:
@@ -221,30 +167,3 @@ def _asymmetry(core: Tensor, num_parameters: int) -> float:
     seen = float((core - core.mT).norm()) / math.sqrt(2)
     everywhere = seen * math.sqrt(num_parameters / len(core))
     return everywhere * min(1.0, 2 / math.sqrt(len(core)))
-
-
-def matrix_for(state: SketchState, name: str, mapping: Map, seed: int) -> SeededMatrix:
-    """Return the test matrix of a tensor of a state, made when it is first needed."""
-    if seed not in state.matrices:
-        tensor = state.tensors[name]
-        shape = (state.num_parameters, tensor.shape[1])
-        state.matrices[seed] = SeededMatrix(mapping, shape, seed, tensor.device, state.held)
-    return state.matrices[seed]
-
-
-def add_product(y: Tensor, factors: Factors, omega: SeededMatrix) -> None:
-    """Add ``G^T (G Omega)`` to ``y (N, T)`` in place, ``G`` the rows of factors.
-
-    Where processes divide the weights, each adds to its own rows of ``y``.
-    """
-    total = torch.zeros(factors.num_rows, y.shape[1], dtype=y.dtype, device=y.device)
-    for columns, rows in factors.blocks():
-        total += omega.project(_movable(rows, y), columns.start)
-    total = factors.add_up(total)
-    for columns, rows in factors.blocks():
-        add_matmul(y[columns], _movable(rows, y).mT, total)
-
-
-def _movable(rows: Tensor, y: Tensor) -> Tensor:
-    """Return rows ``(b, q, n)`` as ``(b q, n)`` on the sums' device, in their own dtype."""
-    return rows.flatten(0, 1).to(y.device)

@@ -13,16 +13,14 @@ from typing import ClassVar
 import torch
 
 from scodkit.errors import OptionError
-from scodkit.factors import Factors
-from scodkit.sketch.base import Sketch, SketchState, empty_state
+from scodkit.numerics.matmul import tall_bytes, tall_svd, tall_times
+from scodkit.sketch.base import SeededSketch, SketchMemory, SketchState
 from scodkit.sketch.eigenbasis import Eigenbasis
-from scodkit.sketch.maps import SRFT, Map, SeededMatrix, check_map, kept_bytes, making_bytes
-from scodkit.sketch.nystrom import add_product, matrix_for
-from scodkit.sketch.tall import tall_bytes, tall_svd, tall_times
+from scodkit.sketch.maps import SRFT, Map, SeededMatrix
 
 
 @dataclass(frozen=True)
-class TwoSided(Sketch):
+class TwoSided(SeededSketch):
     """``Y = F Omega`` and ``W = Psi F`` in one pass; ``F_hat`` from both, symmetrised.
 
     Args:
@@ -37,15 +35,8 @@ class TwoSided(Sketch):
     """
 
     certified: ClassVar[bool] = False
-    linear: ClassVar[bool] = True
-    takes_products: ClassVar[bool] = True
 
-    size: int | None = None
     map: Map = SRFT()  # noqa: RUF009 (frozen)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_map(self.map, self.seed)
 
     def columns(self, num_parameters: int, rank: int, num_rows: int | None = None) -> int:
         """See `Sketch.columns`.
@@ -70,69 +61,27 @@ class TwoSided(Sketch):
             )
         return size
 
-    def scratch_bytes(self, num_parameters: int, columns: int) -> int:
-        """Return the bytes of the test matrices, where they are kept."""
-        return sum(kept_bytes(self.map, (num_parameters, c)) for c in _split(columns))
-
-    def making_bytes(self, num_parameters: int, columns: int, device: torch.device) -> int:
-        """Return the bytes of making parts of the larger one, where they are not."""
-        return making_bytes(self.map, (num_parameters, _split(columns)[1]), device)
-
-    def solve_columns(self, num_parameters: int, columns: int) -> int:
-        """See `Sketch.solve_columns`.
+    def memory(self, num_parameters: int, columns: int, device: torch.device) -> SketchMemory:
+        """See `Sketch.memory`.
 
         Returns:
-            Those of ``Q`` and of ``X``, and of both side by side.
+            For a basis ``Q`` and ``X``, and a copy of both side by side.
         """
-        return 4 * _split(columns)[0]
+        r, _ = _split(columns)
+        memory = super().memory(num_parameters, columns, device)
+        scratch = tall_bytes(num_parameters, 2 * r, device)
+        return memory._replace(solve_columns=4 * r, solve_bytes=scratch)
 
-    def solve_scratch_bytes(
-        self, num_parameters: int, columns: int, device: torch.device
-    ) -> int:
-        """See `Sketch.solve_scratch_bytes`.
-
-        Returns:
-            That of ``Q`` and ``X`` side by side.
-        """
-        return tall_bytes(num_parameters, 2 * _split(columns)[0], device)
-
-    def zero(
-        self,
-        num_parameters: int,
-        rank: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        held: range | None = None,
-    ) -> SketchState:
-        """See `Sketch.zero`.
-
-        Returns:
-            A state with ``Y (N, r)`` and the transpose of ``W``, ``(N, s)``.
-        """
-        r, s = _split(self.columns(num_parameters, rank))
-        rows = num_parameters if held is None else len(held)
-        tensors = {
-            "y": torch.zeros(rows, r, dtype=dtype, device=device),
-            "w": torch.zeros(rows, s, dtype=dtype, device=device),
-        }
-        return empty_state(self, (num_parameters, r + s), tensors, held)
-
-    def can_have(self, state: SketchState) -> bool:
-        """Return whether a state has ``Y`` and ``W^T`` alone."""
-        r, s = _split(state.columns)
-        return state.shapes == {"y": (state.num_held, r), "w": (state.num_held, s)}
-
-    def absorb(self, state: SketchState, factors: Factors) -> None:
-        """Add ``G^T (G Omega)`` to ``Y`` and ``G^T (G Psi^T)`` to ``W^T``."""
-        for name, matrix in self.test_matrices(state).items():
-            add_product(state.tensors[name], factors, matrix)
+    def _widths(self, columns: int) -> dict[str, int]:
+        r, s = _split(columns)
+        return {"y": r, "w": s}
 
     def test_matrices(self, state: SketchState) -> dict[str, SeededMatrix]:
         """Return ``Omega`` for ``Y`` and ``Psi^T`` for ``W^T``."""
-        return {"y": matrix_for(state, "y", self.map, self.seed), "w": self._psi(state)}
+        return {"y": self._matrix(state, "y", self.map, self.seed), "w": self._psi(state)}
 
     def _psi(self, state: SketchState) -> SeededMatrix:
-        return matrix_for(state, "w", self.map, self.seed + 0x5C0D)
+        return self._matrix(state, "w", self.map, self.seed + 0x5C0D)
 
     def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
         """See `Sketch.eigenbasis`.
@@ -157,11 +106,11 @@ class TwoSided(Sketch):
         values, turn = torch.linalg.eigh((core + core.mT) / 2)
         values, turn = values.flip(0), turn.flip(1)
         positive = values > 0
-        kept = positive & (torch.arange(len(values), device=values.device) < rank)
+        top = positive & (torch.arange(len(values), device=values.device) < rank)
         return self._basis(
             state,
-            values[kept],
-            tall_times(basis, turn[:, kept]),
+            values[top],
+            tall_times(basis, turn[:, top]),
             residual_norm=float("inf"),
             residual_rank=state.num_parameters,
             clamped=int((~positive).sum()),
