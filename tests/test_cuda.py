@@ -19,7 +19,7 @@ from scodkit.errors import (
     StaleMonitorError,
     SuspiciousInputWarning,
 )
-from scodkit.factors import Engine, HookEngine, LoopEngine, backward
+from scodkit.factors import Engine, HookEngine, LoopEngine, pullback
 from scodkit.factors.rules import broadcast
 from scodkit.fit.seen import digests_of
 from scodkit.likelihoods import Likelihood
@@ -197,7 +197,7 @@ def same_as_the_loop(model: nn.Module, x: Tensor) -> None:
 def test_directions_agree_with_the_loop(
     case: Case, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backward, "_BATCHED", limit)
+    monkeypatch.setattr(pullback, "_BATCHED", limit)
     same_as_the_loop(case.model(4), case.inputs(5, 4, seed=1).args[0])
 
 

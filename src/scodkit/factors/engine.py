@@ -322,10 +322,12 @@ class Engine(ABC):
         """Return the engine for batches of one sample with few rows."""
         return self
 
-    def for_copies(self, rows: int) -> Engine | None:
+    def for_copies(self, call: Inputs, rows: int) -> Engine | None:
         """Return the engine to pull directions back as copies of their samples, if that pays.
 
         Args:
+            call: The batch. The answer depends on its shapes alone, not on earlier batches:
+                the same inputs have the same score, to the last bit.
             rows: Of all samples together.
         """
         return None

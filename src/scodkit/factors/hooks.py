@@ -215,15 +215,21 @@ class HookEngine(Engine):
             self._single = SingleEngine(self.network, self.parameters)
         return self._single
 
-    def for_copies(self, rows: int) -> Engine | None:
+    def for_copies(self, call: Inputs, rows: int) -> Engine | None:
         """See `Engine.for_copies`.
 
         Returns:
             An engine that refuses what it cannot be trusted with, where the layers are so small
             that calls, not numbers, take the time.
         """
+        if self._ways.as_if is not None:
+            return None
+        try:
+            _, alone = self._recorded(call.samples(slice(0, 1)))
+        except UnsupportedCallError:
+            return None
         limit = _SMALL_ON_GPU if self.network.device.type == "cuda" else _SMALL
-        if self._ways.as_if is not None or not 0 < rows * self._delta_bytes <= limit:
+        if not 0 < rows * alone.edges.output_bytes <= limit:
             return None
         engine = copy.copy(self)
         engine.otherwise, engine._others = None, {}

@@ -162,21 +162,21 @@ class FactorSource:
         if shapes not in self.ways:
             if len(self.ways) >= _MOST_SHAPES:
                 self.ways.clear()
-            self.ways[shapes] = self._as_whole(call.batch_size)
+            self.ways[shapes] = self._as_whole(call)
         return self.ways[shapes]
 
-    def _as_whole(self, size: int) -> Whole | None:
+    def _as_whole(self, call: Inputs) -> Whole | None:
         if self.engine.recording or self.add_up is not None:
             return None
         if self.likelihood.draws or self.ends_in_head:
             return None
-        directions = self.directions
+        size, directions = call.batch_size, self.directions
         engine = self.engine.for_single() if size == 1 and directions <= _FEW else self.engine
         if size * directions > max(1, self.budget // engine.row_bytes(held=False)):
             return None
         if engine is not self.engine or directions == 1:
             return Whole(engine, 1)
-        copies = engine.for_copies(size * directions)
+        copies = engine.for_copies(call, size * directions)
         return None if copies is None else Whole(copies, directions)
 
     @property

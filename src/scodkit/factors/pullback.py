@@ -326,11 +326,13 @@ class HookFactors(Factors):
             gradients are dropped as soon as they are used; large outer products are never
             formed.
         """
-        linear, rows = self._linear, self._rows
-        size = self.num_rows * linear.parameters.num_parameters * rows.itemsize
-        whole = size <= _TINY and linear.ways.as_if is None and not rows.is_cuda
-        if whole and isinstance(matrix, Tensor) and matrix.dtype == rows.dtype:
-            return self._project_whole(matrix)
+        parameters, rows = self._linear.parameters, self._rows
+        _, times = self._linear.ways.times(rows)
+        size = times * self.num_rows * parameters.num_parameters * rows.itemsize
+        if size <= _TINY and not rows.is_cuda:
+            whole = matrix[slice(0, parameters.num_parameters)]
+            if whole.device == rows.device and whole.dtype == rows.dtype:
+                return self._project_whole(whole)
         return self._project_blocks(matrix)
 
     def _project_whole(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
