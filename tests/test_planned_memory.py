@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from peaks import peak_of
 from scodkit import Categorical, Gaussian, LastLayers, Monitor
 from scodkit.factors import LiveBytes
-from scodkit.factors.jacobian import ForwardJacobian
 from scodkit.factors.products import ProductSource
 from scodkit.likelihoods import Likelihood
 from scodkit.sketch import (
@@ -216,7 +215,7 @@ def test_a_model_that_cannot_be_watched_is_fitted_all_the_same(products: bool) -
     assert monitor.basis.num_data == 6
     # columns go together even so
     portions = ProductSource(
-        monitor._network, monitor.fitted.parameters, ForwardJacobian, Gaussian(), 4, 2**20
+        monitor._network, monitor.fitted.parameters, True, Gaussian(), 4, 2**20
     ).portions(6)
     assert (portions.samples, portions.columns) == (1, 4)
 

@@ -19,7 +19,6 @@ from scodkit.errors import (
     UncertifiedError,
 )
 from scodkit.factors import MANY, choose_jacobian
-from scodkit.factors.jacobian import ForwardJacobian
 from scodkit.model.network import Inputs, Network
 from scodkit.model.parameters import select
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
@@ -116,7 +115,7 @@ def test_attention_in_float32() -> None:
     own = Network(model)
     with own.evaluating():
         call = Inputs((x,), {})
-        assert choose_jacobian(own, select("all", own, call), call) == (ForwardJacobian, "")
+        assert choose_jacobian(own, select("all", own, call), call) == (True, "")
     ways = [
         Monitor(model, Categorical(), 6).fit([x], progress=False, products=way)
         for way in (False, True)
@@ -352,7 +351,7 @@ def test_rows_are_taken_where_products_cost_as_much() -> None:
         (Gaussian(), FrequentDirections(), wide(3), "takes rows only"),
         (MonteCarlo(lambda o: Poisson(o.exp())), None, wide(3), "draws a few rows"),
         (Gaussian(), None, wide(3).bfloat16(), "half precision"),
-        (Gaussian(), None, Custom(OnceOnly), "all were passed over: ForwardJacobian"),
+        (Gaussian(), None, Custom(OnceOnly), "all were passed over: all vectors at once"),
     ],
 )
 def test_products_are_refused_where_there_are_none(likelihood, sketch, model, words) -> None:

@@ -15,8 +15,8 @@ from scodkit import Gaussian, Monitor
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
 from scodkit.factors import Factors, FunctionalEngine, HeldFactors, HookEngine, LoopEngine
 from scodkit.factors.checks import distinct
-from scodkit.factors.checksum import Checksum
 from scodkit.factors.engine import Linearization
+from scodkit.factors.hooks import Checksum
 from scodkit.model.network import Inputs, Network
 
 slower = pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")
@@ -272,7 +272,7 @@ def test_half_the_samples_are_asked_where_there_is_no_other_way() -> None:
     parameters, call = everything(network), Inputs((noise(6, 4),), {})
     for kind, right in ((HookEngine, True), (Flipped, False)):
         checksum = Checksum(network, parameters)
-        checksum._ways.clear()
+        checksum._forward_mode = False
         with network.evaluating():
             linear = kind(network, parameters).linearize(call)
             found = [checksum.distance(call, linear) for _ in range(4)]

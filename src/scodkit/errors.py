@@ -158,3 +158,9 @@ def optional(module: str, extra: str, then: str = "") -> Any:
             f"expected {_PACKAGES.get(library, library)}, which this needs, found none "
             f'that can be imported ({error}); type: pip install "scodkit[{extra}]"{then}'
         ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error of another library as its type and the first line of its message."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0]}"

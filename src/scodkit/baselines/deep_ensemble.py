@@ -15,8 +15,7 @@ from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Baseline, Picks, State
 from scodkit.baselines.predictions import CLOSED_FORM, mixture
-from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
-from scodkit.factors.trial import first_line
+from scodkit.errors import BatchError, EngineFallbackWarning, OptionError, first_line
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs, Network, ordinary
 
@@ -217,7 +216,7 @@ class WeightSets:
             reason = f"at once its outputs are {distance:.1e} off, relative"
         except Exception as error:  # whatever a third-party module raises under a transform
             distance = torch.inf
-            reason = f"at once it raised {type(error).__name__}: {first_line(error)}"
+            reason = f"at once it raised {first_line(error)}"
         if distance <= _TOLERANCE.get(expected.dtype, _TOLERANCE_HALF):
             return True
         warnings.warn(

@@ -17,12 +17,12 @@ from scodkit.errors import NondeterministicError, NonFiniteError, OptionError
 from scodkit.factors import (
     Factors,
     FactorSource,
+    Jacobian,
     ProductSource,
     choose_jacobian,
     squared_norms,
 )
 from scodkit.factors.engine import Sums
-from scodkit.factors.jacobian import ForwardJacobian, ForwardJacobianInTurn
 from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs
@@ -312,15 +312,13 @@ class _Fisher:
         # drawn rows are few; in half precision a vector would lose too many digits
         if likelihood.draws or self.dtype not in (torch.float32, torch.float64):
             return None
-        kind, _ = choose_jacobian(engine.network, engine.parameters, call)
-        if kind is None:
+        together, _ = choose_jacobian(engine.network, engine.parameters, call)
+        if together is None:
             return None
-        if issubclass(kind, ForwardJacobian):  # it vectorises over vectors: here is only one
-            kind = ForwardJacobianInTurn
         source = ProductSource(
             engine.network,
             engine.parameters,
-            kind,
+            False,  # there is one vector at a time
             likelihood,
             columns=1,
             budget=self._source.budget,
@@ -330,7 +328,7 @@ class _Fisher:
     def _add_products(
         self, source: ProductSource, call: Inputs, vector: Tensor, product: Tensor
     ) -> Tensor:
-        jacobian = source.kind(source.network, source.parameters, call)
+        jacobian = Jacobian(source.network, source.parameters, call)
         along = jacobian.push(vector.to(self.dtype)[None]).transpose(0, 1)
         weighted = self._source.likelihood.curvature_times(jacobian.output, along)
         for at, part in jacobian.pull(weighted.transpose(0, 1)):

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
+from scodkit.errors import BatchError, EngineFallbackWarning, OptionError, first_line
 from scodkit.explain import plots
 from scodkit.factors import FactorSource, row_bytes
 from scodkit.factors.pieces import finite_samples
-from scodkit.factors.trial import first_line
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs, Network, differentiable_attention, ordinary
 from scodkit.model.parameters import ParameterSet
@@ -245,14 +244,14 @@ class _Scores:
         except RuntimeError as error:
             raise OptionError(
                 "expected a model that torch can differentiate twice, but it raised "
-                f"{type(error).__name__}: {first_line(error)}; type saliency=False"
+                f"{first_line(error)}; type saliency=False"
             ) from error
         try:
             off = _distance(_slopes(self._together(weights, few, rows), leaves), expected)
             reason = f"all at once they differ from plain autograd's by {off:.1e} relative"
         except Exception as error:  # whatever a third-party module raises under a transform
             off = torch.inf
-            reason = f"all at once it raised {type(error).__name__}: {first_line(error)}"
+            reason = f"all at once it raised {first_line(error)}"
         if off <= _TOLERANCE.get(rows.dtype, _TOLERANCE_HALF):
             return True
         warnings.warn(

@@ -1,7 +1,6 @@
 """Fisher factors: what matters at the output, pulled back to the weights."""
 
 from scodkit.factors.alone import FunctionalEngine, LoopEngine
-from scodkit.factors.budget import MemoryBudget
 from scodkit.factors.checks import distinct, pick
 from scodkit.factors.choose import (
     CHECK_EVERY,
@@ -11,7 +10,6 @@ from scodkit.factors.choose import (
     name_of,
     named_engine,
 )
-from scodkit.factors.counting import Passes, count_passes
 from scodkit.factors.engine import (
     Engine,
     Factors,
@@ -24,8 +22,22 @@ from scodkit.factors.engine import (
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.memory import LiveBytes, Memory
-from scodkit.factors.pieces import MANY, FactorSource, Piece, Whole
-from scodkit.factors.products import Curvature, Portions, ProductPiece, ProductSource
+from scodkit.factors.pieces import (
+    MANY,
+    FactorSource,
+    MemoryBudget,
+    Piece,
+    Whole,
+    default_budget,
+)
+from scodkit.factors.products import (
+    Curvature,
+    Passes,
+    Portions,
+    ProductPiece,
+    ProductSource,
+    count_passes,
+)
 
 __all__ = [
     "CHECK_EVERY",
@@ -53,6 +65,7 @@ __all__ = [
     "choose_engine",
     "choose_jacobian",
     "count_passes",
+    "default_budget",
     "distinct",
     "is_engine",
     "name_of",

@@ -20,6 +20,14 @@ class LoopEngine(Engine):
     """
 
     def linearize(self, call: Inputs) -> Linearization:
+        """Return the outputs of the samples one by one, compared with those of the batch."""
+        linear = self.alone(call)
+        if call.batch_size > 1:
+            with torch.no_grad():
+                check_alone(self.network, self.network(call), linear.output)
+        return linear
+
+    def alone(self, call: Inputs) -> Linearization:
         """Return the outputs of the samples one by one, each with its graph."""
         # leaves of our own: the model's requires_grad flags and .grad fields stay untouched
         leaves = {
@@ -28,11 +36,7 @@ class LoopEngine(Engine):
         }
         size = call.batch_size
         each = [call] if size == 1 else [call.samples(slice(i, i + 1)) for i in range(size)]
-        linear = _LoopLinearization(leaves, [self.network.at(leaves, one) for one in each])
-        if size > 1:
-            with torch.no_grad():
-                check_alone(self.network, self.network(call), linear.output)
-        return linear
+        return _LoopLinearization(leaves, [self.network.at(leaves, one) for one in each])
 
 
 class SingleEngine(LoopEngine):

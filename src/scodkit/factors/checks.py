@@ -1,6 +1,8 @@
-"""What the samples of a batch are alone, they must be together: checks on real batches."""
+"""Whether the samples of a batch are alone what they are together: checks on real batches."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ from torch import Tensor
 from scodkit.errors import BatchError
 from scodkit.factors.pieces import finite_samples, sample_keys
 from scodkit.model.network import Inputs, Network
+from scodkit.model.parameters import ParameterSet
 
 # relative distance allowed between two ways to round the same numbers
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
@@ -15,8 +18,9 @@ _TOLERANCE_HALF = 1e-1
 # and between a sample's output alone and in a batch, which differ by the order of sums alone
 _TOLERANCE_ALONE = {torch.float64: 1e-10, torch.float32: 3e-4}
 
-# samples of a batch that are run alone
-_ALONE = 3
+# samples that are run alone, and fewer for models whose rows are large
+_SAMPLES, _FEWER_SAMPLES = 3, 2
+_LARGE = 5_000_000
 
 ADVICE = (
     "the score of a sample must not depend on its batch: set batch_first=True in recurrent "
@@ -25,9 +29,26 @@ ADVICE = (
 )
 
 
+class Alone(NamedTuple):
+    """Samples that were run one by one.
+
+    Args:
+        samples: Their inputs.
+        output: ``(b, *shape)``, detached.
+    """
+
+    samples: Inputs
+    output: Tensor
+
+
 def tolerance(like: Tensor) -> float:
     """Return the relative distance allowed between gradients of this dtype."""
     return _TOLERANCE.get(like.dtype, _TOLERANCE_HALF)
+
+
+def num_alone(parameters: ParameterSet) -> int:
+    """Return how many samples to run alone, to compare a batch with."""
+    return _FEWER_SAMPLES if parameters.num_parameters > _LARGE else _SAMPLES
 
 
 def distinct(call: Inputs, count: int) -> list[int]:
@@ -40,8 +61,8 @@ def distinct(call: Inputs, count: int) -> list[int]:
     nothing = torch.zeros(call.batch_size, 1, device=call.tensors()[0].device)
     finite = finite_samples(call, nothing).tolist()
     first = {key: i for i, key in reversed(list(enumerate(sample_keys(call).tolist())))}
-    alike = sorted(first.values())
-    return [i for i in alike if finite[i]][:count] or alike[:count]
+    unlike = sorted(first.values())
+    return [i for i in unlike if finite[i]][:count] or unlike[:count]
 
 
 def pick(call: Inputs, which: list[int]) -> Inputs:
@@ -74,20 +95,33 @@ def check_alone(network: Network, together: Tensor, alone: Tensor) -> None:
         )
 
 
-def check_some_alone(network: Network, call: Inputs, output: Tensor) -> bool:
+def check_some_alone(
+    network: Network, call: Inputs, output: Tensor, count: int, known: Alone | None = None
+) -> bool:
     """Make sure a few samples of a batch have the same output alone.
 
     Args:
         network: The model.
         call: The batch.
         output: What the model made of it.
+        count: How many samples.
+        known: Samples that were run alone before; if these are the same, they are not again.
 
     Returns:
         Whether that proves anything: of samples that are all alike nothing can be told.
     """
-    which = distinct(call, _ALONE)
-    with torch.no_grad():
-        each = [network(call.samples(slice(i, i + 1))) for i in which]
-    alone = torch.cat(each)
+    which = distinct(call, count)
+    few = pick(call, which)
+    if known is not None and _equal(few, known.samples):
+        alone = known.output
+    else:
+        with torch.no_grad():
+            alone = torch.cat(
+                [network(few.samples(slice(i, i + 1))) for i in range(len(which))]
+            )
     check_alone(network, output[torch.tensor(which, device=output.device)], alone)
     return bool((alone != alone[:1]).any())
+
+
+def _equal(one: Inputs, other: Inputs) -> bool:
+    return one.shapes == other.shapes and all(map(torch.equal, one.tensors(), other.tensors()))

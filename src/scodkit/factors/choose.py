@@ -1,22 +1,29 @@
-"""Picks the fastest engine that can be trusted with a model, by trying it on one batch."""
+"""Picks the fastest engine that can be trusted with a model, by trying it on a few samples."""
 
 from __future__ import annotations
 
 import warnings
 
-from scodkit.errors import EngineFallbackWarning
+import torch
+from torch import Tensor
+
+from scodkit.errors import BatchError, EngineFallbackWarning, first_line
 from scodkit.factors.alone import FunctionalEngine, LoopEngine
-from scodkit.factors.engine import Engine
-from scodkit.factors.hooks import HookEngine
-from scodkit.factors.jacobian import (
-    BackwardJacobian,
-    ForwardJacobian,
-    ForwardJacobianInTurn,
-    Jacobian,
+from scodkit.factors.checks import (
+    ADVICE,
+    Alone,
+    check_alone,
+    distinct,
+    num_alone,
+    pick,
+    tolerance,
 )
-from scodkit.factors.trial import Trial
+from scodkit.factors.engine import Engine, Factors, Linearization
+from scodkit.factors.hooks import HookEngine
+from scodkit.factors.jacobian import Jacobian
 from scodkit.model.network import Inputs, Network
 from scodkit.model.parameters import ParameterSet
+from scodkit.numerics.matmul import sum_dtype
 
 # fastest first; the loop needs no trial, it is what the others are tried against
 _FAST_ENGINES: tuple[type[Engine], ...] = (HookEngine, FunctionalEngine)
@@ -25,11 +32,12 @@ ENGINES: tuple[type[Engine], ...] = (*_FAST_ENGINES, LoopEngine)
 # of batches whose layout was checked before, one in so many is checked again
 CHECK_EVERY = 100
 
-_JACOBIANS: tuple[type[Jacobian], ...] = (
-    ForwardJacobian,
-    ForwardJacobianInTurn,
-    BackwardJacobian,
-)
+# directions of each sample in a trial
+_DIRECTIONS = 2
+
+# the share of all parameters' gradients below which those of one are not expected to be as
+# precise
+_SMALL_SHARE = 1e-2
 
 
 def choose_engine(
@@ -52,18 +60,18 @@ def choose_engine(
         An engine. Warns with `EngineFallbackWarning` when a fast one was turned down, and
         refuses models whose samples influence each other.
     """
-    left = _FAST_ENGINES[len(passed_over) :]
     # two right ways to compute differ by 1e-3 in TF32, by 1e-2 in bfloat16
     with network.in_full_precision():
-        trial = Trial(network, parameters, example)
-        engine: Engine = trial.loop
-        for kind in left:
-            candidate = kind(network, parameters)
-            reason = trial.objection(candidate)
+        trial = _Trial(network, parameters, example)
+        for kind in _FAST_ENGINES[len(passed_over) :]:
+            engine = kind(network, parameters)
+            reason = trial.objection(engine)
             if reason is None:
-                engine = candidate
                 break
             passed_over = (*passed_over, f"{kind.__name__} ({reason})")
+        else:
+            engine = trial.loop
+            trial.check_in_company()
     if passed_over:
         warnings.warn(
             f"{type(network.model).__name__} is left to {type(engine).__name__}, which gives "
@@ -71,7 +79,9 @@ def choose_engine(
             EngineFallbackWarning,
             stacklevel=2,
         )
-    return checking(engine, check_every)
+    if isinstance(engine, HookEngine):
+        engine.known_alone = trial.alone
+    return _checking(engine, check_every)
 
 
 def name_of(engine: Engine) -> str:
@@ -101,10 +111,10 @@ def named_engine(
     """
     engines = (kind(network, parameters) for kind in ENGINES)
     same = [engine for engine in engines if name_of(engine) == name]
-    return checking(same[0], check_every) if same else None
+    return _checking(same[0], check_every) if same else None
 
 
-def checking(engine: Engine, check_every: int) -> Engine:
+def _checking(engine: Engine, check_every: int) -> Engine:
     """Return an engine that checks its batches, and leaves what it cannot take to others."""
     engine.check_every = check_every
     if isinstance(engine, HookEngine):
@@ -120,7 +130,7 @@ def _slower_engine(
 
 def choose_jacobian(
     network: Network, parameters: ParameterSet, example: Inputs
-) -> tuple[type[Jacobian] | None, str]:
+) -> tuple[bool | None, str]:
     """Return the fastest way to multiply with the Jacobian that agrees with plain autograd.
 
     Args:
@@ -129,14 +139,137 @@ def choose_jacobian(
         example: A batch; its first samples are tried.
 
     Returns:
-        The way, None if none can be trusted; and in words why others were passed over.
+        Whether several vectors go through the model at once, None if products cannot be
+        trusted at all; and in words what was passed over.
     """
     passed_over: list[str] = []
     with network.in_full_precision():
-        trial = Trial(network, parameters, example)
-        for kind in _JACOBIANS:
-            reason = trial.objection_to_products(kind)
+        trial = _Trial(network, parameters, example)
+        for together, words in ((True, "all vectors at once"), (False, "one after the other")):
+            reason = trial.objection_to_products(together)
             if reason is None:
-                return kind, ", ".join(passed_over)
-            passed_over.append(f"{kind.__name__} ({reason})")
+                return together, ", ".join(passed_over)
+            passed_over.append(f"{words} ({reason})")
+        trial.check_in_company()
     return None, ", ".join(passed_over)
+
+
+class _Trial:
+    """A few samples, no two alike, with their gradients by plain autograd.
+
+    Args:
+        network: The model, held in eval mode and in full precision.
+        parameters: The chosen weights.
+        example: A batch to take them from.
+    """
+
+    def __init__(self, network: Network, parameters: ParameterSet, example: Inputs) -> None:
+        self.loop = LoopEngine(network, parameters)
+        self._network, self._parameters = network, parameters
+        self._few = pick(example, distinct(example, num_alone(parameters)))
+        exact = _one_by_one(self.loop, self._few)
+        self.alone = Alone(self._few, exact.output)
+        shape = (len(exact.output), _DIRECTIONS, exact.output[0].numel())
+        self._rows = _random(shape, exact.output)
+        self._expected = _whole(exact.pull_back(self._rows))
+
+    def objection(self, engine: Engine) -> str | None:
+        """Return why an engine cannot be trusted with the model, or None.
+
+        Samples whose outputs depend on their company are refused.
+        """
+        try:
+            linear = engine.linearize(self._few)
+        except Exception as error:  # whatever a third-party module raises under a transform
+            return f"it raised {first_line(error)}"
+        check_alone(self._network, linear.output, self.alone.output)
+        try:
+            found = _whole(linear.pull_back(self._rows))
+        except Exception as error:
+            return f"it raised {first_line(error)}"
+        distance = self._distance(found)
+        if distance <= tolerance(self._rows):
+            return None
+        return f"its gradients differ from plain autograd's by {distance:.1e} relative"
+
+    def check_in_company(self) -> None:
+        """Refuse samples whose outputs depend on their company."""
+        with torch.no_grad():
+            check_alone(self._network, self._network(self._few), self.alone.output)
+
+    def objection_to_products(self, together: bool) -> str | None:
+        """Return why a way to multiply with the Jacobian cannot be trusted, or None."""
+        usable = self._expected.isfinite().all(2).all(1)
+        if not bool(usable.any()):
+            return "none of the first samples is finite"
+        expected, rows = self._expected[usable], self._rows[usable]
+        few = self._few.map(lambda t: t[usable.to(t.device)])
+        tangents = _random((_DIRECTIONS, expected.shape[2]), expected)
+        try:
+            jacobian = Jacobian(self._network, self._parameters, few, together)
+            pushed = jacobian.push(tangents)
+            pulled = torch.zeros_like(expected[0])
+            for columns, some in jacobian.pull(rows.transpose(0, 1)):
+                pulled[:, columns] = some.reshape(len(some), -1)
+        except Exception as error:  # whatever a third-party module raises under a transform
+            return f"it raised {first_line(error)}"
+        check_alone(self._network, jacobian.output, self.alone.output[usable])
+        # both sides of r . (J v) = (J^T r) . v, and sums over samples of the gradients
+        sides = torch.einsum("tbd,bqd->tbq", pushed, rows.to(pushed.dtype))
+        distance = max(
+            _relative(sides, torch.einsum("bqn,tn->tbq", expected, tangents)),
+            _relative(pulled, expected.sum(0)),
+        )
+        if distance <= tolerance(self._rows):
+            return None
+        return f"its products differ from plain autograd's by {distance:.1e} relative"
+
+    def _distance(self, actual: Tensor) -> float:
+        """Return the largest distance of any parameter's gradients, relative to their size."""
+        # a bad sample is bad in both, though not always the same kind of bad
+        if not torch.equal(actual.isfinite(), self._expected.isfinite()):
+            return float("inf")
+        error = (actual - self._expected).nan_to_num(0.0, 0.0, 0.0)
+        expected = self._expected.nan_to_num(0.0, 0.0, 0.0)
+        least = _SMALL_SHARE * _norm(expected)
+        worst = 0.0
+        for block in self._parameters.blocks:
+            off, size = (_norm(t[:, :, block.columns]) for t in (error, expected))
+            if off > 0.0:
+                worst = max(worst, off / max(size, least) if size or least else float("inf"))
+        return worst
+
+
+def _relative(actual: Tensor, expected: Tensor) -> float:
+    off, size = _norm(actual - expected), _norm(expected)
+    return off / size if size else (float("inf") if off else 0.0)
+
+
+def _norm(rows: Tensor) -> float:
+    return float(torch.linalg.vector_norm(rows, dtype=sum_dtype(rows)))
+
+
+def _one_by_one(loop: LoopEngine, few: Inputs) -> Linearization:
+    """Return the network at single samples.
+
+    Raises:
+        BatchError: If the model does not take single samples.
+    """
+    try:
+        return loop.alone(few)
+    except Exception as error:
+        raise BatchError(
+            f"expected a model that takes one sample at a time, but it raised "
+            f"{first_line(error)}; {ADVICE}"
+        ) from error
+
+
+def _random(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).to(like.device, like.dtype)
+
+
+def _whole(factors: Factors) -> Tensor:
+    """Return the rows ``(b, q, N)``: few, or the memory for them is not there."""
+    blocks = sorted(factors.blocks(), key=lambda block: block[0].start)
+    return torch.cat([rows for _, rows in blocks], dim=2).detach()

@@ -11,12 +11,14 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from scodkit.factors.alone import SingleEngine
-from scodkit.factors.checks import check_some_alone, tolerance
-from scodkit.factors.checksum import Checksum
+from scodkit.factors.alone import LoopEngine, SingleEngine
+from scodkit.factors.checks import Alone, check_some_alone, num_alone, tolerance
 from scodkit.factors.engine import Engine, Linearization
+from scodkit.factors.jacobian import Jacobian
+from scodkit.factors.pieces import finite_samples
 from scodkit.factors.pullback import HookLinearization, Ways
 from scodkit.factors.recorder import OtherCallsError, Recorder, Replay, Script
 from scodkit.factors.rules import UnsupportedCallError
@@ -32,6 +34,12 @@ _SMALL_ON_GPU = 1 << 27
 _MOST_SCRIPTS = 16
 _OFTEN = 5
 
+# weights up to which a direction among them is at hand beside the batch
+_MANY_WEIGHTS = 50_000_000
+
+# rows that must not be zero, to prove anything
+_TWO = 2
+
 # chooses another engine for a batch, given why
 Otherwise = Callable[[Network, ParameterSet, Inputs, str], Engine]
 
@@ -44,6 +52,8 @@ class HookEngine(Engine):
             in so many; 0 for no checks at all.
         otherwise: Chooses an engine for batches that this one cannot be trusted with; None to
             refuse them.
+        known_alone: Samples that were run alone when the engine was chosen, until the first
+            check.
     """
 
     check_every = 0
@@ -51,6 +61,7 @@ class HookEngine(Engine):
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         super().__init__(network, parameters)
         self.otherwise: Otherwise | None = None
+        self.known_alone: Alone | None = None
         self._single: SingleEngine | None = None
         self._checksum = Checksum(network, parameters)
         self._batches = 0
@@ -70,7 +81,12 @@ class HookEngine(Engine):
     def __getstate__(self) -> dict[str, Any]:
         # tensors go by their ids, which copies do not share
         empty = ("_constants", "_older", "_scripts")
-        return {**vars(self), **{name: {} for name in empty}, "_single": None}
+        return {
+            **vars(self),
+            **{name: {} for name in empty},
+            "_single": None,
+            "known_alone": None,
+        }
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return one forward pass with the calls on chosen parameters remembered.
@@ -193,7 +209,9 @@ class HookEngine(Engine):
         with self.network.in_full_precision():
             if rounded:  # two right ways would differ by 1e-3 in TF32, by 1e-2 in bfloat16
                 linear, _ = self._recorded(call)
-            told = check_some_alone(self.network, call, linear.output)
+            count = num_alone(self.parameters)
+            told = check_some_alone(self.network, call, linear.output, count, self.known_alone)
+            self.known_alone = None  # a user's data is not to be kept
             distance = self._checksum.distance(call, linear)
         if distance is None:  # rows of zeros: the next batch may tell
             return layout in self._checked
@@ -265,3 +283,78 @@ class HookEngine(Engine):
         widest = self.parameters.widest
         columns = self.parameters.num_parameters + widest if held else 2 * widest
         return int(columns * self._itemsize) + self._delta_bytes
+
+
+class Checksum:
+    """Whether rows are those of their samples: they are held against slopes had another way.
+
+    The slope of a sample's output along a direction of the weights is the product of its row
+    with that direction. Forward-mode autograd, or plain autograd, knows the slope without
+    knowing rows.
+
+    Args:
+        network: The model.
+        parameters: The chosen weights.
+    """
+
+    def __init__(self, network: Network, parameters: ParameterSet) -> None:
+        self._network, self._parameters = network, parameters
+        self._forward_mode = parameters.num_parameters <= _MANY_WEIGHTS
+        self._count = 0  # of checks, so that each takes other random numbers
+
+    def distance(self, call: Inputs, linear: Linearization) -> float | None:
+        """Return how far rows are from what they must be, relative to their size.
+
+        Args:
+            call: A batch.
+            linear: The network at it.
+
+        Returns:
+            None where rows are zero, which proves nothing.
+        """
+        self._count += 1
+        generator = torch.Generator().manual_seed(self._count)
+        shape = (call.batch_size, 1, linear.output[0].numel())
+        rows = torch.randn(shape, generator=generator).to(linear.output)
+        rows = rows.masked_fill(~finite_samples(call, linear.output)[:, None, None], 0.0)
+        if not self._forward_mode:
+            return self._by_halves(linear, rows, generator)
+        direction = torch.randn(self._parameters.num_parameters, generator=generator).to(rows)
+        try:
+            jacobian = Jacobian(self._network, self._parameters, call)
+            slope = jacobian.push(direction[None])[0]
+        except Exception:  # whatever a third-party module raises under a transform
+            self._forward_mode = False
+            return self._by_halves(linear, rows, generator)
+        norms, along = linear.pull_back(rows).project(direction[:, None])
+        error = (along[:, 0, 0] - (slope * rows[:, 0]).double().sum(1)).abs()
+        found = _relative(error, norms.sqrt())
+        if found is None or found <= tolerance(rows):
+            return found
+        # forward mode does not stop where a model says no_grad, and a derivative of one's own
+        # may be wrong: plain autograd decides
+        plain = LoopEngine(self._network, self._parameters).linearize(call)
+        expected = plain.pull_back(rows).project(direction[:, None])[1]
+        found = _relative((along - expected)[:, 0, 0].abs(), norms.sqrt())
+        self._forward_mode = found is not None and found > tolerance(rows)
+        return found
+
+    @staticmethod
+    def _by_halves(
+        linear: Linearization, rows: Tensor, generator: torch.Generator
+    ) -> float | None:
+        """Return how much arrives at samples without a row, of what others are given."""
+        half = torch.randperm(len(rows), generator=generator) < len(rows) // 2
+        others = rows.masked_fill(half.to(rows.device)[:, None, None], 0.0)
+        norms = linear.pull_back(others).squared_norms().sqrt()
+        return _relative(norms * half.to(norms.device), norms.max().expand_as(norms))
+
+
+def _relative(error: Tensor, size: Tensor) -> float | None:
+    """Return the largest error relative to its size; None if fewer than two have one."""
+    usable = (size > 0) & size.isfinite()
+    if bool((error[~usable].nan_to_num(0.0) > 0).any()):
+        return float("inf")
+    if int(usable.sum()) < _TWO:
+        return None
+    return float((error[usable] / size[usable]).max())

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,24 +18,24 @@ from scodkit.model.network import Inputs, Network, differentiable_attention, ord
 from scodkit.model.parameters import ParameterSet
 
 
-class Jacobian(ABC):
+class Jacobian:
     """A network at one batch: its output, its Jacobian and the transpose of that.
 
     Args:
         network: The model, held in eval mode.
         parameters: The chosen weights.
         call: The batch.
-
-    Attributes:
-        together: Whether several vectors go through the model at once.
+        together: Whether several vectors go through the model at once; one after the other
+            otherwise, for models that cannot be vectorised.
     """
 
-    together: ClassVar[bool] = False
-
-    def __init__(self, network: Network, parameters: ParameterSet, call: Inputs) -> None:
+    def __init__(
+        self, network: Network, parameters: ParameterSet, call: Inputs, together: bool = False
+    ) -> None:
         self._network = network
         self._parameters = parameters
         self._call = call
+        self._together = together
         # leaves of our own; the other weights lose theirs, so that no graph leads to them
         self._weights = {
             name: weight.requires_grad_()
@@ -58,9 +56,8 @@ class Jacobian(ABC):
         """What the model returned, ``(B, *shape)``, detached."""
         return self._graph.detach()
 
-    @abstractmethod
     def push(self, tangents: Tensor) -> Tensor:
-        """Return ``J_i v`` for every vector ``v`` and sample ``i``.
+        """Return ``J_i v`` for every vector ``v`` and sample ``i``, by forward-mode autograd.
 
         Args:
             tangents: Vectors in weight space, ``(t, N)``.
@@ -68,6 +65,24 @@ class Jacobian(ABC):
         Returns:
             ``(t, B, d)``, detached.
         """
+
+        def along(tangent: dict[str, Tensor]) -> Tensor:
+            pushed: Tensor = jvp(self._output_at, (self._weights,), (tangent,))[1]
+            return pushed.flatten(1)
+
+        named = {
+            b.name: tangents[:, b.columns]
+            .reshape(len(tangents), *b.shape)
+            .to(self._weights[b.name].dtype)
+            for b in self._parameters.blocks
+        }
+        _load_forward_mode()
+        with torch.no_grad():
+            if self._together:
+                pushed: Tensor = vmap(along)(named)
+                return pushed
+            count = range(len(tangents))
+            return torch.stack([along({n: t[i] for n, t in named.items()}) for i in count])
 
     def pull(self, cotangents: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Return ``sum_i J_i^T r_i`` for every vector of one row ``r_i`` per sample.
@@ -82,7 +97,11 @@ class Jacobian(ABC):
         if not self._graph.requires_grad:
             return
         shaped = cotangents.reshape(len(cotangents), *self._graph.shape)
-        pulled = self._backward([self._graph], list(self._weights.values()), [shaped])
+        if self._together:
+            pulled = self._gradients(shaped)
+        else:
+            each = zip(*map(self._gradients, shaped), strict=True)
+            pulled = [None if own[0] is None else torch.stack(own) for own in each]
         for block, gradient in zip(self._parameters.blocks, pulled, strict=True):
             if gradient is not None and gradient.numel():
                 yield block.columns, gradient
@@ -91,109 +110,17 @@ class Jacobian(ABC):
         with differentiable_attention():
             return self._network.at({**self._others, **weights}, self._call)
 
-    def _named(self, tangents: Tensor) -> dict[str, Tensor]:
-        """Return vectors ``(t, N)`` cut up by name, ``(t, *shape of the parameter)``."""
-        return {
-            b.name: tangents[:, b.columns]
-            .reshape(len(tangents), *b.shape)
-            .to(self._weights[b.name].dtype)
-            for b in self._parameters.blocks
-        }
-
-    def _backward(
-        self, outputs: list[Tensor], inputs: list[Tensor], vectors: list[Tensor]
-    ) -> list[Tensor | None]:
-        """Return the pull-back of ``t`` vectors at outputs to inputs, ``(t, ...)`` each."""
-        if self.together:
-            return _gradients(outputs, inputs, vectors, batched=True)
-        one_by_one = [
-            _gradients(outputs, inputs, [v[i] for v in vectors], batched=False)
-            for i in range(len(vectors[0]))
-        ]
-        return [
-            None if own[0] is None else torch.stack([g for g in own if g is not None])
-            for own in zip(*one_by_one, strict=True)
-        ]
-
-
-class ForwardJacobian(Jacobian):
-    """Vectors go through the model beside its activations (forward-mode differentiation)."""
-
-    together: ClassVar[bool] = True
-
-    def push(self, tangents: Tensor) -> Tensor:
-        """See `Jacobian.push`.
-
-        Returns:
-            ``(t, B, d)``.
-        """
-
-        def along(tangent: dict[str, Tensor]) -> Tensor:
-            pushed: Tensor = jvp(self._output_at, (self._weights,), (tangent,))[1]
-            return pushed.flatten(1)
-
-        named = self._named(tangents)
-        _load_forward_mode()
-        with torch.no_grad():
-            if self.together:
-                pushed: Tensor = vmap(along)(named)
-                return pushed
-            count = range(len(tangents))
-            return torch.stack([along({n: t[i] for n, t in named.items()}) for i in count])
-
-
-class ForwardJacobianInTurn(ForwardJacobian):
-    """The same, one vector after the other, for models that cannot be batched."""
-
-    together: ClassVar[bool] = False
-
-
-class BackwardJacobian(Jacobian):
-    """By backward passes alone: ``J v`` is the slope in ``r`` of ``(J^T r) . v``.
-
-    For modules with a backward pass of their own, through which no vectors go forward.
-    """
-
-    def __init__(self, network: Network, parameters: ParameterSet, call: Inputs) -> None:
-        super().__init__(network, parameters, call)
-        self._slope = torch.zeros_like(self.output, requires_grad=True)
-
-    def push(self, tangents: Tensor) -> Tensor:
-        """See `Jacobian.push`.
-
-        Returns:
-            ``(t, B, d)``.
-        """
-        zero = self.output.new_zeros(len(tangents), *self.output.shape).flatten(2)
-        if not self._graph.requires_grad:
-            return zero
-        pulled = torch.autograd.grad(
+    def _gradients(self, rows: Tensor) -> list[Tensor | None]:
+        """Return the pull-back of rows at the output, batched if they go together."""
+        found = torch.autograd.grad(
             self._graph,
             list(self._weights.values()),
-            self._slope,
-            create_graph=True,
+            rows,
+            retain_graph=True,
             allow_unused=True,
+            is_grads_batched=self._together,
         )
-        found = {n: g for n, g in zip(self._weights, pulled, strict=True) if g is not None}
-        named = self._named(tangents)
-        (pushed,) = self._backward(
-            list(found.values()), [self._slope], [named[name] for name in found]
-        )
-        return zero if pushed is None else pushed.flatten(2)
-
-
-def _gradients(
-    outputs: list[Tensor], inputs: list[Tensor], vectors: list[Tensor], batched: bool
-) -> list[Tensor | None]:
-    found = torch.autograd.grad(
-        outputs,
-        inputs,
-        vectors,
-        retain_graph=True,
-        allow_unused=True,
-        is_grads_batched=batched,
-    )
-    return [None if g is None else g.detach().to_dense() for g in found]
+        return [None if g is None else g.detach().to_dense() for g in found]
 
 
 @functools.cache

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from scodkit.factors.indexing import indexed
 from scodkit.factors.lay import (
     MIXED,
     NEW,
@@ -22,6 +21,7 @@ from scodkit.factors.lay import (
     Call,
     Lay,
     Where,
+    indexed,
     matched,
     tensors_in,
 )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from scodkit.errors import OptionError
 from scodkit.factors.engine import Engine, Factors, SharedFactors, Tall
 from scodkit.factors.head import Head
 from scodkit.factors.memory import Memory
@@ -34,6 +35,11 @@ _COPIES_OF_MOVED = 4
 
 # columns of the runs in which their memory is counted
 _COLUMNS = (2, 3)
+
+# bytes that rows in weight space may take, where nobody has said; and the share of a GPU's
+# memory, whose other uses are not known beforehand
+_BYTES = 2**30
+_SHARE_OF_GPU = 8
 
 # bytes of samples that keys are made of at a time
 _AT_ONCE = 1 << 16
@@ -365,7 +371,7 @@ def finite_samples(call: Inputs, output: Tensor) -> Tensor:
         for t in (*call.tensors(), output)
         if t.is_floating_point() and t.numel()
     ]
-    finite: Tensor = reduce(torch.maximum, largest) < torch.inf
+    finite: Tensor = functools.reduce(torch.maximum, largest) < torch.inf
     return finite
 
 
@@ -381,3 +387,45 @@ def sample_keys(call: Inputs) -> Tensor:
         some = torch.split(raw, max(1, _AT_ONCE // max(1, raw.shape[1])))
         keys = keys * 1000003 + torch.cat([(own * place).sum(1) for own in some]).cpu()
     return keys
+
+
+class MemoryBudget:
+    """An attribute: bytes that per-sample gradients may take at a time, until it is set.
+
+    Owners have a ``_network``. The more samples a GPU works on at a time, the faster it is: an
+    eighth of its memory, 1 GiB at least.
+
+    Examples:
+        >>> class Owner:
+        ...     memory_budget = MemoryBudget()
+        ...     _network = torch.zeros(1)  # anything that is on a device
+        >>> Owner().memory_budget == 2**30
+        True
+    """
+
+    def __get__(self, owner: Any, kind: type) -> int:
+        """Return the bytes."""
+        given: int | None = vars(owner).get("_memory_budget")
+        return default_budget(owner._network.device) if given is None else given
+
+    def __set__(self, owner: Any, value: int) -> None:
+        """Set the bytes.
+
+        Raises:
+            OptionError: If that is not a number of them.
+        """
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise OptionError(
+                f"expected memory_budget as a whole number of bytes, got {value!r}; for 4 GiB "
+                "type monitor.memory_budget = 4 * 2**30"
+            )
+        owner._memory_budget = value
+
+
+@functools.cache
+def default_budget(device: torch.device) -> int:
+    """Return the bytes where nobody has said how many."""
+    if device.type != "cuda":
+        return _BYTES
+    whole: int = torch.cuda.get_device_properties(device).total_memory
+    return max(_BYTES, whole // _SHARE_OF_GPU)

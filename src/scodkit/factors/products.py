@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from scodkit.errors import NonFiniteError
 from scodkit.factors.checks import check_alone, check_some_alone, distinct
@@ -27,8 +28,9 @@ from scodkit.numerics.matmul import sum_dtype
 # columns of the runs in which memory is counted
 _COLUMNS = (2, 3)
 
-# samples of a batch whose slopes are looked at alone
+# samples of a batch whose slopes are looked at alone, and whose passes are counted
 _ALONE = 2
+_COUNTED = 2
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class ProductSource:
     Args:
         network: The model.
         parameters: The chosen weights.
-        kind: How products with the Jacobian are computed.
+        together: Whether several columns go through the model at once.
         likelihood: What matters at the output.
         columns: ``T``, columns that will be asked for.
         budget: Bytes to stay within.
@@ -147,7 +149,7 @@ class ProductSource:
 
     network: Network
     parameters: ParameterSet
-    kind: type[Jacobian]
+    together: bool
     likelihood: Likelihood
     columns: int
     budget: int
@@ -186,7 +188,7 @@ class ProductSource:
         """Make sure the samples of the first batch of a size are alone what they are in it."""
         if call.batch_size == 1 or call.batch_size in self.checked:
             return
-        told = check_some_alone(self.network, call, jacobian.output)
+        told = check_some_alone(self.network, call, jacobian.output, _ALONE)
         # and so must their slopes be, along a direction of the weights
         generator = torch.Generator().manual_seed(call.batch_size)
         direction = torch.randn(1, self.parameters.num_parameters, generator=generator)
@@ -229,7 +231,7 @@ class ProductSource:
         return Memory.counted(run, sorted({min(few, most) for few in _COLUMNS}))
 
     def _at(self, call: Inputs) -> Jacobian:
-        return self.kind(self.network, self.parameters, call)
+        return Jacobian(self.network, self.parameters, call, self.together)
 
     def _good(
         self, call: Inputs, jacobian: Jacobian, finite: Tensor
@@ -255,3 +257,42 @@ class ProductSource:
 def _are_finite(*tensors: Tensor) -> bool:
     largest = [torch.linalg.vector_norm(t, torch.inf).double() for t in tensors]
     return bool(torch.stack(largest).amax() < torch.inf)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What one sample costs.
+
+    Args:
+        forward: Floating-point operations of a forward pass.
+        backward: Floating-point operations of a backward pass to the chosen weights. To take
+            a vector forward, from the weights to the output, costs as many.
+    """
+
+    forward: int
+    backward: int
+
+
+def count_passes(network: Network, parameters: ParameterSet, call: Inputs) -> Passes:
+    """Return what a pass costs, by running one forward and backward.
+
+    Products of matrices and convolutions are counted, other operations are not.
+
+    Args:
+        network: The model, held in eval mode.
+        parameters: The chosen weights.
+        call: A batch, of which the first samples are run.
+    """
+    few = call.samples(slice(0, _COUNTED))
+    with FlopCounterMode(display=False) as forward:
+        jacobian = Jacobian(network, parameters, few)
+        rows = torch.ones_like(jacobian.output).flatten(1)[None]
+    with FlopCounterMode(display=False) as backward:
+        list(jacobian.pull(rows))
+    return Passes(
+        forward=forward.get_total_flops() // few.batch_size,
+        # every weight is multiplied once at least
+        backward=max(
+            backward.get_total_flops() // few.batch_size, 2 * parameters.num_parameters
+        ),
+    )

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import resolve_name
 
-from scodkit.factors.indexing import written
 from scodkit.factors.keeping import ASKING, MAKING, RULES
-from scodkit.factors.lay import COUNTED, MIXED, NEW, NOBODYS, Call, Where, tensors_in
+from scodkit.factors.lay import COUNTED, MIXED, NEW, NOBODYS, Call, Where, tensors_in, written
 
 _NAME = "_scodkit_samples"
 

@@ -16,6 +16,7 @@ from scodkit.errors import (
     ModelCallError,
     OptionError,
     ScodError,
+    first_line,
 )
 from scodkit.factors import (
     MANY,
@@ -27,7 +28,6 @@ from scodkit.factors import (
     count_passes,
     row_bytes,
 )
-from scodkit.factors.trial import first_line
 from scodkit.fit.costs import Costs, Work, compare
 from scodkit.fit.plan import Plan, available_bytes
 from scodkit.fit.recipe import Recipe, first_output
@@ -77,7 +77,7 @@ def check_first(network: Network, likelihood: Likelihood, batch: object, call: I
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         raise ModelCallError(
             "expected a batch that the model can be run on, but it raised "
-            f"{type(cause).__name__}: {first_line(cause)}; "
+            f"{first_line(cause)}; "
             + (advice or "pick its inputs with Monitor(..., inputs=lambda batch: ...)")
         ) from cause
     if len({output.shape[1:] for output in outputs}) == 1:  # some differ by what is in a batch
@@ -362,10 +362,10 @@ class Preparation:
             OptionError: If the model does not allow it, and it is asked for.
         """
         network, parameters, recipe = self.network, self.parameters, self.recipe
-        kind, passed_over = choose_jacobian(network, parameters, self.example or self.call)
-        if kind is not None:
+        together, passed_over = choose_jacobian(network, parameters, self.example or self.call)
+        if together is not None:
             columns = recipe.sketch.columns(parameters.num_parameters, recipe.rank)
-            about = (kind, recipe.likelihood, columns, recipe.budget)
+            about = (together, recipe.likelihood, columns, recipe.budget)
             return ProductSource(network, parameters, *about)
         words = f"products with the curvature of {type(network.model).__name__}"
         if self.wanted:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from scodkit.errors import CaptureError, CaptureWarning
-from scodkit.factors.trial import first_line
+from scodkit.errors import CaptureError, CaptureWarning, first_line
 
 Function = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 Replay = Callable[[Sequence[Tensor], int], tuple[Tensor, ...]]
@@ -84,7 +83,7 @@ def capture(
     except Exception as error:
         raise CaptureError(
             f"expected a model whose scored forward pass can be recorded, but it raised "
-            f"{type(error).__name__}: {first_line(error)}; go on "
+            f"{first_line(error)}; go on "
             "without monitor.compile"
         ) from error
     _check_same(found, expected)

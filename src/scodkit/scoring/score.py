@@ -24,8 +24,7 @@ from scodkit.errors import (
     SuspiciousInputWarning,
     UncertifiedError,
 )
-from scodkit.factors import Factors, FactorSource, LoopEngine, Whole
-from scodkit.factors.budget import default_budget
+from scodkit.factors import Factors, FactorSource, LoopEngine, Whole, default_budget
 from scodkit.fit.fitted import Fitted
 from scodkit.fit.recipe import Recipe
 from scodkit.likelihoods.task import Task
