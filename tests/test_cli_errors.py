@@ -122,7 +122,7 @@ BAD: list[tuple[tuple[str, ...], str, str]] = [
     (("merge",), " n.scod=", "expected two different monitors or more"),
     (("merge",), "out.scod=n.scod", "expected another file to write to than one that is read"),
     (("merge",), "n.scod=gaussian.scod", "the likelihoods are"),
-    (("merge",), "n.scod=half.scod", "(samples 48 to 95 of the data"),
+    (("merge",), "n.scod=half.scod", "48 of 48 samples to be added are in the fit"),
     (("fit",), "+--shard 9/8", "as INDEX/COUNT, from 1/8 to 8/8, got '9/8'"),
     (("fit",), "+--shard half", "as INDEX/COUNT, from 1/8 to 8/8, got 'half'"),
 ]  # fmt: skip

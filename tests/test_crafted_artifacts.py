@@ -175,11 +175,6 @@ CHANGES: dict[str, Change] = {
     "output of text": put("output_shape", "4"),
     "output of floats": put("output_shape", [4.0]),
     "output below 0": put("output_shape", [-4]),
-    "parts of text": put("parts", "all"),
-    "parts with less": drop("parts"),
-    "parts backwards": put("parts.0.stop", -1),
-    "parts from the end": put("parts.0.start", 10**6),
-    "parts with more": put("parts.0.more", 1),
     "notes in a list": put("notes", ["fit"]),
     "notes that are deep": put("notes.deep", nested(300)),
     "state of other weights": put("state.num_parameters", 43),
@@ -275,7 +270,6 @@ OTHERS: dict[str, tuple[str, Change]] = {
 }
 
 HARMLESS = {
-    "parts with less",
     "notes that are deep",
     "what nobody reads",
     "probes",

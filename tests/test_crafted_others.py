@@ -29,13 +29,15 @@ def fit(path: Path, batches: list[Tensor]) -> Monitor:
 
 
 CHECKPOINTS: dict[str, Change] = {
-    **{f"no {key}": drop(key) for key in ("state", "identity", "batches", "data_digest")},
-    **{f"{key} is true": put(key, True) for key in ("state", "identity", "batches", "samples")},
-    "batches below 0": put("batches", -1),
-    "half a batch": put("batches", 1.5),
+    **{f"no {key}": drop(key) for key in ("state", "identity", "samples", "skipped")},
+    **{f"{key} is true": put(key, True) for key in ("state", "identity", "skipped", "samples")},
+    "no batches": without("batches"),
+    "batches in floats": turn("batches", torch.Tensor.double),
+    "batches of batches": turn("batches", lambda t: t[None]),
+    "skipped below 0": put("skipped", -1),
+    "half a sample": put("samples", 1.5),
     "fewer samples than in the sketch": put("samples", 3),
     "more skipped than there were": put("skipped", 30),
-    "a digest of no text": put("data_digest", 3),
     "another size": put("state.columns", 12),
     "other weights": put("state.num_parameters", 5),
     "a sketch of other weights": turn("state.y", lambda t: t[1:]),

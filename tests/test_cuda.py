@@ -21,7 +21,7 @@ from scodkit.errors import (
 )
 from scodkit.factors import Engine, HookEngine, LoopEngine, pullback
 from scodkit.factors.rules import broadcast
-from scodkit.fit.seen import digests_of
+from scodkit.fit.data import digests_of
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs, Network
 from scodkit.numerics import kernels

@@ -37,7 +37,7 @@ PUBLIC = {
         *("Sketch", "SketchState", "SparseSign", "TwoSided"),
     ],
     "scodkit.explain": ["Explanation", "References"],
-    "scodkit.parts": ["Part", "Shard"],
+    "scodkit.parts": ["Shard"],
     "scodkit.report": ["MethodLine", "Report", "ScoredSet", "WatchedStream"],
     "scodkit.sharded": ["ShardedMonitor"],
 }

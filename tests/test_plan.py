@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scodkit.errors import InsufficientMemoryError
-from scodkit.fit.plan import (
+from scodkit.fit.memory import (
     Plan,
     _free_in_container,
     _free_on_machine,

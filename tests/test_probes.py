@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from cases import CASES, Case, mlp
 from saved_monitors import Saved
 from scodkit import Categorical, Gaussian, Monitor, Task, predicted_class
-from scodkit.errors import CorruptArtifactError, MismatchError, NoProbesWarning
+from scodkit.errors import (
+    CorruptArtifactError,
+    MismatchError,
+    NoProbesWarning,
+    RepeatedDataWarning,
+)
 from scodkit.fit.probes import Probes
 from scodkit.model.network import Inputs, Network
 from scodkit.numerics import artifact
@@ -265,7 +270,8 @@ def test_older_files_load_with_a_notice_and_have_them_after_an_update() -> None:
     with pytest.warns(NoProbesWarning, match="earlier version.*another architecture"):
         monitor = saved.loaded()
     assert monitor.fitted.probes is None
-    monitor.update(saved.inputs("second"), progress=False)
+    with pytest.warns(RepeatedDataWarning, match="nobody can tell"):  # nor digests of samples
+        monitor.update(saved.inputs("second"), progress=False)
     assert monitor.fitted.probes is not None
 
 

@@ -23,8 +23,8 @@ from scodkit.errors import (
     MismatchError,
     RepeatedDataWarning,
 )
-from scodkit.fit import seen
-from scodkit.fit.seen import digests_of, nothing, seen_again
+from scodkit.fit import data as data_room
+from scodkit.fit.data import digests_of, nothing, seen_again
 from scodkit.model.network import Inputs
 from scodkit.numerics import artifact
 from scodkit.sharded import ShardedMonitor
@@ -204,7 +204,7 @@ def test_a_digest_is_of_its_sample_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not (digests(z, x) == whole).any()
     with torch.inference_mode():
         assert torch.equal(digests(x, z), whole)
-    monkeypatch.setattr(seen, "_AT_ONCE", 1)
+    monkeypatch.setattr(data_room, "_AT_ONCE", 1)
     assert torch.equal(digests(x, z), whole)
     assert digests(x[:0], z[:0]).shape == (0,)
     assert digests(torch.empty(3, 0)).shape == (3,)
@@ -225,8 +225,8 @@ def test_digests_are_the_same_tomorrow() -> None:
 
 
 def test_beyond_so_many_none_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen, "KEPT", 50)
-    monkeypatch.setattr(seen, "_WAITING", 2)
+    monkeypatch.setattr(data_room, "KEPT", 50)
+    monkeypatch.setattr(data_room, "_WAITING", 2)
     kept = nothing()
     for part in torch.arange(50).flip(0).split(7):
         kept.add(part)
@@ -237,7 +237,8 @@ def test_beyond_so_many_none_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(mine.fitted.samples) == 32
     mine.update([NEW], progress=False)
     assert mine.fitted.samples is None
-    mine.update([X[:20]], progress=False)  # nobody knows
+    with pytest.warns(RepeatedDataWarning, match="nobody can tell"):
+        mine.update([X[:20]], progress=False)
 
 
 # -- through files, checkpoints and processes ------------------------------------------------
@@ -267,7 +268,8 @@ def test_files_without_digests_are_read(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         old.calibrate([X], progress=False)
-    old.update([X[:16]], progress=False)
+    with pytest.warns(RepeatedDataWarning, match="nobody can tell"):
+        old.update([X[:16]], progress=False)
     assert old.fitted.samples is None
 
 

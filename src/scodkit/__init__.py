@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from scodkit.calibration import Calibration as Calibration
     from scodkit.calibration import predicted_class as predicted_class
     from scodkit.explain import Explanation as Explanation
-    from scodkit.fit.plan import Plan as Plan
+    from scodkit.fit.memory import Plan as Plan
     from scodkit.likelihoods import Bernoulli as Bernoulli
     from scodkit.likelihoods import Categorical as Categorical
     from scodkit.likelihoods import Gaussian as Gaussian
@@ -45,7 +45,7 @@ _MODULES = {
     "Likelihood": "likelihoods",
     "Monitor": "monitor",
     "MonteCarlo": "likelihoods",
-    "Plan": "fit.plan",
+    "Plan": "fit.memory",
     "Scored": "scoring.score",
     "Summary": "summary",
     "Task": "likelihoods.task",

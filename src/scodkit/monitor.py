@@ -18,24 +18,20 @@ from scodkit.calibration import Calibration, CrowdWatch, groups_of
 from scodkit.errors import CalibrationWarning, MergeError, NotFittedError, OptionError
 from scodkit.explain import Explanation, References, explain
 from scodkit.factors import CHECK_EVERY, FactorSource, MemoryBudget
+from scodkit.fit import data
 from scodkit.fit import fit as fitting
-from scodkit.fit import recipe
+from scodkit.fit.first_batch import first_output
 from scodkit.fit.fit import FitOptions
-from scodkit.fit.fitted import UNFITTED, Fitted
-from scodkit.fit.plan import Plan
-from scodkit.fit.preparing import Preparation, check_first
+from scodkit.fit.fitted import UNFITTED, Fitted, Recipe, check_options
+from scodkit.fit.memory import Plan, Preparation
 from scodkit.fit.probes import check_probes
 from scodkit.fit.processes import Processes
-from scodkit.fit.recipe import Recipe
-from scodkit.fit.seen import digests_of, nothing, seen_again
-from scodkit.fit.stream import batches_of, num_batches, open_stream
 from scodkit.likelihoods import Likelihood
 from scodkit.likelihoods.task import Task
 from scodkit.model.network import Network, state_to_copy
 from scodkit.model.parameters import ParameterSet, Selection, select
 from scodkit.model.state import StateWatch
 from scodkit.numerics import artifact
-from scodkit.parts import part_behind
 from scodkit.scoring import score as scoring
 from scodkit.scoring.score import Question, Scorer, Scores
 from scodkit.sketch import Nystrom, Sketch
@@ -96,7 +92,7 @@ class Monitor:
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> None:
         sketch = Nystrom() if sketch is None else sketch
-        recipe.check_options(model, likelihood, rank, sketch, prior_scale)
+        check_options(model, likelihood, rank, sketch, prior_scale)
         _check_task(task)
         self.likelihood = likelihood
         self.sketch = sketch
@@ -198,16 +194,12 @@ class Monitor:
         with processes.failing_together():
             before = self._ready().check("an update", contents=True)
             before.check_sketch()
-            named = part_behind(loader)
-            if named is not None:  # or it would be found out after the pass
-                before.check_other_data((named,))
         same = replace(self._recipe, selection=before.parameters)
         how = (progress, on_bad, check_deterministic)
         options = FitOptions(*how, precision=precision, together=together)
         fresh, source = fitting.fit(self._network, same, loader, options)
         with processes.failing_together():  # buffers may be known by now to change in a call
             before = self._ready().check("an update")
-        before.check_other_data(fresh.parts)
         before.check_other_samples(fresh.samples)
         return self._adopt(before.merged(fresh, self.rank, consume=True), source)
 
@@ -231,7 +223,6 @@ class Monitor:
                 f"other.prior_scale = {self.prior_scale}"
             )
         mine.check("a merge", contents=True)
-        mine.fitted.check_other_data(theirs.parts)
         whole = mine.fitted.merged(theirs, self.rank)
         mine.fitted.check_other_samples(theirs.samples)
         return self._adopt(whole, mine.source)
@@ -256,17 +247,17 @@ class Monitor:
         """
         self._ready().check("a calibration", contents=True)
         scores, groups = [torch.empty(0)], [torch.empty(0, dtype=torch.int64)]
-        samples = nothing()
+        samples = data.nothing()
         for batch in self._batches(loader, "calibrating", progress):
             call = self._network.inputs_of(batch)
-            samples.add(digests_of(call))
+            samples.add(data.digests_of(call))
             found = self._ready()(call, self._memory_budget)
             scores.append(found.score.cpu())
             if by is not None:
                 groups.append(groups_of(by, found.output))
         calibration = Calibration(torch.cat(scores), None if by is None else torch.cat(groups))
         self.calibration, self._by = calibration, by
-        again = seen_again(self.fitted.samples, samples.all())
+        again = data.seen_again(self.fitted.samples, samples.all())
         if again is not None:
             warnings.warn(
                 f"{again} held-out samples were fitted: a network knows those best, so that "
@@ -510,7 +501,9 @@ class Monitor:
 
     def _batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Any]:
         self._ready()  # before anything of the loader is read
-        return batches_of(open_stream(loader)[1], num_batches(loader), doing, progress)
+        return data.batches_of(
+            data.open_stream(loader)[1], data.num_batches(loader), doing, progress
+        )
 
     def _crowd_watch(self, calibration: Calibration) -> CrowdWatch:
         if self._crowd is None or self._crowd.calibration is not calibration:
@@ -551,9 +544,9 @@ class Monitor:
         """
         with self._network.evaluating():
             call = self._network.inputs_of(batch)
-            check_first(self._network, self.likelihood, batch, call)
+            output = first_output(self._network, self.likelihood, batch, call)
             parameters = select(self._selection, self._network, call)
-            about = (self._recipe, self._network, parameters, call, num_data)
+            about = (self._recipe, self._network, parameters, call, output, num_data)
             return Preparation(*about, products, precision).plan()
 
     @property
@@ -569,7 +562,7 @@ class Monitor:
     @rank.setter
     def rank(self, value: int) -> None:
         model, likelihood, sketch = self.model, self.likelihood, self.sketch
-        recipe.check_options(model, likelihood, value, sketch, self.prior_scale)
+        check_options(model, likelihood, value, sketch, self.prior_scale)
         if self._scorer is None:
             self._rank = value
             return
@@ -589,7 +582,7 @@ class Monitor:
 
     @prior_scale.setter
     def prior_scale(self, value: float) -> None:
-        recipe.check_options(self.model, self.likelihood, self.rank, self.sketch, value)
+        check_options(self.model, self.likelihood, self.rank, self.sketch, value)
         self._prior_scale = value
         self._ask_anew()
 

@@ -32,7 +32,6 @@ from scodkit.numerics.artifact import (
     SCORES,
     TEXT,
     WIDE,
-    all_of,
     each,
     falling,
     fields,
@@ -46,7 +45,6 @@ from scodkit.numerics.artifact import (
 )
 from scodkit.numerics.files import file_errors
 from scodkit.numerics.matmul import sum_dtype, tall_chunks
-from scodkit.parts import Part
 from scodkit.sketch import Sketch, SketchState, documents
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -136,7 +134,6 @@ def _header_of(stored: Stored) -> dict[str, Any]:
         "basis": numbers,
         "exempt": list(fitted.fingerprints.exempt),
         "engine": fitted.engine,
-        "parts": [part.document() for part in fitted.parts],
         "form": fitted.form and fitted.form.document(),
         "input_range": fitted.input_range,
         "notes": dict(stored.notes),
@@ -173,12 +170,6 @@ _HEADER = fields(
     {
         "exempt": each(TEXT),
         "engine": maybe(that("the name of an engine", is_engine)),
-        "parts": each(
-            all_of(
-                fields({"data": TEXT, "start": whole(), "stop": whole()}),
-                that("samples in ascending order", lambda part: part["start"] <= part["stop"]),
-            )
-        ),
         "form": maybe(fields({"parts": whole(1), "axes": each(whole())})),
         "input_range": maybe(RANGES),
         "notes": OBJECT,
@@ -499,7 +490,6 @@ def _fitted(
         ),
         shape=tuple(header["output_shape"]),
         skipped=header["skipped"],
-        parts=tuple(Part(**part) for part in header.get("parts", ())),
         engine=header.get("engine"),
         input_range=ranges and {name: (low, high) for name, (low, high) in ranges.items()},
         samples=tensors.get("samples"),

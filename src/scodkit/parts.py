@@ -1,15 +1,9 @@
-"""Parts of a data set, for fits that share it: no sample is repeated or counted twice."""
+"""Parts of a data set, for fits that share it: no sample is repeated or left out."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -20,49 +14,6 @@ from torch.utils.data import (
 )
 
 from scodkit.errors import OptionError
-from scodkit.numerics.hashing import digest_of
-
-# items of a data set that are hashed, and numbers of a tensor
-_SAMPLED = 16
-_NUMBERS = 4096
-
-
-@dataclass(frozen=True)
-class Part:
-    """Consecutive samples of a data set.
-
-    Args:
-        data: A hash of the data set.
-        start: The first sample.
-        stop: One past the last.
-
-    Examples:
-        >>> Part("ab12", 0, 50).overlaps(Part("ab12", 40, 90))
-        True
-        >>> Part("ab12", 0, 50).overlaps(Part("ab12", 50, 100))
-        False
-    """
-
-    data: str
-    start: int
-    stop: int
-
-    def overlaps(self, other: Part) -> bool:
-        """Return whether there is a sample in both."""
-        return self.data == other.data and self.start < other.stop and other.start < self.stop
-
-    def __str__(self) -> str:
-        return f"samples {self.start} to {self.stop - 1} of the data {self.data[:8]}"
-
-    def document(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
-
-
-def in_both(mine: Iterable[Part], theirs: Iterable[Part]) -> tuple[Part, Part] | None:
-    """Return two parts, one of each side, that have samples in common, or None."""
-    pairs = itertools.product(mine, theirs)
-    return next(((a, b) for a, b in pairs if a.overlaps(b)), None)
 
 
 class Shard(Dataset[Any]):
@@ -75,10 +26,6 @@ class Shard(Dataset[Any]):
         dataset: Map-style: with a length, read by position.
         index: Which part, from 0.
         count: How many parts there are.
-
-    Attributes:
-        part: Which samples these are; None if items of the data set cannot be hashed: a merge
-            then tells fits apart by their sketches.
 
     Examples:
         >>> [list(Shard(range(7), index, 3)) for index in range(3)]
@@ -93,15 +40,6 @@ class Shard(Dataset[Any]):
                 f"{type(dataset).__name__}; pass every process its own stream instead"
             )
         self._dataset, self._rows = dataset, shard_rows(len(dataset), index, count)
-        outer = getattr(dataset, "part", None)
-        self.part: Part | None = None
-        if isinstance(outer, Part):  # a shard of a shard
-            self.part = self._part(outer.data, outer.start)
-        elif not len(dataset) or _can_be_hashed(dataset):
-            self.part = self._part(data_hash(len(dataset), dataset.__getitem__), 0)
-
-    def _part(self, data: str, first: int) -> Part:
-        return Part(data, first + self._rows.start, first + self._rows.stop)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -112,21 +50,23 @@ class Shard(Dataset[Any]):
         return self._dataset[self._rows.start + place]
 
 
-def part_behind(loader: object) -> Part | None:
-    """Return which samples a loader reads; None if that is unknown.
+def shard_rows(length: int, index: int, count: int) -> range:
+    """Return which samples of a data set a part has.
 
     Args:
-        loader: Has a `Shard` as its ``dataset``, or is a ``DataLoader`` that reads every item.
+        length: Of the data set.
+        index: Which part, from 0.
+        count: How many parts there are.
+
+    Raises:
+        OptionError: If there is no such part.
     """
-    if isinstance(loader, DataLoader) and not reads_all_once(loader):
-        return None
-    dataset: Any = getattr(loader, "dataset", None)
-    part = getattr(dataset, "part", None)
-    if isinstance(part, Part):
-        return part
-    if not isinstance(loader, DataLoader) or not _can_be_hashed(dataset):
-        return None
-    return Part(data_hash(len(dataset), dataset.__getitem__), 0, len(dataset))
+    if not (count >= 1 and 0 <= index < count):
+        raise OptionError(
+            f"expected a part from 0 to {count - 1} of {count}, got {index}; parts are "
+            "counted from 0"
+        )
+    return range(length * index // count, length * (index + 1) // count)
 
 
 def reads_all_once(loader: DataLoader[Any]) -> bool:
@@ -153,78 +93,3 @@ def plain_sampler(loader: Any) -> Any:
     if not plain or isinstance(loader.dataset, IterableDataset):
         return None
     return loader.batch_sampler.sampler
-
-
-def shard_rows(length: int, index: int, count: int) -> range:
-    """Return which samples of a data set a part has.
-
-    Args:
-        length: Of the data set.
-        index: Which part, from 0.
-        count: How many parts there are.
-
-    Raises:
-        OptionError: If there is no such part.
-    """
-    if not (count >= 1 and 0 <= index < count):
-        raise OptionError(
-            f"expected a part from 0 to {count - 1} of {count}, got {index}; parts are "
-            "counted from 0"
-        )
-    return range(length * index // count, length * (index + 1) // count)
-
-
-def data_hash(length: int, item: Callable[[int], Any]) -> str:
-    """Return a hash of a data set's length and of a few items, evenly spaced.
-
-    Args:
-        length: Of the data set.
-        item: Reads an item by its position.
-    """
-    places = dict.fromkeys(i * (length - 1) // (_SAMPLED - 1) for i in range(_SAMPLED))
-    digest = hashlib.sha256(str(length).encode())
-    for place in places if length else ():
-        for piece in _bytes_in(item(place)):
-            digest.update(piece or b"")
-    return digest.hexdigest()[:32]
-
-
-def sampled_hash(tensors: Mapping[str, Tensor], salt: str) -> str:
-    """Return a hash of some numbers of each tensor, evenly spaced: tensors may be large.
-
-    Args:
-        tensors: By name.
-        salt: Hashed before them.
-    """
-    few = {
-        name: tensor.reshape(-1)[:: max(1, tensor.numel() // _NUMBERS)]
-        for name, tensor in tensors.items()
-    }
-    return digest_of(few, salt)[:32]
-
-
-def _can_be_hashed(dataset: Any) -> bool:
-    """Return whether the items of a data set are of types that can be hashed."""
-    pieces = list(_bytes_in(dataset[0])) if len(dataset) else []
-    return bool(pieces) and None not in pieces
-
-
-def _bytes_in(item: Any) -> Iterator[bytes | None]:
-    """Yield the bytes that an item consists of; None for values of an unknown type."""
-    if isinstance(item, Tensor):
-        yield digest_of({"": item}).encode()
-    elif isinstance(item, (str, bytes, int, float)):
-        yield repr(item).encode()
-    elif isinstance(item, Mapping):
-        for key in sorted(item, key=str):
-            yield str(key).encode()
-            yield from _bytes_in(item[key])
-    elif isinstance(item, (tuple, list)):
-        for part in item:
-            yield from _bytes_in(part)
-    elif hasattr(item, "__array__") or hasattr(item, "__array_interface__"):  # pictures, too
-        array = np.asarray(item)
-        form = f"{array.dtype.str} {array.shape}".encode()
-        yield None if array.dtype == object else form + array.tobytes()
-    elif item is not None:
-        yield None

@@ -14,21 +14,18 @@ from scodkit import monitor_file as storage
 from scodkit.errors import MismatchError, NonFiniteError, NotFittedError
 from scodkit.factors import FactorSource, MemoryBudget, name_of
 from scodkit.fit.checkpoint import Progress
+from scodkit.fit.data import batch_digest, batches_of, num_batches, open_stream
+from scodkit.fit.first_batch import first_output
 from scodkit.fit.fit import absorb
-from scodkit.fit.fitted import UNFITTED, Fitted
-from scodkit.fit.preparing import check_first
+from scodkit.fit.fitted import UNFITTED, Fitted, Recipe, check_options
 from scodkit.fit.probes import Probes, check_probes
 from scodkit.fit.processes import Processes
-from scodkit.fit.reading import batch_digest
-from scodkit.fit.recipe import Recipe, check_options, first_output
-from scodkit.fit.stream import batches_of, num_batches, open_stream
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Form, Inputs, Network
 from scodkit.model.parameters import ParameterSet, Selection, select, select_names
 from scodkit.model.state import Fingerprints, StateWatch
 from scodkit.numerics.artifact import check_place
 from scodkit.numerics.matmul import sum_dtype
-from scodkit.parts import Part, part_behind, sampled_hash
 from scodkit.scoring import score as scoring
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.sketch.eigenbasis import Eigenbasis
@@ -115,17 +112,16 @@ class ShardedMonitor:
             first, batches = open_stream(loader)
             with network.evaluating():
                 call = network.inputs_of(first)
-                check_first(network, recipe.likelihood, first, call)
+                output = first_output(network, recipe.likelihood, first, call)
                 whole = select(recipe.selection, network, call)
                 names, held = whole.divided(processes.rank, processes.count)
-                source = self._new_source(names, call)
-                dtype = sum_dtype(first_output(network, call))
+                source = self._new_source(names, call, tuple(output.shape[1:]))
                 probes = Probes.of(network, first, call)
         fingerprints = Fingerprints.of(network.model, whole, network.volatile)
         self._agree(whole, fingerprints, call)
         source = self._shared(source)
         size = whole.num_parameters
-        state = recipe.sketch.zero(size, recipe.rank, dtype, network.device, held)
+        state = recipe.sketch.zero(size, recipe.rank, sum_dtype(output), network.device, held)
         state.add_up = processes.summed
         done = Progress(state)
         shown = progress and processes.rank == 0
@@ -140,13 +136,9 @@ class ShardedMonitor:
             )
         # a basis counts its own rows, which are not all there are
         basis = replace(recipe.sketch.eigenbasis(state, recipe.rank), residual_rank=size)
-        # asked in any case: all processes must ask, whatever their loaders say
-        salt = f"{done.samples} {float(state.squared_norm)!r}"
-        unnamed = processes.gathered(sampled_hash(state.tensors, salt))[0]
-        part = part_behind(loader) or Part(unnamed, 0, done.samples)
         # rounded alike in the files of all
         probes = processes.gathered(probes)[0]
-        data = ((part,), name_of(source.engine), done.input_range, done.seen.all())
+        data = (name_of(source.engine), done.input_range, done.seen.all())
         about = (fingerprints, source.shape, done.skipped, *data, Form.of(first, call), probes)
         self._fitted = Fitted(recipe.likelihood, whole, basis, state, *about)
         self._source, self._state_watch = source, watch
@@ -261,7 +253,7 @@ class ShardedMonitor:
             if self._source is None:
                 with processes.failing_together():
                     names, _ = fitted.parameters.divided(processes.rank, processes.count)
-                    source = self._new_source(names, call)
+                    source = self._new_source(names, call, fitted.shape)
                 self._source = self._shared(source)
             return scoring.score_batch(self._source, call, fitted.basis)[1]
 
@@ -273,10 +265,12 @@ class ShardedMonitor:
                 fitted = self._fitted = fitted.settled(self._state_watch, doing)
         return fitted
 
-    def _new_source(self, names: tuple[str, ...], call: Inputs) -> FactorSource:
+    def _new_source(
+        self, names: tuple[str, ...], call: Inputs, shape: tuple[int, ...]
+    ) -> FactorSource:
         own = select_names(self._network.model, names)
         recipe = replace(self._recipe, budget=self.memory_budget)
-        return recipe.source(self._network, own, call)
+        return recipe.source(self._network, own, call, shape)
 
     def _shared(self, source: FactorSource) -> FactorSource:
         """Return a source that adds up over processes, in pieces that fit all of them."""

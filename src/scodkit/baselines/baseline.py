@@ -24,7 +24,7 @@ from scodkit.errors import (
     UnsupportedLikelihoodError,
 )
 from scodkit.factors.pieces import finite_samples
-from scodkit.fit.stream import batches_of, num_batches, open_stream
+from scodkit.fit.data import batches_of, num_batches, open_stream
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.model.network import Inputs, Network, state_to_copy
 from scodkit.model.parameters import state_fingerprint

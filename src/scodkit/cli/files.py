@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from scodkit.errors import BatchError, NonFiniteError, OptionError, ScodError, optional
-from scodkit.fit.plan import available_bytes
+from scodkit.fit.memory import available_bytes
 from scodkit.numerics.files import file_errors, regular_file
-from scodkit.parts import Part, data_hash, shard_rows
+from scodkit.parts import shard_rows
 
 _ARRAYS = (".npy", ".npz", ".csv")
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -86,12 +86,6 @@ class Samples:
     def name(self, row: int) -> int | str:
         """Return what a sample is called in results."""
         return self.rows[row] if self.names is None else self.names[self.rows[row]]
-
-    @property
-    def part(self) -> Part:
-        """Which samples of the file these are."""
-        data = data_hash(self.total, lambda row: self.source(range(row, row + 1)))
-        return Part(data, self.rows.start, self.rows.stop)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from scodkit.errors import (
     OptionError,
     ScodError,
 )
-from scodkit.fit.reading import loader_like
+from scodkit.fit.data import loader_like
 from scodkit.parts import Shard, reads_all_once
 
 _LONGEST = 400  # letters of other libraries' messages that are passed on

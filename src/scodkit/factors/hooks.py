@@ -221,6 +221,16 @@ class HookEngine(Engine):
             self._checked.add(layout)
         return layout in self._checked
 
+    def of(self, network: Network) -> HookEngine:
+        """See `Engine.of`.
+
+        Returns:
+            An engine that still knows the samples that were run alone.
+        """
+        engine = copy.copy(self)
+        engine.network, engine.known_alone = network, self.known_alone
+        return engine
+
     def for_single(self) -> Engine:
         """See `Engine.for_single`.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from scodkit.errors import (
@@ -14,7 +15,7 @@ from scodkit.errors import (
     MissingFileError,
     NonFiniteError,
 )
-from scodkit.fit.seen import Seen, nothing
+from scodkit.fit.data import Seen, nothing
 from scodkit.model.network import Inputs
 from scodkit.model.ranges import Ranges, ranges_of, seen_in, widen
 from scodkit.numerics import artifact
@@ -22,7 +23,6 @@ from scodkit.numerics.artifact import (
     DIGESTS,
     OBJECT,
     RANGES,
-    TEXT,
     all_of,
     fields,
     maybe,
@@ -35,8 +35,8 @@ from scodkit.sketch import SketchState, documents
 
 _KIND = "checkpoint"
 _STATE = "state."
-_SAMPLES = "samples"
-_COUNTS = {"batches": whole(), "samples": whole(), "skipped": whole(), "data_digest": TEXT}
+_SAMPLES, _BATCHES = "samples", "batches"
+_COUNTS = {"samples": whole(), "skipped": whole()}
 _HEADER = all_of(
     fields(
         {"state": documents.STATE, "identity": OBJECT, **_COUNTS},
@@ -83,7 +83,7 @@ class Progress:
         state: The sketch so far.
         batches: Batches finished.
         samples: Samples read, good or bad.
-        data_digest: Hash of all batches read, kept only for checkpoints.
+        digests: Hashes of the batches finished, kept only for checkpoints.
         skipped: Samples left out because they were not finite.
         unchecked: Pieces not yet known to be finite: asking at once would idle a GPU.
         seen: Which samples are in the sketch.
@@ -95,7 +95,7 @@ class Progress:
     batches: int = 0
     samples: int = 0
     skipped: int = 0
-    data_digest: str = ""
+    digests: list[int] = field(default_factory=list)
     unchecked: list[FiniteCheck] = field(default_factory=list)
     seen: Seen = field(default_factory=nothing)
     ranges: dict[str, Tensor] | None = field(default_factory=dict)
@@ -143,6 +143,7 @@ class Checkpoint:
         try:
             header, tensors = artifact.read(self.path, _KIND, _HEADER)
             checks = documents.state_checks(tensors, _STATE)
+            checks[_BATCHES] = DIGESTS
             fields(checks, {_SAMPLES: DIGESTS})(str(self.path), tensors)
         except MissingFileError:
             return Progress(state)
@@ -168,9 +169,14 @@ class Checkpoint:
         dtypes = {tensor.dtype for tensor in resumed.tensors.values()}
         if shape != (state.num_parameters, state.columns) or dtypes != {held.dtype}:
             refuse(f"a sketch of {state.num_parameters} weights at {self.path}", "another")
-        counts = {name: header[name] for name in _COUNTS}
-        seen = Seen(tensors.get(_SAMPLES))
-        progress = Progress(resumed.to(held.device), **counts, seen=seen)
+        progress = Progress(
+            resumed.to(held.device),
+            samples=header["samples"],
+            skipped=header["skipped"],
+            digests=tensors[_BATCHES].tolist(),
+            seen=Seen(tensors.get(_SAMPLES)),
+        )
+        progress.batches = len(progress.digests)
         ranges = header.get("input_range")  # checkpoints of earlier versions have none
         progress.ranges = None if ranges is None else seen_in(ranges, held.device)
         return progress
@@ -181,14 +187,25 @@ class Checkpoint:
         counts = {name: getattr(progress, name) for name in _COUNTS}
         about = {"state": header, "identity": self.identity, **counts}
         about["input_range"] = progress.input_range
+        tensors[_BATCHES] = torch.tensor(progress.digests, dtype=torch.int64)
         samples = progress.seen.all()
         if samples is not None:
             tensors[_SAMPLES] = samples
         artifact.write(self.path, _KIND, about, tensors)
 
-    def other_data(self) -> MismatchError:
-        """Return the error that the data is not what the pass began with."""
-        return MismatchError(
-            f"expected the data of the checkpoint at {self.path}, got other batches; go on "
-            "with the same data in the same order, or delete the checkpoint"
-        )
+    def check_batch(self, progress: Progress, number: int, digest: int | None) -> None:
+        """Make sure a batch is the one that the pass came by before.
+
+        Args:
+            progress: As it was resumed.
+            number: Of the batch.
+            digest: Its hash; None if there is no such batch any more.
+
+        Raises:
+            MismatchError: If it is another.
+        """
+        if progress.digests[number] != digest:
+            raise MismatchError(
+                f"expected the data of the checkpoint at {self.path}, got other batches; go on "
+                "with the same data in the same order, or delete the checkpoint"
+            )

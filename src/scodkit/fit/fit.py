@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -21,46 +20,24 @@ from scodkit.errors import (
     OptionError,
     RepeatedDataWarning,
 )
-from scodkit.factors import (
-    FactorsOf,
-    FactorSource,
-    Piece,
-    ProductSource,
-    distinct,
-    name_of,
-)
+from scodkit.factors import FactorsOf, FactorSource, Piece, ProductSource, name_of
+from scodkit.fit import data
 from scodkit.fit.checkpoint import Checkpoint, FiniteCheck, Progress
-from scodkit.fit.fitted import Fitted
-from scodkit.fit.preparing import Preparation, check_first, check_ways
+from scodkit.fit.first_batch import check_deterministic, first_output, with_example
+from scodkit.fit.fitted import Fitted, Recipe
+from scodkit.fit.memory import Preparation, check_ways
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import Processes
-from scodkit.fit.reading import Reader, data_identity
-from scodkit.fit.recipe import Recipe, first_output
-from scodkit.fit.seen import digests_of, joined, seen_again
-from scodkit.fit.stream import (
-    batches_of,
-    check_deterministic,
-    num_batches,
-    num_samples,
-    open_stream,
-)
 from scodkit.model import ranges
 from scodkit.model.network import Form, Inputs, Network
 from scodkit.model.parameters import ParameterSet, select, select_names
 from scodkit.model.state import Fingerprints
 from scodkit.numerics.matmul import sum_dtype
-from scodkit.parts import Part, part_behind, sampled_hash
 
 # pieces a GPU may be behind before it is waited for
 _LATE = 2
 
-# samples to choose an engine with, no two alike; and batches to look for them in
-_DISTINCT = 3
-_AHEAD = 16
-_SHARD = (
-    "DataLoader(Shard(dataset, rank, world_size)), from scodkit.parts, or fit alone with "
-    "together=False"
-)
+OnBad = Literal["raise", "skip"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +58,7 @@ class FitOptions:
     """
 
     progress: bool = True
-    on_bad: Literal["raise", "skip"] = "raise"
+    on_bad: OnBad = "raise"
     check_deterministic: bool = True
     checkpoint: Path | None = None
     every: int = 100
@@ -122,18 +99,17 @@ def fit(
     terms = own.agree(begun)
     with processes.failing_together():
         done = own.run(begun, terms)
-        part = own.part(done)
-    own_words = {
-        "skipped": done.skipped,
-        "part": part and part.document(),
-        "engine": None if begun is None else name_of(begun.source.engine),
-        "range": done.input_range,
-        "probes": None if begun is None else begun.probes,
-    }
-    told = processes.gathered(own_words)
-    parts, samples = _parts(told), _samples(processes.gathered(done.seen.all()))
-    probes = next((one["probes"] for one in told if one["probes"]), None)
+    told = processes.gathered(
+        {
+            "skipped": done.skipped,
+            "engine": begun and name_of(begun.source.engine),
+            "range": done.input_range,
+            "probes": begun and begun.probes,
+            "samples": done.seen.all(),
+        }
+    )
     skipped = sum(one["skipped"] for one in told)
+    samples = _samples([one["samples"] for one in told])
     state = processes.add_up(done.state)
     if state.num_data == 0:
         raise NonFiniteError(
@@ -143,11 +119,20 @@ def fit(
     basis = recipe.sketch.eigenbasis(state, recipe.rank)
     if options.precision is not None:  # a certificate would be one of rounded gradients
         basis = replace(basis, certified=False)
-    engine = next((one["engine"] for one in told if one["engine"]), None)
-    input_range = reduce(ranges.joined, (one["range"] for one in told))
-    data = (parts, engine, input_range, samples, terms.form, probes)
-    about = (terms.fingerprints, terms.shape, skipped, *data)
-    fitted = Fitted(recipe.likelihood, terms.parameters, basis, state, *about)
+    fitted = Fitted(
+        likelihood=recipe.likelihood,
+        parameters=terms.parameters,
+        basis=basis,
+        state=state,
+        fingerprints=terms.fingerprints,
+        shape=terms.shape,
+        skipped=skipped,
+        engine=next((one["engine"] for one in told if one["engine"]), None),
+        input_range=reduce(ranges.joined, (one["range"] for one in told)),
+        samples=samples,
+        form=terms.form,
+        probes=next((one["probes"] for one in told if one["probes"]), None),
+    )
     return fitted, None if begun is None else begun.source
 
 
@@ -157,22 +142,18 @@ class _Begun:
 
     Args:
         call: The inputs of the first batch.
-        form: That batches have.
-        reader: All batches.
-        parameters: The chosen weights.
+        batches: All batches.
+        terms: What this process would fit; the fingerprints are those of all.
         source: Turns batches into factors.
         products: Turns batches into products with their curvature; None for a pass in rows.
-        dtype: Of the sums.
         probes: What the model answers to inputs that were made up.
     """
 
     call: Inputs
-    form: Form
-    reader: Reader
-    parameters: ParameterSet
+    batches: Iterable[Any]
+    terms: dict[str, Any]
     source: FactorSource
     products: ProductSource | None
-    dtype: torch.dtype
     probes: Probes | None
 
 
@@ -213,30 +194,34 @@ class _Pass:
             BatchError: If the first batch has no samples to choose an engine with, or cannot be
                 right.
         """
-        network, recipe = self.network, self.recipe
-        if self.options.checkpoint:
-            self.processes.check_files(self.options.checkpoint)
+        network, recipe, options = self.network, self.recipe, self.options
+        if options.checkpoint:
+            self.processes.check_files(options.checkpoint)
         try:
-            first, batches = open_stream(self.loader)
+            first, batches = data.open_stream(self.loader)
         except EmptyLoaderError:
             if self.processes.count == 1:
                 raise
             return None
         with network.evaluating():
             call = network.inputs_of(first)
-            check_first(network, recipe.likelihood, first, call)
+            output = first_output(network, recipe.likelihood, first, call)
+            if options.check_deterministic:
+                check_deterministic(network, call, output, self.loader)
             example, batches = with_example(network, call, batches)
-            if self.options.check_deterministic:
-                check_deterministic(network, call, self.loader)
             parameters = select(recipe.selection, network, call)
-            options = (self.options.products, self.options.precision)
-            about = (recipe, network, parameters, call, num_samples(self.loader))
-            prepared = Preparation(*about, *options, example).prepared()
-            dtype = sum_dtype(first_output(network, call))
+            about = (recipe, network, parameters, call, output, data.num_samples(self.loader))
+            how = (options.products, options.precision, example)
+            source, products = Preparation(*about, *how).sources()
             probes = Probes.of(network, first, call)
-        form, reader = Form.of(first, call), Reader(self.loader, batches)
-        source, products = prepared.source, prepared.products
-        return _Begun(call, form, reader, parameters, source, products, dtype, probes)
+        terms = {
+            "parameters": list(parameters.names),
+            "output shape": list(output.shape[1:]),
+            "dtype": str(sum_dtype(output)).removeprefix("torch."),
+            "exempt": sorted(network.volatile),
+            "form": Form.of(first, call).document(),
+        }
+        return _Begun(call, batches, terms, source, products, probes)
 
     def agree(self, begun: _Begun | None) -> _Terms:
         """Return what all processes fit; those without data fit what the others do.
@@ -245,20 +230,13 @@ class _Pass:
             MismatchError: If they do not agree.
             BatchError: If none has data.
         """
-        own = None
-        if begun is not None:
-            own = {
-                "parameters": list(begun.parameters.names),
-                "output shape": list(begun.source.shape),
-                "dtype": str(begun.dtype).removeprefix("torch."),
-                "exempt": sorted(self.network.volatile),
-            }
-        told = [one for one in self.processes.gathered(own) if one is not None]
-        forms = self.processes.gathered(begun and begun.form.document())
+        gathered = self.processes.gathered(begun and begun.terms)
+        told = [one for one in gathered if one is not None]
         if not told:
             raise BatchError("expected data in one of the processes, got empty loaders in all")
-        mine = {**(own or told[0]), **self._identity}
-        del mine["exempt"]  # which depends on the data
+        mine = {**(begun.terms if begun else told[0]), **self._identity}
+        for depends_on_data in ("exempt", "form"):
+            del mine[depends_on_data]
         self._compare(mine)
         with self.processes.failing_together():
             parameters = select_names(self.network.model, told[0]["parameters"])
@@ -266,8 +244,7 @@ class _Pass:
             fingerprints = Fingerprints.of(self.network.model, parameters, exempt)
         self._compare({"weights": fingerprints.document()})
         shape, dtype = tuple(told[0]["output shape"]), getattr(torch, told[0]["dtype"])
-        form = Form(**next(one for one in forms if one is not None))
-        return _Terms(parameters, shape, dtype, fingerprints, form)
+        return _Terms(parameters, shape, dtype, fingerprints, Form(**told[0]["form"]))
 
     def _compare(self, mine: dict[str, Any]) -> None:
         """Make sure all processes say the same.
@@ -294,99 +271,51 @@ class _Pass:
         state = recipe.sketch.zero(size, recipe.rank, terms.dtype, self.network.device)
         if begun is None:
             return Progress(state)
-        checkpoint = self._checkpoint(begun, terms)
+        checkpoint = self._checkpoint(terms)
         progress = Progress(state) if checkpoint is None else checkpoint.resume(state)
         engine = begun.source.engine.of(self.network.at_precision(self.options.precision))
         source, network = replace(begun.source, engine=engine), engine.network
-        products = begun.products and begun.products.of(network)
-        done_before, read = progress.batches, 0
-        calls = begun.reader.calls(network, done_before, hashed=checkpoint is not None)
+        done = number = progress.batches
+        if checkpoint and done:
+            checkpoint.check_batch(progress, 0, data.batch_digest(begun.call))
         shown = self.options.progress and self.processes.rank == 0
-        told = batches_of(calls, num_batches(self.loader), "sketching", shown)
-        for read, (digest, call) in enumerate(told, start=1):
-            if checkpoint and read == done_before and digest != progress.data_digest:
-                raise checkpoint.other_data()
-            if call is None:
+        batches = data.batches_from(self.loader, begun.batches, done)
+        total = data.num_batches(self.loader)
+        for number, batch in data.batches_of(batches, total, "sketching", shown):
+            call = network.inputs_of(batch)
+            digest = data.batch_digest(call) if checkpoint else 0
+            if checkpoint and number < done:
+                checkpoint.check_batch(progress, number, digest)
                 continue
             # the model is held batch by batch, so that others can score meanwhile
             with network.evaluating():
-                if products is None:
+                if begun.products is None:
                     absorb(source, call, progress, self.options.on_bad)
                 else:
-                    _absorb_products(products, call, progress, self.options.on_bad)
+                    _absorb_products(begun.products, call, progress, self.options.on_bad)
             progress.check(but=_LATE if network.device.type == "cuda" else 0)
-            progress.batches, progress.data_digest = read, digest
-            if checkpoint and progress.batches % self.options.every == 0:
-                progress.check()
-                checkpoint.save(progress)
-        if checkpoint and read < done_before:
-            raise checkpoint.other_data()
+            progress.batches = number + 1
+            if checkpoint:
+                progress.digests.append(digest)
+                if progress.batches % self.options.every == 0:
+                    progress.check()
+                    checkpoint.save(progress)
+        if checkpoint and number + 1 < done:
+            checkpoint.check_batch(progress, done - 1, None)
         progress.check()
         if checkpoint:
             checkpoint.save(progress)
         return progress
 
-    def _checkpoint(self, begun: _Begun, terms: _Terms) -> Checkpoint | None:
+    def _checkpoint(self, terms: _Terms) -> Checkpoint | None:
         """Return the file for an unfinished pass of this process, if one is wanted."""
         if self.options.checkpoint is None:
             return None
+        data.check_order(self.loader)
         path = self.processes.own_file(self.options.checkpoint)
-        weights, data = terms.fingerprints.document(), data_identity(self.loader, begun.call)
-        about = {**self._identity, "weights": weights, "outputs": list(terms.shape)}
-        return Checkpoint(path, {**about, "data": data})
-
-    def part(self, done: Progress) -> Part | None:
-        """Return which samples the pass was over, None if over none.
-
-        Args:
-            done: The pass. Data that does not know which part it is goes by its sketch.
-        """
-        if done.state.num_data == 0:
-            return None
-        # and by its norm: of mostly zeros, as with large embeddings, a few numbers say nothing
-        salt = f"{done.samples} {float(done.state.squared_norm)!r}"
-        unnamed = sampled_hash(done.state.tensors, salt)
-        return part_behind(self.loader) or Part(unnamed, 0, done.samples)
-
-
-def with_example(
-    network: Network, first: Inputs, batches: Iterable[Any]
-) -> tuple[Inputs, Iterable[Any]]:
-    """Return samples to choose an engine with, and all batches again.
-
-    Those of the first batch, unless they are too few, or alike: then more batches are read.
-
-    Args:
-        network: Takes inputs out of batches.
-        first: The inputs of the first batch.
-        batches: All of them.
-    """
-    stream = iter(batches)
-    found, read = first, [next(stream)]
-    while len(distinct(found, _DISTINCT)) < _DISTINCT and len(read) < _AHEAD:
-        more = list(itertools.islice(stream, 1))
-        if not more:
-            break
-        read += more
-        found = found.joined(network.inputs_of(more[0]))
-    return found, itertools.chain(read, stream)
-
-
-def _parts(told: list[Any]) -> tuple[Part, ...]:
-    """Return the parts of all processes.
-
-    Raises:
-        MismatchError: If two have samples in common.
-    """
-    parts = {rank: Part(**one["part"]) for rank, one in enumerate(told) if one["part"]}
-    for rank, part in parts.items():
-        for other in range(rank):
-            if other in parts and part.overlaps(parts[other]):
-                raise MismatchError(
-                    f"expected other data in every process, but process {other} and process "
-                    f"{rank} had the same ({part}), which would count twice; type {_SHARD}"
-                )
-    return tuple(parts.values())
+        lengths = [data.num_samples(self.loader), data.num_batches(self.loader)]
+        about = {"weights": terms.fingerprints.document(), "outputs": list(terms.shape)}
+        return Checkpoint(path, {**self._identity, **about, "samples and batches": lengths})
 
 
 def _samples(told: list[Tensor | None]) -> Tensor | None:
@@ -396,22 +325,21 @@ def _samples(told: list[Tensor | None]) -> Tensor | None:
         MismatchError: If one has samples of another.
     """
     for rank in range(1, len(told)):
-        again = seen_again(joined(told[:rank]), told[rank])
+        again = data.seen_again(data.joined(told[:rank]), told[rank])
         if again is None:
             continue
         words = (
             f"expected other data in every process, but {again} samples of process {rank} were "
-            f"in others, which would count twice; type {_SHARD}"
+            "in others, which would count twice; type DataLoader(Shard(dataset, rank, "
+            "world_size)), from scodkit.parts, or fit alone with together=False"
         )
         if again.certain:
             raise MismatchError(words)
         warnings.warn(words, RepeatedDataWarning, stacklevel=4)
-    return joined(told)
+    return data.joined(told)
 
 
-def absorb(
-    source: FactorSource, call: Inputs, progress: Progress, on_bad: Literal["raise", "skip"]
-) -> None:
+def absorb(source: FactorSource, call: Inputs, progress: Progress, on_bad: OnBad) -> None:
     """Add a batch to a sketch.
 
     Args:
@@ -424,7 +352,7 @@ def absorb(
     if on_bad == "skip" and source.splits_samples:
         # a sample is skipped whole: look at all its directions before using any
         whole = _finite_samples(source, call)
-    digests = digests_of(call)
+    digests = data.digests_of(call)
     for piece in source.pieces(call, hold=True):
         _absorb_piece(piece, progress, on_bad, whole, digests[piece.samples])
         del piece  # or its rows would be there while the next are formed
@@ -434,7 +362,7 @@ def absorb(
 def _absorb_piece(
     piece: Piece,
     progress: Progress,
-    on_bad: Literal["raise", "skip"],
+    on_bad: OnBad,
     whole: Tensor | None,
     digests: Tensor,
 ) -> None:
@@ -459,9 +387,9 @@ def _absorb_piece(
 
 
 def _absorb_products(
-    source: ProductSource, call: Inputs, progress: Progress, on_bad: Literal["raise", "skip"]
+    source: ProductSource, call: Inputs, progress: Progress, on_bad: OnBad
 ) -> None:
-    digests = digests_of(call)
+    digests = data.digests_of(call)
     for piece in source.pieces(call):
         progress.seen.add(digests[piece.samples][piece.good])
         if on_bad == "raise":

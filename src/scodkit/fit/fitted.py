@@ -1,27 +1,117 @@
-"""What a fit leaves behind, tied to the weights it was made with."""
+"""What to fit, and what a fit leaves behind, tied to the weights it was made with."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from scodkit.errors import MergeError, MismatchError, RepeatedDataWarning
+from scodkit.errors import MergeError, MismatchError, OptionError, RepeatedDataWarning
+from scodkit.factors import CHECK_EVERY, FactorSource, choose_engine, named_engine
+from scodkit.fit.data import joined, seen_again
 from scodkit.fit.probes import Probes
-from scodkit.fit.seen import joined, seen_again
 from scodkit.likelihoods import Likelihood
 from scodkit.model import ranges
-from scodkit.model.network import Form
-from scodkit.model.parameters import ParameterSet
+from scodkit.model.network import Form, Inputs, Network
+from scodkit.model.parameters import ParameterSet, Selection
 from scodkit.model.ranges import Ranges
 from scodkit.model.state import Fingerprints, StateWatch
-from scodkit.parts import Part, in_both
-from scodkit.sketch import SketchState
+from scodkit.sketch import Sketch, SketchState, documents
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
+
+
+def check_options(
+    model: object, likelihood: object, rank: object, sketch: object, prior_scale: float
+) -> None:
+    """Refuse what a monitor cannot be made of, at once rather than after a pass.
+
+    Raises:
+        OptionError: With what to type instead.
+    """
+    problem = None
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        problem = f"an nn.Module that is not scripted, got {type(model).__name__}"
+    elif not isinstance(likelihood, Likelihood):
+        problem = (
+            f"a likelihood object, got {likelihood!r}; type Categorical(), Gaussian(), "
+            "Bernoulli() or another from scodkit"
+        )
+    elif not isinstance(rank, int) or rank < 1:
+        problem = f"an integer rank >= 1, got {rank!r}"
+    elif not isinstance(sketch, Sketch):
+        problem = f"a sketch object, got {sketch!r}; type Nystrom() or another, with brackets"
+    elif not 1e-100 < prior_scale < 1e100:  # whose squares are numbers
+        problem = f"a positive, finite prior_scale, got {prior_scale!r}"
+    if problem:
+        raise OptionError(f"expected {problem}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to fit.
+
+    Args:
+        likelihood: What distribution the output parametrises.
+        rank: ``k``.
+        sketch: How the curvature is summarised.
+        selection: Which weights.
+        budget: Bytes that rows in weight space may take at a time.
+        check_every: One in so many batches is checked, 0 for none; see `HookEngine`.
+    """
+
+    likelihood: Likelihood
+    rank: int
+    sketch: Sketch
+    selection: Selection
+    budget: int
+    check_every: int = CHECK_EVERY
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What two fits must have in common to be one, as plain data."""
+        return {
+            "likelihood": documents.describe(self.likelihood),
+            "sketch": documents.describe(self.sketch),
+            "rank": self.rank,
+        }
+
+    def source(
+        self, network: Network, parameters: ParameterSet, call: Inputs, shape: tuple[int, ...]
+    ) -> FactorSource:
+        """Return what turns batches into factors.
+
+        Args:
+            network: The model.
+            parameters: The chosen weights.
+            call: A batch to choose an engine with.
+            shape: Of a typical sample's output.
+        """
+        engine = choose_engine(network, parameters, call, self.check_every)
+        return FactorSource(engine, self.likelihood, shape, self.budget)
+
+    def source_again(
+        self, network: Network, parameters: ParameterSet, engine: str, shape: tuple[int, ...]
+    ) -> FactorSource | None:
+        """Return what turns batches into factors, with the engine of an earlier fit.
+
+        Args:
+            network: The model.
+            parameters: The chosen weights.
+            engine: Its name.
+            shape: Of a typical sample's output.
+
+        Returns:
+            None where another engine has to be chosen, as the device is another.
+        """
+        again = named_engine(engine, network, parameters, self.check_every)
+        if again is None:
+            return None
+        return FactorSource(again, self.likelihood, shape, self.budget)
 
 
 @dataclass(frozen=True)
@@ -36,7 +126,6 @@ class Fitted:
         fingerprints: Of the weights.
         shape: Of a typical sample's output.
         skipped: Samples left out because they were not finite.
-        parts: Which data it has seen.
         engine: Who computed its gradients, by name; None where nobody noted it.
         input_range: Smallest and largest value of each floating input, by its place or keyword
             in the call; None in fits of versions that did not look.
@@ -52,7 +141,6 @@ class Fitted:
     fingerprints: Fingerprints
     shape: tuple[int, ...]
     skipped: int = 0
-    parts: tuple[Part, ...] = ()
     engine: str | None = None
     input_range: Ranges | None = None
     samples: Tensor | None = None
@@ -97,23 +185,6 @@ class Fitted:
                 "with monitor.save(path, sketch=True), or fit again"
             )
 
-    def check_other_data(self, parts: tuple[Part, ...]) -> None:
-        """Make sure no sample would count twice.
-
-        Args:
-            parts: Of the data to be added.
-
-        Raises:
-            MergeError: If this fit has seen some of it.
-        """
-        both = in_both(self.parts, parts)
-        if both:
-            raise MergeError(
-                f"expected fits of different data, but both have seen {both[0]}"
-                + (f" ({both[1]})" if both[0] != both[1] else "")
-                + ": it would count twice; leave one of them out"
-            )
-
     def check_other_samples(self, samples: Tensor | None) -> None:
         """Make sure no sample would count twice, in whatever batches and order it comes.
 
@@ -123,6 +194,14 @@ class Fitted:
         Raises:
             MergeError: If this fit has seen more of them than chance explains.
         """
+        if self.samples is None or samples is None:
+            warnings.warn(
+                "nobody can tell whether samples to be added are in the fit already, as a file "
+                "of an earlier version, or more than 50 million samples, have no digests: make "
+                "sure that none is, or it counts twice",
+                RepeatedDataWarning,
+                stacklevel=3,
+            )
         again = seen_again(self.samples, samples)
         if again is None:
             return
@@ -173,13 +252,12 @@ class Fitted:
         sketch = self.state.sketch
         own = other.state if consume else other.state.copy()
         state = sketch.merge(own.to(self.state.squared_norm.device), self.state)
-        skipped, parts = self.skipped + other.skipped, self.parts + other.parts
         samples = joined([self.samples, other.samples])
         basis = sketch.eigenbasis(state, rank)
         if not (self.basis.certified and other.basis.certified):
             basis = replace(basis, certified=False)
         basis = replace(basis, offloaded=self.basis.offloaded)  # as the state is
-        seen = replace(self, skipped=skipped, parts=parts, samples=samples)
+        seen = replace(self, skipped=self.skipped + other.skipped, samples=samples)
         input_range = ranges.joined(self.input_range, other.input_range)
         probes = self.probes or other.probes
         return replace(seen, basis=basis, state=state, input_range=input_range, probes=probes)

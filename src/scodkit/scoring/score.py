@@ -25,8 +25,7 @@ from scodkit.errors import (
     UncertifiedError,
 )
 from scodkit.factors import Factors, FactorSource, LoopEngine, Whole, default_budget
-from scodkit.fit.fitted import Fitted
-from scodkit.fit.recipe import Recipe
+from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.likelihoods.task import Task
 from scodkit.model.network import Inputs, Network
 from scodkit.model.ranges import Ranges, extremes
@@ -669,7 +668,7 @@ class Scorer:
             about, fitted = (self._network, self.fitted.parameters), self.fitted
             if fitted.engine is not None:
                 source = self._recipe.source_again(*about, fitted.engine, fitted.shape)
-            self.source = source or self._recipe.source(*about, call)
+            self.source = source or self._recipe.source(*about, call, fitted.shape)
         assert self.source is not None
         self.source.engine.check_every = self._check_every
         likelihood = self._task or self.source.likelihood

@@ -1,18 +1,38 @@
-"""Which samples a fit has seen, by eight bytes of each: to notice those that come again."""
+"""Training data as it comes: batches, where a pass goes on, and which samples it has seen.
+
+Samples are known by eight bytes each. Data that comes again, in whatever batches and order, is
+noticed by merges, updates, calibrations and fits that go on from a checkpoint.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 import math
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from tqdm.auto import tqdm
 
+from scodkit.errors import BatchError, EmptyLoaderError, OptionError
 from scodkit.model.network import Inputs
 from scodkit.numerics.hashing import hashed
+from scodkit.parts import plain_sampler
 
-# samples beyond which none are kept: 400 MB of them
+# samples beyond which no digests are kept: 400 MB of them
 KEPT = 50_000_000
 
 # bytes of samples that digests are made of at a time
@@ -26,6 +46,137 @@ _ODD = 0x5851F42D4C957F2D
 # of `seen_again`: the share of samples from which on it is no accident; standard deviations
 # that chance is allowed; repetitions that may have been missed in a small set
 _SHARE, _SIGMAS, _MISSED = 0.01, 4.0, 3
+
+# --- Batches -------------------------------------------------------------------------------
+
+
+def open_stream(loader: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+    """Return the first batch, and an iterable that yields all of them, that one included.
+
+    Args:
+        loader: Any iterable of batches; a generator is fine, it is read once.
+
+    Raises:
+        BatchError: If it is not an iterable of batches.
+        EmptyLoaderError: If it is empty.
+    """
+    if isinstance(loader, (Tensor, np.ndarray)) or (
+        isinstance(loader, Dataset) and not isinstance(loader, DataLoader)
+    ):
+        raise BatchError(
+            f"expected an iterable of batches, got a {type(loader).__name__}; type "
+            "DataLoader(dataset, batch_size=64), or [x] for a single batch"
+        )
+    stream = iter(loader)
+    try:
+        first = next(stream)
+    except StopIteration:
+        raise EmptyLoaderError(
+            "expected at least one batch, but the loader is empty; a generator can be read "
+            "only once: make it anew"
+        ) from None
+    return first, itertools.chain([first], stream)
+
+
+def batches_of(
+    batches: Iterable[Any],
+    total: int | None,
+    description: str,
+    progress: bool,
+    *,
+    leave: bool = True,
+) -> Iterator[Any]:
+    """Yield batches, behind a progress bar if one is wanted.
+
+    Args:
+        batches: The batches.
+        total: How many there will be, where that is known.
+        description: What is being done.
+        progress: Whether to show the bar.
+        leave: Whether it stays when all are done.
+
+    Yields:
+        The batches, unchanged.
+    """
+    yield from tqdm(
+        batches, description, total, leave=leave, unit="batch", disable=not progress
+    )
+
+
+def num_batches(loader: object) -> int | None:
+    """Return how many batches a loader has, or None where it cannot say."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def num_samples(loader: object) -> int | None:
+    """Return how many samples are behind a loader, or None where it cannot say."""
+    dataset = getattr(loader, "dataset", None)
+    return len(dataset) if isinstance(dataset, Sized) else None
+
+
+def check_order(loader: object) -> None:
+    """Refuse a loader that shuffles: a pass over it could not be resumed.
+
+    Raises:
+        OptionError: If it does.
+    """
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    random = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    unordered = not getattr(loader, "in_order", True)
+    shuffled = isinstance(getattr(loader, "sampler", None), random) or isinstance(inner, random)
+    if unordered or shuffled:
+        raise OptionError(
+            "expected data in a fixed order for a resumable fit, got a loader that shuffles; "
+            "type DataLoader(..., shuffle=False), and in_order=True: the order does not matter "
+            "to the sketch"
+        )
+
+
+def batches_from(loader: Any, batches: Iterable[Any], done: int) -> Iterator[tuple[int, Any]]:
+    """Yield batches with their numbers, for a pass that goes on from a checkpoint.
+
+    Args:
+        loader: What they come from. A ``DataLoader`` that reads a map-style data set in order
+            is asked for the last batch that was done, and those after it, alone.
+        batches: All of them, already begun to be read.
+        done: How many the pass has done before.
+    """
+    # other samplers may give another order the next time they are asked
+    in_turn = type(plain_sampler(loader)) is SequentialSampler
+    if not (done and in_turn and getattr(loader, "in_order", True)):
+        yield from enumerate(batches)
+        return
+    positions = [list(own) for own in loader.batch_sampler][done - 1 :]
+    rest = loader_like(loader, loader.dataset, batch_sampler=positions)
+    yield from enumerate(rest, start=done - 1)
+
+
+def loader_like(loader: Any, dataset: Any, **batches: Any) -> DataLoader[Any]:
+    """Return a loader that reads as another does.
+
+    Args:
+        loader: The other one.
+        dataset: What to read.
+        **batches: How batches are made: ``batch_size`` or ``batch_sampler``.
+    """
+    workers = {
+        name: getattr(loader, name)
+        for name in ("timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
+    }
+    return DataLoader(
+        dataset,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        **(workers if loader.num_workers else {}),
+        **batches,
+    )
+
+
+# --- Samples that were seen ----------------------------------------------------------------
 
 
 def digests_of(call: Inputs) -> Tensor:
@@ -64,6 +215,12 @@ def _factors(count: int, stream: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         place = torch.arange(count, device=device)
         return hashed(0, 2 * stream, place) << 32 | hashed(0, 2 * stream + 1, place) | 1
+
+
+def batch_digest(call: Inputs) -> int:
+    """Return a hash of the samples of a batch in their order, as a signed 64-bit number."""
+    digests = digests_of(call).cpu().numpy()
+    return int.from_bytes(hashlib.sha256(digests.data).digest()[:8], "big", signed=True)
 
 
 class Seen:
