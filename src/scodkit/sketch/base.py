@@ -18,16 +18,9 @@ from torch import Tensor
 
 from scodkit.errors import MergeError, OptionError
 from scodkit.factors import Curvature, Factors
-from scodkit.numerics.matmul import AddUp, add_matmul, alone, tall_bytes
+from scodkit.numerics.matmul import AddUp, add_matmul, alone, tall_bytes, tall_svd
 from scodkit.sketch.eigenbasis import Eigenbasis
-from scodkit.sketch.maps import (
-    Map,
-    SeededMatrix,
-    SparseSign,
-    check_map,
-    kept_bytes,
-    making_bytes,
-)
+from scodkit.sketch.maps import Map, SeededMatrix, SparseSign, check_map, matrix_bytes
 
 # key of `SketchState.numbers`: how many samples have no exact norm
 _ESTIMATED = "estimated"
@@ -75,11 +68,6 @@ class SketchState:
     def dtype(self) -> torch.dtype:
         """Of its tensors."""
         return next(iter(self.tensors.values())).dtype
-
-    @property
-    def num_weights(self) -> int:
-        """How many of the ``N`` weights it covers."""
-        return self.num_parameters if self.weights is None else len(self.weights)
 
     def filled(self, name: str) -> Tensor:
         """Return the rows of a tensor that are in use: the first ``numbers["filled"]``."""
@@ -172,7 +160,7 @@ class Sketch(ABC):
         """
 
     @abstractmethod
-    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, ...]]:
+    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, int]]:
         """Return the shapes of the tensors of a state, by name.
 
         Args:
@@ -254,7 +242,8 @@ class Sketch(ABC):
         Args:
             state: Of finite numbers.
         """
-        return state.shapes == self._shapes(state.num_weights, state.columns)
+        covered = state.num_parameters if state.weights is None else len(state.weights)
+        return state.shapes == self._shapes(covered, state.columns)
 
     def update(
         self, state: SketchState, factors: Factors, squared_norm: Tensor, num_data: int
@@ -315,17 +304,18 @@ class Sketch(ABC):
         Raises:
             MergeError: If they were made with different options, maps, seeds or sizes.
         """
-        mine, theirs = self._identity(state), self._identity(other)
-        differences = [
-            f"{what}: {mine[what]} and {theirs.get(what)}"
-            for what in mine
-            if mine[what] != theirs.get(what)
+        compared: list[tuple[str, object, object]] = [
+            ("sketch", state.sketch, other.sketch),
+            ("number of parameters", state.num_parameters, other.num_parameters),
+            ("weights", state.weights, other.weights),
+            ("columns", state.columns, other.columns),
+            ("size", state.numbers.get("kept"), other.numbers.get("kept")),
         ]
-        if differences:
+        differing = [f"{name}: {mine} and {its}" for name, mine, its in compared if mine != its]
+        if differing:
             raise MergeError(
-                "expected two parts of one sketch, got different ones ("
-                + "; ".join(differences)
-                + "); fit every part with the same sketch, rank, parameters and model"
+                f"expected two parts of one sketch, got different ones ({'; '.join(differing)}"
+                "); fit every part with the same sketch, rank, parameters and model"
             )
         self._merge_tensors(state, other)
         state.squared_norm += other.squared_norm.to(state.squared_norm.device)
@@ -335,33 +325,36 @@ class Sketch(ABC):
         state.num_estimated += other.num_estimated
         return state
 
-    def _identity(self, state: SketchState) -> dict[str, object]:
-        """Return what two states must agree on to be merged."""
-        return {
-            "sketch": state.sketch,
-            "number of parameters": state.num_parameters,
-            "weights": state.weights,
-            "size": state.columns,
-        }
-
     def _basis(
         self,
         state: SketchState,
+        rank: int,
         values: Tensor,
         vectors: Tensor,
         *,
-        residual_norm: float,
         residual_rank: int,
+        residual_norm: float = math.inf,
         slack: float = 0.0,
         clamped: int = 0,
     ) -> Eigenbasis:
-        """Return the basis of ``F_hat`` from values, residual norm and slack of the sum."""
+        """Return the top eigenpairs of ``F_hat``.
+
+        Args:
+            state: What was seen.
+            rank: How many pairs to keep.
+            values: Eigenvalues of ``M F_hat``, descending.
+            vectors: Its eigenvectors.
+            residual_rank: As in `Eigenbasis`.
+            residual_norm: As in `Eigenbasis`, of ``M F_hat``.
+            slack: As in `Eigenbasis`, of ``M F_hat``.
+            clamped: As in `Eigenbasis`.
+        """
         num_data = max(1, state.num_data)
-        state.matrices.clear()  # the stream has ended, as far as is known
+        state.matrices.clear()  # most likely the stream has ended
         trace = float(state.squared_norm)
         if state.num_estimated:  # but the curvature that was found is certain
             trace = max(trace, float(values.sum()))
-        return Eigenbasis(
+        basis = Eigenbasis(
             values=(values / num_data).to(vectors.dtype),
             vectors=vectors,
             num_data=state.num_data,
@@ -372,6 +365,7 @@ class Sketch(ABC):
             slack=slack / num_data,
             clamped=clamped,
         )
+        return basis.bounded_by_trace().truncate(rank)
 
     def _merge_tensors(self, state: SketchState, other: SketchState) -> None:
         for name, tensor in state.tensors.items():
@@ -398,25 +392,17 @@ class SeededSketch(Sketch):
     def __post_init__(self) -> None:
         check_map(self.map, self.seed)
 
-    @abstractmethod
-    def _widths(self, columns: int) -> dict[str, int]:
-        """Return how many of the ``T`` columns each tensor has, by name."""
-
-    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, ...]]:
-        return {name: (num_weights, width) for name, width in self._widths(columns).items()}
-
     def memory(self, num_parameters: int, columns: int, device: torch.device) -> SketchMemory:
         """See `Sketch.memory`.
 
         Returns:
             With the test matrices, either cached or regenerated one at a time.
         """
-        shapes = [(num_parameters, width) for width in self._widths(columns).values()]
+        shapes = self._shapes(num_parameters, columns).values()
+        sizes = [matrix_bytes(self.map, (rows, width), device) for rows, width in shapes]
+        cached, scratch = zip(*sizes, strict=True)
         memory = super().memory(num_parameters, columns, device)
-        return memory._replace(
-            kept_bytes=sum(kept_bytes(self.map, shape) for shape in shapes),
-            making_bytes=max(making_bytes(self.map, shape, device) for shape in shapes),
-        )
+        return memory._replace(kept_bytes=sum(cached), making_bytes=max(scratch))
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)`` to each tensor: two sweeps over the blocks of ``G``.
@@ -459,6 +445,16 @@ class FlatFactors(Factors):
         yield slice(0, self._rows.shape[1]), self._rows[:, None]
 
 
-def transposed_copy(rows: Tensor) -> Tensor:
-    """Return the transpose in new memory (``contiguous`` may return the original)."""
-    return rows.mT.clone(memory_format=torch.contiguous_format)
+def eigenpairs_of_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues of ``rows^T rows``, descending, and its eigenvectors.
+
+    Args:
+        rows: ``(R, N)``; left alone.
+
+    Returns:
+        ``(r,)`` in float64, and ``(N, r)`` in the dtype of the rows.
+    """
+    # a clone, which `tall_svd` may overwrite: ``contiguous`` may return the original
+    columns = rows.mT.clone(memory_format=torch.contiguous_format)
+    vectors, singular, _ = tall_svd(columns)
+    return singular.square(), vectors

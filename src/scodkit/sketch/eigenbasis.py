@@ -62,11 +62,13 @@ class Eigenbasis:
         return max(0.0, self.trace - float(self.values.double().sum()))
 
     def bounded_by_trace(self) -> Eigenbasis:
-        """Return the same basis with ``residual_norm`` no larger than the residual's trace.
+        """Return the basis with ``residual_norm`` bounded by the residual's trace if certified.
 
-        Only for certified bases: there the residual has no eigenvalue below ``-slack``, so
-        none can be above its trace by more than ``slack`` per negative one.
+        The residual of a certified basis has no eigenvalue below ``-slack``, so none can be
+        above its trace by more than ``slack`` per negative one.
         """
+        if not self.certified:
+            return self
         bound = self.residual_trace + self.rank * self.slack
         return replace(self, residual_norm=min(self.residual_norm, bound))
 
@@ -84,14 +86,13 @@ class Eigenbasis:
         if rank >= self.rank:  # scoring would stride over what was cut off
             return replace(self, vectors=self.vectors.contiguous())
         dropped = float(self.values[rank])
-        shorter = replace(
+        return replace(
             self,
             values=self.values[:rank].clone(),
             vectors=self.vectors[:, :rank].contiguous(),
             residual_norm=self.residual_norm + dropped,
             residual_rank=min(self.vectors.shape[0], self.residual_rank + self.rank - rank),
-        )
-        return shorter.bounded_by_trace() if self.certified else shorter
+        ).bounded_by_trace()
 
     def compress(self, dtype: torch.dtype = torch.bfloat16) -> Eigenbasis:
         """Return the basis with its vectors in half precision: half the memory and traffic.

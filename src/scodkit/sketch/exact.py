@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from scodkit.factors import Factors
-from scodkit.numerics.matmul import tall_svd
 from scodkit.sketch.base import (
     FlatFactors,
     Sketch,
     SketchMemory,
     SketchState,
-    transposed_copy,
+    eigenpairs_of_rows,
 )
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -45,7 +44,7 @@ class Exact(Sketch):
         """
         return num_parameters if num_rows is None else min(num_parameters, num_rows)
 
-    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, ...]]:
+    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, int]]:
         """Return room for a few rows, which grows."""
         return {"rows": (min(_FIRST_CAPACITY, num_weights), num_weights)}
 
@@ -120,16 +119,16 @@ class Exact(Sketch):
         """
         clamped = 0
         if "rows" in state.tensors:
-            vectors, singular, _ = tall_svd(transposed_copy(state.filled("rows")))
-            values = singular.square()
+            values, vectors = eigenpairs_of_rows(state.filled("rows"))
         else:
             values, vectors = torch.linalg.eigh(state.tensors["fisher"].double())
             values, vectors = values.flip(0), vectors.flip(1)
             clamped = int((values < 0).sum())
             significant = values > torch.finfo(torch.float64).eps * len(values) * values[:1]
             values, vectors = values[significant], vectors[:, significant]
-        basis = self._basis(
+        return self._basis(
             state,
+            rank,
             values,
             vectors.to(state.dtype).contiguous(),
             residual_norm=0.0,
@@ -137,4 +136,3 @@ class Exact(Sketch):
             slack=state.rounding,
             clamped=clamped,
         )
-        return basis.truncate(rank)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from scodkit.errors import OptionError
 from scodkit.factors import Factors
-from scodkit.numerics.matmul import tall_chunks, tall_svd, tall_times
-from scodkit.sketch.base import FlatFactors, Sketch, SketchState, transposed_copy
+from scodkit.numerics.matmul import tall_chunks, tall_times
+from scodkit.sketch.base import FlatFactors, Sketch, SketchState, eigenpairs_of_rows
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 # where rows are short a longer buffer costs nothing and saves shrinkings
@@ -71,7 +71,7 @@ class FrequentDirections(Sketch):
     def _kept(self, rank: int) -> int:
         return rank if self.size is None else self.size
 
-    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, ...]]:
+    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, int]]:
         """Return a buffer of ``T`` rows."""
         return {"buffer": (columns, num_weights)}
 
@@ -120,9 +120,6 @@ class FrequentDirections(Sketch):
         # dropping without shrinking loses at most the largest dropped value each time
         state.numbers["delta"] += taken
 
-    def _identity(self, state: SketchState) -> dict[str, object]:
-        return {**super()._identity(state), "size": state.numbers.get("kept")}
-
     def _merge_tensors(self, state: SketchState, other: SketchState) -> None:
         self.absorb(state, FlatFactors(other.filled("buffer")))
         state.numbers["delta"] += other.numbers["delta"]
@@ -133,16 +130,16 @@ class FrequentDirections(Sketch):
         Returns:
             A certified basis whose ``residual_norm`` is the accumulated shrinkage.
         """
-        vectors, singular, _ = tall_svd(transposed_copy(state.filled("buffer")))
-        basis = self._basis(
+        values, vectors = eigenpairs_of_rows(state.filled("buffer"))
+        return self._basis(
             state,
-            singular.square(),
+            rank,
+            values,
             vectors,
             residual_norm=state.numbers["delta"],
             residual_rank=min(state.num_parameters, state.num_rows),
             slack=state.rounding,
         )
-        return basis.bounded_by_trace().truncate(rank)
 
 
 def _gram(buffer: Tensor) -> Tensor:

@@ -30,6 +30,9 @@ _CHUNK_ON_GPU = 1 << 26
 _KEPT = 1 << 32
 _KEPT_AS_NUMBERS = 1 << 24
 
+# of a test matrix: (N, T)
+Shape = tuple[int, int]
+
 
 class Map(ABC):
     """A family of seeded test matrices, each a pattern with scaled columns.
@@ -43,9 +46,7 @@ class Map(ABC):
     making_bytes: ClassVar[int] = 8
 
     @abstractmethod
-    def pattern(
-        self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
-    ) -> Tensor:
+    def pattern(self, start: int, stop: int, shape: Shape, seed: int, like: Tensor) -> Tensor:
         """Return rows ``start`` to ``stop`` of the test matrix before its columns are scaled.
 
         Args:
@@ -59,13 +60,11 @@ class Map(ABC):
             ``(stop - start, T)``.
         """
 
-    def scale(self, shape: tuple[int, int]) -> Tensor:
+    def scale(self, shape: Shape) -> Tensor:
         """Return the scale of each column of a test matrix of that shape, ``(T,)``."""
         return torch.ones(shape[1], dtype=torch.float64)
 
-    def rows(
-        self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
-    ) -> Tensor:
+    def rows(self, start: int, stop: int, shape: Shape, seed: int, like: Tensor) -> Tensor:
         """Return rows ``start`` to ``stop`` of the test matrix; the arguments are `pattern`'s.
 
         Returns:
@@ -86,9 +85,7 @@ class Fold(Map):
 
     signs: ClassVar[bool] = True
 
-    def pattern(
-        self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
-    ) -> Tensor:
+    def pattern(self, start: int, stop: int, shape: Shape, seed: int, like: Tensor) -> Tensor:
         """See `Map.pattern`.
 
         Returns:
@@ -102,10 +99,10 @@ class Fold(Map):
         result = like.new_zeros(stop - start, size)
         return result.scatter_(1, column[:, None], entry[:, None])
 
-    def scale(self, shape: tuple[int, int]) -> Tensor:
+    def scale(self, shape: Shape) -> Tensor:
         """Return ``sqrt(T / N)`` for every column: each has about ``N / T`` entries."""
-        scale: Tensor = super().scale(shape) * (shape[1] / shape[0]) ** 0.5
-        return scale
+        num_rows, size = shape
+        return torch.full((size,), (size / num_rows) ** 0.5, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -114,9 +111,7 @@ class Gaussian(Map):
 
     making_bytes: ClassVar[int] = 72
 
-    def pattern(
-        self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
-    ) -> Tensor:
+    def pattern(self, start: int, stop: int, shape: Shape, seed: int, like: Tensor) -> Tensor:
         """See `Map.pattern`.
 
         Returns:
@@ -151,9 +146,7 @@ class SparseSign(Map):
         if self.nonzeros < 1:
             raise OptionError(f"expected nonzeros >= 1, got {self.nonzeros}")
 
-    def pattern(
-        self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
-    ) -> Tensor:
+    def pattern(self, start: int, stop: int, shape: Shape, seed: int, like: Tensor) -> Tensor:
         """See `Map.pattern`.
 
         Returns:
@@ -168,13 +161,13 @@ class SparseSign(Map):
         entry = ((bits & 1) * 2 - 1).to(like.dtype)
         return like.new_zeros(stop - start, shape[1]).scatter_(1, column, entry)
 
-    def scale(self, shape: tuple[int, int]) -> Tensor:
+    def scale(self, shape: Shape) -> Tensor:
         """Return the scale of each column: those of a narrow bin have more entries."""
         width = self._edges(shape).diff()
         per_column: Tensor = width.repeat_interleave(width).double()
         return (per_column / shape[0]).sqrt()
 
-    def _edges(self, shape: tuple[int, int]) -> Tensor:
+    def _edges(self, shape: Shape) -> Tensor:
         """Return the edges of the bins of columns; each row has one entry in each bin."""
         count = min(self.nonzeros, shape[1])
         return torch.arange(count + 1) * shape[1] // count
@@ -189,9 +182,7 @@ class SRFT(Map):
 
     making_bytes: ClassVar[int] = 32
 
-    def pattern(
-        self, start: int, stop: int, shape: tuple[int, int], seed: int, like: Tensor
-    ) -> Tensor:
+    def pattern(self, start: int, stop: int, shape: Shape, seed: int, like: Tensor) -> Tensor:
         """See `Map.pattern`.
 
         Returns:
@@ -208,7 +199,7 @@ class SRFT(Map):
         return entries.to(like.dtype)
 
     @staticmethod
-    def _frequencies(shape: tuple[int, int], seed: int) -> Tensor:
+    def _frequencies(shape: Shape, seed: int) -> Tensor:
         """Return ``T`` of ``N`` frequencies, drawn without replacement."""
         num_rows, size = shape
         if 2 * size >= num_rows:  # rejection would be slow: rank all of them
@@ -239,27 +230,27 @@ def check_map(mapping: object, seed: object) -> None:
         raise OptionError(f"expected an integer seed, got {seed!r}")
 
 
-def kept_bytes(mapping: Map, shape: tuple[int, int]) -> int:
-    """Return the bytes that a `SeededMatrix` of that shape caches; none if it is too large."""
+def matrix_bytes(mapping: Map, shape: Shape, device: torch.device) -> tuple[int, int]:
+    """Return the bytes that a `SeededMatrix` caches, and the scratch bytes to regenerate it.
+
+    One of the two is 0.
+    """
+    entries, dtype = shape[0] * shape[1], _cached_dtype(mapping, shape)
+    if dtype is not None:
+        return entries * dtype.itemsize, 0
+    return 0, mapping.making_bytes * min(entries, _chunk_entries(device))
+
+
+def _cached_dtype(mapping: Map, shape: Shape) -> torch.dtype | None:
+    """Return the dtype a pattern is cached in; None if it is regenerated."""
     entries = shape[0] * shape[1]
     if not mapping.signs or entries > _KEPT:
-        return 0
-    return entries * _kept_dtype(shape).itemsize
+        return None
+    return torch.float32 if entries <= _KEPT_AS_NUMBERS else torch.int8
 
 
-def making_bytes(mapping: Map, shape: tuple[int, int], device: torch.device) -> int:
-    """Return the scratch bytes to regenerate a `SeededMatrix`; none if it is cached."""
-    if kept_bytes(mapping, shape):
-        return 0
-    return mapping.making_bytes * min(shape[0] * shape[1], _numbers(device))
-
-
-def _numbers(device: torch.device) -> int:
+def _chunk_entries(device: torch.device) -> int:
     return _CHUNK_ON_GPU if device.type == "cuda" else _CHUNK
-
-
-def _kept_dtype(shape: tuple[int, int]) -> torch.dtype:
-    return torch.float32 if shape[0] * shape[1] <= _KEPT_AS_NUMBERS else torch.int8
 
 
 class SeededMatrix:
@@ -279,7 +270,7 @@ class SeededMatrix:
     def __init__(
         self,
         mapping: Map,
-        shape: tuple[int, int],
+        shape: Shape,
         seed: int,
         device: torch.device,
         weights: range | None = None,
@@ -287,13 +278,14 @@ class SeededMatrix:
         self._mapping, self._shape, self._seed = mapping, shape, seed
         self._weights = range(shape[0]) if weights is None else weights
         self._scale = mapping.scale(shape).to(device)
-        self._step = max(1, _numbers(device) // shape[1])
+        self._step = max(1, _chunk_entries(device) // shape[1])
         self._signs: Tensor | None = None
         size = (len(self._weights), shape[1])
-        if kept_bytes(mapping, size):
-            cached = torch.empty(size, dtype=_kept_dtype(size), device=device)
-            for start, stop in self._slices(0, size[0]):
-                cached[start:stop] = self._pattern(start, stop, cached)
+        dtype = _cached_dtype(mapping, size)
+        if dtype is not None:
+            cached = torch.empty(size, dtype=dtype, device=device)
+            for chunk, pattern in self._patterns(0, size[0], cached):
+                cached[chunk] = pattern
             self._signs = cached
 
     def project(self, rows: Tensor, first: int) -> Tensor:
@@ -309,9 +301,8 @@ class SeededMatrix:
         result = rows.new_zeros(rows.shape[0], self._shape[1], dtype=sum_dtype(rows))
         # signs are exact in half precision; other entries are not
         like = rows if self._mapping.signs else result
-        for start, stop in self._slices(first, first + rows.shape[1]):
-            pattern = self._pattern(start, stop, like)
-            add_matmul(result, rows[:, start - first : stop - first], pattern)
+        for chunk, pattern in self._patterns(first, first + rows.shape[1], like):
+            add_matmul(result, rows[:, chunk.start - first : chunk.stop - first], pattern)
         return result.mul_(self._scale)
 
     def rows(self, chunk: slice, like: Tensor) -> Tensor:
@@ -324,7 +315,7 @@ class SeededMatrix:
         Returns:
             ``(n, T)``.
         """
-        return self._pattern(chunk.start, chunk.stop, like).double().mul_(self._scale)
+        return self._pattern(chunk, like).double().mul_(self._scale)
 
     def columns(self, which: slice, like: Tensor) -> Tensor:
         """Return some columns of ``Omega``, each contiguous in memory.
@@ -337,18 +328,18 @@ class SeededMatrix:
             ``(t, N)``. If the matrix is not cached, this takes as long as the whole matrix.
         """
         columns = like.new_empty(which.stop - which.start, len(self._weights))
-        for start, stop in self._slices(0, len(self._weights)):
-            columns[:, start:stop] = self._pattern(start, stop, like)[:, which].mT
+        for chunk, pattern in self._patterns(0, len(self._weights), like):
+            columns[:, chunk] = pattern[:, which].mT
         return columns.mul_(self._scale[which, None].to(like.dtype))
 
-    def _slices(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    def _patterns(self, start: int, stop: int, like: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield rows ``start`` to ``stop`` of the pattern, a chunk of them at a time."""
         for first in range(start, stop, self._step):
-            yield first, min(first + self._step, stop)
+            chunk = slice(first, min(first + self._step, stop))
+            yield chunk, self._pattern(chunk, like)
 
-    def _pattern(self, start: int, stop: int, like: Tensor) -> Tensor:
-        if self._signs is None:
-            first = self._weights.start
-            return self._mapping.pattern(
-                first + start, first + stop, self._shape, self._seed, like
-            )
-        return self._signs[start:stop].to(like.dtype)
+    def _pattern(self, chunk: slice, like: Tensor) -> Tensor:
+        if self._signs is not None:
+            return self._signs[chunk].to(like.dtype)
+        rows = self._weights[chunk]
+        return self._mapping.pattern(rows.start, rows.stop, self._shape, self._seed, like)

@@ -57,8 +57,8 @@ class Nystrom(SeededSketch):
             )
         return min(size, num_parameters)
 
-    def _widths(self, columns: int) -> dict[str, int]:
-        return {"y": columns}
+    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, int]]:
+        return {"y": (num_weights, columns)}
 
     def test_matrices(self, state: SketchState) -> dict[str, SeededMatrix]:
         """Return ``Omega`` for ``Y``; a square one is orthogonal for certain."""
@@ -75,17 +75,15 @@ class Nystrom(SeededSketch):
         """
         vectors, values, slack = self._decompose(state)
         positive = int((values > 0).sum())  # they come in descending order
-        basis = self._basis(
+        return self._basis(
             state,
+            rank,
             values[:positive],
             vectors[:, :positive],
-            residual_norm=float("inf"),
             residual_rank=min(state.num_parameters, state.num_rows),
             slack=slack,
             clamped=len(values) - positive,
         )
-        basis = basis.bounded_by_trace() if basis.certified else basis
-        return basis.truncate(rank)
 
     def _decompose(self, state: SketchState) -> tuple[Tensor, Tensor, float]:
         """Return eigenvectors and eigenvalues of ``M F_hat``, and their slack.

@@ -72,9 +72,9 @@ class TwoSided(SeededSketch):
         scratch = tall_bytes(num_parameters, 2 * r, device)
         return memory._replace(solve_columns=4 * r, solve_bytes=scratch)
 
-    def _widths(self, columns: int) -> dict[str, int]:
+    def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, int]]:
         r, s = _split(columns)
-        return {"y": r, "w": s}
+        return {"y": (num_weights, r), "w": (num_weights, s)}
 
     def test_matrices(self, state: SketchState) -> dict[str, SeededMatrix]:
         """Return ``Omega`` for ``Y`` and ``Psi^T`` for ``W^T``."""
@@ -109,9 +109,9 @@ class TwoSided(SeededSketch):
         top = positive & (torch.arange(len(values), device=values.device) < rank)
         return self._basis(
             state,
+            rank,
             values[top],
             tall_times(basis, turn[:, top]),
-            residual_norm=float("inf"),
             residual_rank=state.num_parameters,
             clamped=int((~positive).sum()),
         )
