@@ -23,26 +23,6 @@ from scodkit.model.network import Form
 from scodkit.model.parameters import ParameterSet, select_names
 from scodkit.model.state import Fingerprints
 from scodkit.numerics import artifact
-from scodkit.numerics.artifact import (
-    ANY_TENSOR,
-    DIGESTS,
-    FLAG,
-    OBJECT,
-    RANGES,
-    SCORES,
-    TEXT,
-    WIDE,
-    each,
-    falling,
-    fields,
-    maybe,
-    number,
-    refuse,
-    table,
-    tensor,
-    that,
-    whole,
-)
 from scodkit.numerics.files import file_errors
 from scodkit.numerics.matmul import sum_dtype, tall_chunks
 from scodkit.sketch import Sketch, SketchState, documents
@@ -140,56 +120,67 @@ def _header_of(stored: Stored) -> dict[str, Any]:
     }
 
 
+_COUNT, _NUMBER, _TEXT, _FLAG = (
+    artifact.whole(),
+    artifact.number(),
+    artifact.TEXT,
+    artifact.FLAG,
+)
+
 # attributes of an eigenbasis that are plain numbers
 _BASIS_NUMBERS = {
-    "num_data": whole(1),
-    "trace": number(),
-    "certified": FLAG,
-    "residual_norm": maybe(number()),
-    "residual_rank": whole(),
-    "slack": number(),
-    "clamped": whole(),
+    "num_data": artifact.whole(1),
+    "trace": _NUMBER,
+    "certified": _FLAG,
+    "residual_norm": artifact.maybe(_NUMBER),
+    "residual_rank": _COUNT,
+    "slack": _NUMBER,
+    "clamped": _COUNT,
 }
 
+_FORM = artifact.fields({"parts": artifact.whole(1), "axes": artifact.each(_COUNT)})
+
 # fields of every header, and fields that files of earlier versions may lack
-_HEADER = fields(
+_HEADER = artifact.fields(
     {
-        "scodkit_version": TEXT,
-        "torch_version": TEXT,
+        "scodkit_version": _TEXT,
+        "torch_version": _TEXT,
         "likelihood": documents.DESCRIPTION,
         "sketch": documents.DESCRIPTION,
-        "rank": whole(1),
-        "prior_scale": number("a number > 0", lambda value: 1e-100 < value < 1e100),
-        "functions": fields(dict.fromkeys(("inputs", "outputs", "task", "by"), FLAG)),
-        "parameters": table(each(whole())),
-        "fingerprints": fields({"parameters": TEXT, "model": TEXT}),
-        "output_shape": each(whole()),
-        "skipped": whole(),
-        "basis": fields(_BASIS_NUMBERS),
+        "rank": artifact.whole(1),
+        "prior_scale": artifact.number("a number > 0", lambda value: value > 0),
+        "functions": artifact.fields(dict.fromkeys(("inputs", "outputs", "task", "by"), _FLAG)),
+        "parameters": artifact.table(artifact.each(_COUNT)),
+        "fingerprints": artifact.fields({"parameters": _TEXT, "model": _TEXT}),
+        "output_shape": artifact.each(_COUNT),
+        "skipped": _COUNT,
+        "basis": artifact.fields(_BASIS_NUMBERS),
     },
     {
-        "exempt": each(TEXT),
-        "engine": maybe(that("the name of an engine", is_engine)),
-        "form": maybe(fields({"parts": whole(1), "axes": each(whole())})),
-        "input_range": maybe(RANGES),
-        "notes": OBJECT,
+        "exempt": artifact.each(_TEXT),
+        "engine": artifact.maybe(artifact.that("the name of an engine", is_engine)),
+        "form": artifact.maybe(_FORM),
+        "input_range": artifact.maybe(artifact.RANGES),
+        "notes": artifact.OBJECT,
         # of some monitors only
-        "shard": fields(dict.fromkeys(("index", "count", "start", "stop"), whole())),
+        "shard": artifact.fields(dict.fromkeys(("index", "count", "start", "stop"), _COUNT)),
         "state": documents.STATE,
-        "probes": OBJECT,
+        "probes": artifact.OBJECT,
     },
     others=True,
 )
 
 # tensors that must be there, and that may be, besides those of sketch and probes
 _BASIS_TENSORS = {
-    "values": tensor((None,), WIDE, falling, "finite numbers >= 0, descending,"),
-    "vectors": ANY_TENSOR,
+    "values": artifact.tensor(
+        (None,), artifact.WIDE, artifact.falling, "finite numbers >= 0, descending,"
+    ),
+    "vectors": artifact.ANY_TENSOR,
 }
 _OTHER_TENSORS = {
-    "calibration": SCORES,
-    "calibration_groups": ANY_TENSOR,
-    "samples": DIGESTS,
+    "calibration": artifact.SCORES,
+    "calibration_groups": artifact.ANY_TENSOR,
+    "samples": artifact.DIGESTS,
 }
 
 
@@ -337,17 +328,17 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     name, size = str(path), _size(header)
     if "shard" in header:
         start, stop = header["shard"]["start"], header["shard"]["stop"]
-        whole(start, size)(f"the end of the shard {name}", stop)
+        artifact.whole(start, size)(f"the end of the shard {name}", stop)
         size = stop - start
     state = documents.state_checks(tensors, _STATE) if "state" in header else {}
-    probes = {probe: ANY_TENSOR for probe in tensors if probe.startswith(_PROBE)}
-    fields({**_BASIS_TENSORS, **state}, {**_OTHER_TENSORS, **probes})(name, tensors)
+    probes = {probe: artifact.ANY_TENSOR for probe in tensors if probe.startswith(_PROBE)}
+    artifact.fields({**_BASIS_TENSORS, **state}, {**_OTHER_TENSORS, **probes})(name, tensors)
     rank = len(tensors["values"])
-    whole(0, header["rank"])(f"the number of values of {name}", rank)
-    tensor((size, rank))(f"vectors of {name}", tensors["vectors"])
+    artifact.whole(0, header["rank"])(f"the number of values of {name}", rank)
+    artifact.tensor((size, rank))(f"vectors of {name}", tensors["vectors"])
     if "calibration_groups" in tensors:
         held_out = tensors.get("calibration", torch.empty(0))
-        tensor(held_out.shape, (torch.int64,))(
+        artifact.tensor(held_out.shape, (torch.int64,))(
             f"groups of {name}", tensors["calibration_groups"]
         )
     return header, tensors
@@ -389,7 +380,7 @@ def _check_columns(path: str | Path, parts: Sequence[Tensor]) -> None:
             product += rows.mT @ (rows @ tried)
     # rounding is far below, in half precision too; a wrong column is far above
     if not bool(((product - tried).abs() <= math.sqrt(torch.finfo(part.dtype).eps)).all()):
-        refuse(f"orthonormal vectors in {path}", "others")
+        artifact.refuse(f"orthonormal vectors in {path}", "others")
 
 
 # --- loading ---
@@ -511,7 +502,7 @@ def _check_basis(basis: Eigenbasis, sketch: Sketch) -> None:
     below = float(basis.values.double().sum()) <= most
     exact = sketch.certified and basis.vectors.dtype == basis.values.dtype
     if basis.certified and not (below and exact):
-        refuse("a basis below the curvature, as certified", "one that cannot be")
+        artifact.refuse("a basis below the curvature, as certified", "one that cannot be")
 
 
 def _check_state(state: SketchState, basis: Eigenbasis, size: int, rank: int) -> None:
@@ -524,7 +515,7 @@ def _check_state(state: SketchState, basis: Eigenbasis, size: int, rank: int) ->
     try:
         fewest = state.sketch.columns(size, rank)
     except OptionError as error:
-        refuse(f"a sketch that can give rank {rank}", f"{state.sketch} ({error})")
+        artifact.refuse(f"a sketch that can give rank {rank}", f"{state.sketch} ({error})")
     agrees = (
         (state.num_parameters, state.num_data) == (size, basis.num_data)
         and state.columns >= fewest
@@ -533,7 +524,7 @@ def _check_state(state: SketchState, basis: Eigenbasis, size: int, rank: int) ->
         and not (state.num_estimated and basis.certified)
     )
     if not agrees:
-        refuse("the sketch behind the basis", "another")
+        artifact.refuse("the sketch behind the basis", "another")
 
 
 def _parameters_in(model: nn.Module, shapes: Mapping[str, list[int]]) -> ParameterSet:

@@ -21,21 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from scodkit.errors import (
-    CorruptArtifactError,
-    FormatVersionError,
-    MissingFileError,
-    OptionError,
-    ScodError,
-)
-from scodkit.numerics.files import (
-    file_errors,
-    kind_of,
-    own_folder,
-    regular_file,
-    replacing,
-    target_of,
-)
+from scodkit import errors
+from scodkit.errors import CorruptArtifactError
+from scodkit.numerics import files
 from scodkit.numerics.hashing import digest_of
 
 FORMAT_VERSION = 1
@@ -64,7 +52,7 @@ def write(
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     full = {"format": FORMAT_VERSION, "kind": kind, **header}
     full["digest"] = _digest(full, on_cpu)
-    with replacing(path) as temporary:
+    with files.replacing(path) as temporary:
         save_file(on_cpu, temporary, metadata={_HEADER: json.dumps(full)})
 
 
@@ -79,16 +67,18 @@ def check_place(path: Path) -> None:
         OptionError: If something is there that is not a file.
         FileError: If the place, or the name, does not allow it.
     """
-    with file_errors(path, "written"):
+    with files.file_errors(path, "written"):
         if not path.parent.is_dir():
-            raise MissingFileError(
+            raise errors.MissingFileError(
                 f"expected an existing folder for {path.name}, got {path.parent}; "
                 f"type: mkdir -p {path.parent}"
             )
         if path.exists() and not path.is_file():
-            what = kind_of(path.stat().st_mode)
-            raise OptionError(f"expected the name of a file to write, got {what}, {path}")
-        with own_folder(target_of(path)):
+            what = files.kind_of(path.stat().st_mode)
+            raise errors.OptionError(
+                f"expected the name of a file to write, got {what}, {path}"
+            )
+        with files.own_folder(files.target_of(path)):
             pass  # what the place does not allow shows now
 
 
@@ -110,14 +100,14 @@ def read(
         CorruptArtifactError: If it is cut off, altered, or not one of ours.
         FormatVersionError: If it was written in another format.
     """
-    path = regular_file(path, f"saved {kind}")
-    with file_errors(path, "read"):
+    path = files.regular_file(path, f"saved {kind}")
+    with files.file_errors(path, "read"):
         try:
             header, tensors = _contents(path)
             claimed = header.pop("digest", None)
             intact = claimed == _digest(header, tensors)
         except Exception as error:  # safetensors and torch raise anything on unexpected bytes
-            if isinstance(error, (ScodError, OSError, MemoryError)):
+            if isinstance(error, (errors.ScodError, OSError, MemoryError)):
                 raise
             raise CorruptArtifactError(
                 f"expected a whole file at {path}, but it cannot be read ({error}); it is cut "
@@ -140,7 +130,7 @@ def read(
 def header_of(path: Path) -> dict[str, Any] | None:
     """Return the header of a file, unchecked; None if it is not one of ours."""
     try:
-        with safe_open(str(regular_file(path)), framework="pt") as file:
+        with safe_open(str(files.regular_file(path)), framework="pt") as file:
             return _parse(path, (file.metadata() or {}).get(_HEADER))
     except (SafetensorError, OSError, CorruptArtifactError):
         return None
@@ -159,7 +149,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         header = _parse(path, (file.metadata() or {}).get(_HEADER))
         whole(1)(f"the format of {path}", header.get("format"))
         if header["format"] != FORMAT_VERSION:
-            raise FormatVersionError(
+            raise errors.FormatVersionError(
                 f"expected format {FORMAT_VERSION}, got {header['format']} in {path} (written "
                 f"by scodkit {header.get('scodkit_version', 'unknown')}); fit and save it "
                 "again with this version, or install that one"
@@ -250,10 +240,11 @@ def number(
         words: Which numbers are allowed, in words.
         holds: Whether a finite number is one of those.
     """
-    largest = sys.float_info.max
 
     def is_allowed(value: Any) -> bool:
-        return type(value) in (int, float) and abs(value) <= largest and holds(value)
+        # a comparison: `math.isfinite` raises on integers beyond the range of floats
+        finite = type(value) in (int, float) and abs(value) <= sys.float_info.max
+        return finite and holds(value)
 
     return that(words, is_allowed)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import EngineFallbackWarning
-from scodkit.numerics.matmul import is_traced, single_operation
+from scodkit.numerics.matmul import opaque_to_tracers
 
 try:
     from scodkit.numerics import triton_kernels
@@ -45,7 +45,7 @@ def run_on(tensor: Tensor) -> bool:
 def _launches(device: torch.device) -> bool:
     """Return whether kernels can be launched: Triton needs a C compiler and a recent GPU."""
     try:
-        _project(torch.ones(1, 1, device=device), torch.ones(1, 1, device=device))
+        _launch_project(torch.ones(1, 1, device=device), torch.ones(1, 1, device=device))
         torch.cuda.synchronize(device)
     except Exception as error:  # whatever a compiler or a driver may raise
         warnings.warn(
@@ -83,8 +83,7 @@ def project(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
         ``(b,)`` and ``(b, q, k)`` in float64, from sums of products in float32.
     """
     b, q, n = rows.shape
-    run = _traced_project if is_traced() else _project
-    parts = run(rows.reshape(b * q, n).contiguous(), matrix.contiguous())
+    parts = _project(rows.reshape(b * q, n).contiguous(), matrix.contiguous())
     sums = parts.sum(0, dtype=torch.float64).view(b, q, -1)
     return sums[..., -1].sum(1), sums[..., :-1]
 
@@ -115,18 +114,16 @@ def patches(
     down, across = positions or (source.shape[3], source.shape[4])
     filled = -(-down * across // fill) * fill
     geometry = [*kernel, *stride, *dilation, *margin, down, across, filled]
-    run = _traced_patches if is_traced() else _patches
-    patched: Tensor = run(source.contiguous(), geometry)
-    return patched
+    return _patches(source.contiguous(), geometry)
 
 
-def _project(rows: Tensor, matrix: Tensor) -> Tensor:
+def _launch_project(rows: Tensor, matrix: Tensor) -> Tensor:
     """Return ``(parts, R, k + 1)``: parts of ``rows @ matrix`` beside those of the squares."""
     (count, length), columns = rows.shape, matrix.shape[1]
-    block, step, parts = _shares(count, length, columns)
-    result = rows.new_empty(parts, count, columns + 1, dtype=torch.float32)
+    block, step = _shares(count, length, columns)
+    result = _empty_products(rows, matrix)
     with torch.cuda.device(rows.device):
-        triton_kernels.project[(parts,)](
+        triton_kernels.project[(len(result),)](
             rows,
             matrix,
             result,
@@ -141,38 +138,29 @@ def _project(rows: Tensor, matrix: Tensor) -> Tensor:
     return result
 
 
-_traced_project = single_operation("scodkit::project", _project)
-
-
-@_traced_project.register_fake
-def _(rows: Tensor, matrix: Tensor) -> Tensor:
+def _empty_products(rows: Tensor, matrix: Tensor) -> Tensor:
     (count, length), columns = rows.shape, matrix.shape[1]
-    _, _, parts = _shares(count, length, columns)
-    return rows.new_empty(parts, count, columns + 1, dtype=torch.float32)
+    _, step = _shares(count, length, columns)
+    return rows.new_empty(-(-length // step), count, columns + 1, dtype=torch.float32)
 
 
-def _shares(count: int, length: int, columns: int) -> tuple[int, int, int]:
-    """Return how many columns of the rows a step and a program take, and the programs."""
+def _shares(count: int, length: int, columns: int) -> tuple[int, int]:
+    """Return how many columns of the rows a program takes at a time, and in all."""
     block = max(1, _TILE // (_power_of_two(count) * _power_of_two(columns)))
-    step = -(-length // (_PROGRAMS * block)) * block
-    return block, step, -(-length // step)
+    return block, -(-length // (_PROGRAMS * block)) * block
 
 
-def _patches(source: Tensor, geometry: list[int]) -> Tensor:
-    q, b, c, height, width = source.shape
+def _launch_patches(source: Tensor, geometry: list[int]) -> Tensor:
+    q, b, c, _, _ = source.shape
     high, wide, *steps, filled = geometry
-    result = source.new_empty(b, q, c * high * wide, filled)
+    result = _empty_patches(source, geometry)
     block = next((block for block in _BLOCKS if block >= filled), _BLOCKS[-1])
     planes = min(_BLOCKS[-1] // block, _power_of_two(-(-q * b * c // _BUSY)))
     with torch.cuda.device(source.device):
         triton_kernels.patches[(-(-q * b * c // planes), -(-filled // block))](
             source,
             result,
-            q,
-            b,
-            c,
-            height,
-            width,
+            *source.shape,
             *steps,
             filled,
             HIGH=high,
@@ -183,13 +171,14 @@ def _patches(source: Tensor, geometry: list[int]) -> Tensor:
     return result
 
 
-_traced_patches = single_operation("scodkit::patches", _patches)
-
-
-@_traced_patches.register_fake
-def _(source: Tensor, geometry: list[int]) -> Tensor:
+def _empty_patches(source: Tensor, geometry: list[int]) -> Tensor:
     q, b, c, _, _ = source.shape
-    return source.new_empty(b, q, c * geometry[0] * geometry[1], geometry[-1])
+    high, wide, *_, filled = geometry
+    return source.new_empty(b, q, c * high * wide, filled)
+
+
+_project = opaque_to_tracers("scodkit::project", _launch_project, _empty_products)
+_patches = opaque_to_tracers("scodkit::patches", _launch_patches, _empty_patches)
 
 
 def _power_of_two(number: int) -> int:

@@ -12,14 +12,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-if TYPE_CHECKING:
-    from torch._library.custom_ops import CustomOpDef
 
 # a float32 number is the sum of this many bfloat16 numbers
 _PARTS = 3
@@ -46,17 +42,21 @@ _SWITCH = threading.RLock()
 AddUp = Callable[[Tensor], Tensor]
 
 
-def is_traced() -> bool:
-    """Return whether a tracer is recording the operations that are carried out."""
-    return get_proxy_mode() is not None
+def opaque_to_tracers(
+    name: str, function: Callable[..., Tensor], empty: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """Return a function on CUDA tensors that a tracer records as a single custom op.
 
+    Calling an op costs more than calling the function: the op is for traces alone.
 
-def single_operation(name: str, function: Callable[..., Tensor]) -> CustomOpDef:
-    """Return a function on CUDA tensors as a custom op, opaque to tracers.
-
-    Calling the op costs more than calling the function: it is for traces alone.
+    Args:
+        name: Of the op, with its namespace.
+        function: What it computes.
+        empty: Takes the same arguments and returns a tensor of the result's shape and dtype.
     """
-    return torch.library.custom_op(name, function, mutates_args=(), device_types="cuda")
+    op = torch.library.custom_op(name, function, mutates_args=(), device_types="cuda")
+    op.register_fake(empty)
+    return lambda *args: (function if get_proxy_mode() is None else op)(*args)
 
 
 @contextmanager
@@ -74,12 +74,11 @@ def tf32_products(allowed: bool) -> Iterator[None]:
 def convolution_bmm(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a @ b`` in batches, on a GPU in TF32 where torch's convolutions use it."""
     if a.is_cuda and a.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
-        product: Tensor = (_traced_tf32_bmm if is_traced() else _tf32_bmm)(a, b)
-        return product
+        return _tf32_bmm(a, b)
     return torch.bmm(a, b)
 
 
-def _tf32_bmm(a: Tensor, b: Tensor) -> Tensor:
+def _bmm_in_tf32(a: Tensor, b: Tensor) -> Tensor:
     # autograd has one thread for each GPU: if it waited here for a thread that waits for its
     # own backward pass, neither would go on
     if not _SWITCH.acquire(blocking=False):
@@ -91,12 +90,7 @@ def _tf32_bmm(a: Tensor, b: Tensor) -> Tensor:
         _SWITCH.release()
 
 
-_traced_tf32_bmm = single_operation("scodkit::tf32_bmm", _tf32_bmm)
-
-
-@_traced_tf32_bmm.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
+_tf32_bmm = opaque_to_tracers("scodkit::tf32_bmm", _bmm_in_tf32, empty=torch.bmm)
 
 
 def matmul(a: Tensor, b: Tensor, times: float = 1.0) -> Tensor:

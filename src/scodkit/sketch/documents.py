@@ -11,21 +11,7 @@ from torch import Tensor
 
 from scodkit import likelihoods, sketch
 from scodkit.errors import CorruptArtifactError, OptionError
-from scodkit.numerics.artifact import (
-    FINITE,
-    FLAG,
-    INTEGER,
-    TEXT,
-    Check,
-    each,
-    fields,
-    maybe,
-    number,
-    refuse,
-    table,
-    tensor,
-    whole,
-)
+from scodkit.numerics import artifact
 from scodkit.sketch import Sketch, SketchState
 
 # names in a file of the objects that are made of plain options only
@@ -46,36 +32,35 @@ _KNOWN: dict[str, type] = {
 _NAMES = {kind: name for name, kind in _KNOWN.items()}
 
 # such an object in a header, and checks of its options by their annotation
-DESCRIPTION = fields({"type": TEXT}, others=True)
-_OPTIONS: dict[str, Check] = {
-    "int": INTEGER,
-    "int | None": maybe(INTEGER),
-    "bool": FLAG,
+DESCRIPTION = artifact.fields({"type": artifact.TEXT}, others=True)
+_OPTIONS: dict[str, artifact.Check] = {
+    "int": artifact.INTEGER,
+    "int | None": artifact.maybe(artifact.INTEGER),
+    "bool": artifact.FLAG,
     "Map": DESCRIPTION,
     "float | tuple[float, ...]": lambda name, value: (
-        each(number()) if isinstance(value, list) else number()
+        artifact.each(artifact.number()) if isinstance(value, list) else artifact.number()
     )(name, value),
 }
 
 # attributes of a sketch's state that a header holds
-_STATE_FIELDS: dict[str, Check] = {
-    "num_parameters": whole(1),
-    "columns": whole(1),
-    "num_data": whole(),
-    "num_rows": whole(),
-    "num_updates": whole(),
-    "numbers": table(number()),
+_STATE_FIELDS: dict[str, artifact.Check] = {
+    "num_parameters": artifact.whole(1),
+    "columns": artifact.whole(1),
+    "num_data": artifact.whole(),
+    "num_rows": artifact.whole(),
+    "num_updates": artifact.whole(),
+    "numbers": artifact.table(artifact.number()),
 }
-STATE = fields(_STATE_FIELDS)
-_SQUARED_NORM = tensor((), (torch.float64,), lambda one: 0 <= float(one) < torch.inf)
+STATE = artifact.fields(_STATE_FIELDS)
+_SQUARED_NORM = artifact.tensor((), (torch.float64,), lambda one: 0 <= float(one) < torch.inf)
 
 
 def describe(thing: object) -> dict[str, Any]:
     """Return a likelihood, sketch or map as plain data: its name and its options."""
-    options: dict[str, Any] = {}
-    if dataclasses.is_dataclass(thing):
-        options = {f.name: _plain(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
-    return {"type": _NAMES.get(type(thing), type(thing).__name__), **options}
+    options = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
+    plain = {option.name: _plain(getattr(thing, option.name)) for option in options}
+    return {"type": _NAMES.get(type(thing), type(thing).__name__), **plain}
 
 
 def build(description: Mapping[str, Any], family: type) -> Any:
@@ -98,15 +83,12 @@ def build(description: Mapping[str, Any], family: type) -> Any:
             "sketch=...)"
         )
     if family not in kind.__mro__:
-        refuse(f"a {family.__name__}", description["type"])
+        artifact.refuse(f"a {family.__name__}", description["type"])
     known = {option.name: _OPTIONS[str(option.type)] for option in dataclasses.fields(kind)}
-    fields({"type": TEXT, **known})(f"the options of {description['type']}", description)
-    options = {
-        name: build(description[name], sketch.Map)
-        if known[name] is DESCRIPTION
-        else _hashable(description[name])
-        for name in known
-    }
+    artifact.fields({"type": artifact.TEXT, **known})(
+        f"the options of {description['type']}", description
+    )
+    options = {name: _rebuilt(description[name]) for name in known}
     try:
         return kind(**options)
     except OptionError as error:
@@ -154,7 +136,7 @@ def unpack_state(
         sketch=sketch, tensors=of_state, squared_norm=squared_norm, weights=weights, **plain
     )
     if not sketch.can_have(state):
-        refuse(
+        artifact.refuse(
             f"a state of {sketch} with {state.columns} columns for {state.num_parameters} "
             "weights",
             f"{state.shapes} and {state.numbers}",
@@ -162,14 +144,14 @@ def unpack_state(
     return state
 
 
-def state_checks(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Check]:
+def state_checks(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, artifact.Check]:
     """Return the checks of the tensors of a state that are the same for all sketches.
 
     Args:
         tensors: Of a file.
         prefix: Of the names of those of the state.
     """
-    checks = {name: FINITE for name in tensors if name.startswith(prefix)}
+    checks = {name: artifact.FINITE for name in tensors if name.startswith(prefix)}
     return {**checks, prefix + "squared_norm": _SQUARED_NORM}
 
 
@@ -184,5 +166,8 @@ def _plain(value: object) -> object:
     return describe(value)
 
 
-def _hashable(value: object) -> object:
+def _rebuilt(value: object) -> object:
+    """Return the option that `_plain` made plain data of; an object can only be a map."""
+    if isinstance(value, dict):
+        return build(value, sketch.Map)
     return tuple(value) if isinstance(value, list) else value
