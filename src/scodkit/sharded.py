@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from scodkit.fit.probes import Probes, check_probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Form, Inputs, Network
-from scodkit.model.parameters import ParameterSet, Selection, select, select_names
+from scodkit.model.parameters import Selection, select, select_names
 from scodkit.model.state import Fingerprints, StateWatch
 from scodkit.numerics.artifact import check_place
 from scodkit.numerics.matmul import sum_dtype
@@ -77,7 +77,7 @@ class ShardedMonitor:
         check_options(model, likelihood, rank, sketch, prior_scale)
         self.prior_scale = prior_scale
         self._recipe = Recipe(likelihood, rank, sketch, parameters, 0)
-        self._functions = {"inputs": inputs is not None, "outputs": outputs is not None}
+        self._functions = _functions(inputs, outputs)
         self._network = Network(model, inputs, outputs)
         self._processes = Processes.here()
         self._state_watch = StateWatch(self._network, _RENEWAL)
@@ -102,7 +102,7 @@ class ShardedMonitor:
             The monitor itself, fitted.
 
         Raises:
-            MismatchError: If processes have other weights, options or data.
+            MismatchError: If processes have different weights, options or data.
             NonFiniteError: If there was not one finite sample.
         """
         self._processes = Processes.here()  # a group may have come since
@@ -113,34 +113,36 @@ class ShardedMonitor:
             with network.evaluating():
                 call = network.inputs_of(first)
                 output = first_output(network, recipe.likelihood, first, call)
-                whole = select(recipe.selection, network, call)
-                names, held = whole.divided(processes.rank, processes.count)
+                parameters = select(recipe.selection, network, call)
+                names, weights = parameters.divided(processes.rank, processes.count)
                 source = self._new_source(names, call, tuple(output.shape[1:]))
                 probes = Probes.of(network, first, call)
-        fingerprints = Fingerprints.of(network.model, whole, network.volatile)
-        self._agree(whole, fingerprints, call)
+        fingerprints = Fingerprints.of(network.model, parameters, network.volatile)
+        self._agree(parameters.names, fingerprints, call)
         source = self._shared(source)
-        size = whole.num_parameters
-        state = recipe.sketch.zero(size, recipe.rank, sum_dtype(output), network.device, held)
+        size = parameters.num_parameters
+        state = recipe.sketch.zero(
+            size, recipe.rank, sum_dtype(output), network.device, weights
+        )
         state.add_up = processes.summed
         done = Progress(state)
         shown = progress and processes.rank == 0
         stream = iter(batches_of(batches, num_batches(loader), "sketching", shown))
-        while (same := self._same_in_all(lambda: next(stream, None))) is not None:
+        while (batch := self._same_in_all(lambda: next(stream, None))) is not None:
             with network.evaluating():
-                absorb(source, same, done, on_bad)
+                absorb(source, batch, done, on_bad)
             done.check()
         if state.num_data == 0:
             raise NonFiniteError(
                 f"expected finite samples, but all {done.skipped} had a NaN or an infinity"
             )
-        # a basis counts its own rows, which are not all there are
+        # the sketch bounded the rank by the rows of its basis, which are those of this process
         basis = replace(recipe.sketch.eigenbasis(state, recipe.rank), residual_rank=size)
-        # rounded alike in the files of all
+        # the files of all processes must hold the same bits
         probes = processes.gathered(probes)[0]
         data = (name_of(source.engine), done.input_range, done.seen.all())
         about = (fingerprints, source.shape, done.skipped, *data, Form.of(first, call), probes)
-        self._fitted = Fitted(recipe.likelihood, whole, basis, state, *about)
+        self._fitted = Fitted(recipe.likelihood, parameters, basis, state, *about)
         self._source, self._state_watch = source, watch
         return self
 
@@ -187,18 +189,15 @@ class ShardedMonitor:
         with processes.failing_together():
             fitted = self._check("saving", contents=True)
             check_place(Path(path))
-        _, held = fitted.parameters.divided(processes.rank, processes.count)
-        functions = {**self._functions, "task": False, "by": False}
-        about = (recipe.likelihood, recipe.rank, recipe.sketch, self.prior_scale, functions)
-        stored = storage.Stored(*about, fitted, None)
-        if processes.count == 1:
-            storage.save(path, stored, True)
-            return
-        shard = storage.Shard(processes.rank, processes.count, held.start, held.stop)
-        path = Path(path)
+        options = (recipe.likelihood, recipe.rank, recipe.sketch, self.prior_scale)
+        stored = storage.Stored(*options, self._functions, fitted, None)
+        path, shard = Path(path), None
+        if processes.count > 1:
+            _, weights = fitted.parameters.divided(processes.rank, processes.count)
+            shard = storage.Shard(processes.rank, processes.count, weights.start, weights.stop)
         with processes.failing_together():
             storage.save(processes.own_file(path), stored, True, shard)
-        with processes.failing_together():  # when all are there, what they replace may go
+        with processes.failing_together():  # once all files are written, old ones may go
             if processes.rank == 0:
                 storage.remove_replaced(path, processes.kept_files(path)[1])
 
@@ -228,11 +227,10 @@ class ShardedMonitor:
         """
         processes = Processes.here()
         with processes.failing_together():
-            given = {"inputs": inputs, "outputs": outputs, "task": None, "by": None}
-            functions = {name: function is not None for name, function in given.items()}
+            functions = _functions(inputs, outputs)
             part = (processes.rank, processes.count) if processes.count > 1 else None
-            whole = Network(model).model
-            stored = storage.load(path, whole, likelihood, sketch, functions, part)
+            bare = Network(model).model  # without wrappers
+            stored = storage.load(path, bare, likelihood, sketch, functions, part)
         monitor = cls(model, **stored.options, inputs=inputs, outputs=outputs)
         with processes.failing_together():
             check_probes(stored.fitted.probes, monitor._network)
@@ -258,7 +256,12 @@ class ShardedMonitor:
             return scoring.score_batch(self._source, call, fitted.basis)[1]
 
     def _check(self, doing: str, *, contents: bool = False) -> Fitted:
-        """Return the fit, after a look whether the model is still that of it."""
+        """Return the fit, after checking that the model has not changed since.
+
+        Args:
+            doing: What is about to be done, for the message if it has.
+            contents: Compare the weights even if nothing seems to have touched them.
+        """
         fitted = self._ready()
         if contents or not self._state_watch.unmoved():
             with self._network.evaluating():
@@ -268,41 +271,48 @@ class ShardedMonitor:
     def _new_source(
         self, names: tuple[str, ...], call: Inputs, shape: tuple[int, ...]
     ) -> FactorSource:
-        own = select_names(self._network.model, names)
+        parameters = select_names(self._network.model, names)
         recipe = replace(self._recipe, budget=self.memory_budget)
-        return recipe.source(self._network, own, call, shape)
+        return recipe.source(self._network, parameters, call, shape)
 
     def _shared(self, source: FactorSource) -> FactorSource:
         """Return a source that adds up over processes, in pieces that fit all of them."""
-        told = self._processes.gathered(source.rows_at_once(hold=True))
-        return replace(source, add_up=self._processes.summed, most_rows=min(told))
+        rows = self._processes.gathered(source.rows_at_once(hold=True))
+        return replace(source, add_up=self._processes.summed, most_rows=min(rows))
 
     def _same_in_all(self, read: Callable[[], Any], form: Form | None = None) -> Inputs | None:
-        """Return the inputs of a batch, None if there is none, after a look at the others.
+        """Return the inputs of a batch that is the same in all processes.
+
+        Args:
+            read: Returns the batch; None at the end of the data.
+            form: That batches of the fit had.
+
+        Returns:
+            None at the end of the data.
 
         Raises:
-            MismatchError: If other processes have another batch.
+            MismatchError: If processes have different batches.
         """
         with self._processes.failing_together():
             batch = read()
             call = None if batch is None else self._network.inputs_of(batch, form)
-        told = self._processes.gathered(None if call is None else batch_digest(call))
-        if len(set(told)) > 1:
+        digests = self._processes.gathered(None if call is None else batch_digest(call))
+        if len(set(digests)) > 1:
             raise MismatchError(
-                "expected the same batch in all processes, got others in some of them, or "
-                "none; pass the same data to each: they divide the weights, not the data"
+                "expected the same batch in all processes, got different batches, or none in "
+                "some; pass the same data to each: they divide the weights, not the data"
             )
         return call
 
-    def _agree(self, whole: ParameterSet, fingerprints: Fingerprints, call: Inputs) -> None:
-        """Make sure all processes are about to do the same.
+    def _agree(self, names: Sequence[str], fingerprints: Fingerprints, call: Inputs) -> None:
+        """Check that all processes have the same model, options and first batch.
 
         Raises:
-            MismatchError: If they are not.
+            MismatchError: If they have not.
         """
         difference = self._processes.first_difference(
             {
-                "parameters": list(whole.names),
+                "parameters": names,
                 "weights": fingerprints.document(),
                 **self._recipe.identity,
                 "first batch": batch_digest(call),
@@ -315,3 +325,9 @@ class ShardedMonitor:
                 "differ; pass the same model, options and batches to each: they divide the "
                 "weights, not the data"
             )
+
+
+def _functions(inputs: object, outputs: object) -> dict[str, bool]:
+    """Return which of the user's functions are given; tasks and groups are for `Monitor`."""
+    given = {"inputs": inputs is not None, "outputs": outputs is not None}
+    return {**given, "task": False, "by": False}

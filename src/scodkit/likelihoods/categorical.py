@@ -243,12 +243,11 @@ def _leading_row(fisher: Tensor) -> Tensor:
     tiny = torch.finfo(fisher.dtype).tiny
     power = fisher
     for _ in range(_SQUARINGS):
-        power = power / power.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None].clamp_min(
-            tiny
-        )
+        trace = power.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+        power = power / trace.clamp_min(tiny)
         power = power @ power
-    largest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
-    index = largest[..., None, None].expand(*power.shape[:-1], 1)
-    image = fisher @ power.gather(-1, index)
-    size = (power.gather(-1, index) * image).sum(-2, keepdim=True)
+    largest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None]
+    vector = power.gather(-1, largest.expand(*power.shape[:-1], 1))
+    image = fisher @ vector
+    size = (vector * image).sum(-2, keepdim=True)
     return (image / size.clamp_min(tiny).sqrt()).mT

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from scodkit.errors import BatchError, LikelihoodWarning, OptionError
 from scodkit.likelihoods.likelihood import Likelihood, between_0_and_1
@@ -82,10 +83,9 @@ class Gaussian(Independent):
     variance: float | tuple[float, ...] = 1.0
 
     def __post_init__(self) -> None:
-        given = self.variance
-        if isinstance(given, Tensor) or not isinstance(given, (int, float)):
-            values = torch.as_tensor(given, dtype=torch.float64).flatten().tolist()
-            object.__setattr__(self, "variance", tuple(values))
+        if not isinstance(self.variance, (int, float)):
+            values = torch.as_tensor(self.variance, dtype=torch.float64).flatten()
+            object.__setattr__(self, "variance", tuple(values.tolist()))
         if not self._values() or not all(v > 0 and math.isfinite(v) for v in self._values()):
             raise OptionError(
                 f"expected positive, finite variances, got {self.variance}; for a network "
@@ -104,7 +104,7 @@ class Gaussian(Independent):
         Raises:
             BatchError: If there are as many variances as do not fit the outputs.
         """
-        theta = _flat(output)
+        theta = output.flatten(1)
         root = _constants(self._values(), theta.dtype, theta.device).rsqrt()
         if root.numel() not in (1, theta.shape[1]):
             raise BatchError(
@@ -144,7 +144,7 @@ class HeteroscedasticGaussian(Independent):
             )
         mean, log_variance = output.chunk(2, dim=1)
         root = torch.cat([(-0.5 * log_variance).exp(), torch.full_like(mean, 0.5**0.5)], dim=1)
-        return _flat(root)
+        return root.flatten(1)
 
 
 @dataclass(frozen=True)
@@ -162,12 +162,10 @@ class Bernoulli(Independent):
         Returns:
             ``sqrt(q (1 - q))``, ``(B, d)``.
         """
-        theta = _flat(output)
+        theta = output.flatten(1)
         # in logarithms: q (1 - q) underflows long before its root does
-        log_root = 0.5 * (
-            torch.nn.functional.logsigmoid(theta) + torch.nn.functional.logsigmoid(-theta)
-        )
-        return log_root.exp()
+        root: Tensor = (0.5 * (logsigmoid(theta) + logsigmoid(-theta))).exp()
+        return root
 
     def check_output(self, output: Tensor) -> None:
         """See `Likelihood.check_output`; logits may be in [0, 1], too, so this only warns."""
@@ -191,7 +189,3 @@ def _constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.devi
     """Return numbers as a tensor; kept, because a GPU would wait for each copy of them."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
-
-
-def _flat(output: Tensor) -> Tensor:
-    return output.flatten(1)

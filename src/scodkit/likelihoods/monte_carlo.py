@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +16,8 @@ from scodkit.errors import OptionError
 from scodkit.likelihoods.likelihood import Likelihood
 from scodkit.numerics.hashing import shares
 
-# torch.distributions draws from the global generator only: one draw at a time, then restored
+# torch.distributions draws from the global generator only: one thread at a time may seed it,
+# and restores it
 _GLOBAL_GENERATOR = threading.Lock()
 
 # spreads seeds that are close to each other
@@ -78,7 +78,7 @@ class MonteCarlo(Likelihood):
     def _draw(self, output: Tensor, keys: list[int]) -> Tensor:
         """Return draws ``(samples, B, ...)``."""
         seeds = [(self.seed * _GOLDEN + key) % 2**63 for key in keys]
-        with _kept_generator():
+        with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
             predicted = self.family(output)
             if type(predicted) is Categorical and predicted.batch_shape[:1] == (len(output),):
                 return self._classes(predicted.probs, seeds)
@@ -104,14 +104,3 @@ class MonteCarlo(Likelihood):
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return ``samples``."""
         return self.samples
-
-
-@contextlib.contextmanager
-def _kept_generator() -> Iterator[None]:
-    """Let others neither see nor disturb what is drawn from torch's global generator."""
-    with _GLOBAL_GENERATOR:
-        state = torch.default_generator.get_state()
-        try:
-            yield
-        finally:
-            torch.default_generator.set_state(state)
