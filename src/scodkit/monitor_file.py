@@ -30,11 +30,11 @@ from scodkit.sketch.eigenbasis import Eigenbasis
 
 _KIND = "monitor"
 
-# what the names of tensors of a sketch's state, and of answers to probes, begin with
+# prefixes of the names of tensors: of the sketch's state, and of answers to probes
 _STATE = "sketch."
 _PROBE = "probe."
 
-# random directions along which columns are tested for being orthonormal
+# random directions along which vectors are checked to be orthonormal
 _TRIED = 4
 
 # --- what a file holds ---
@@ -319,7 +319,7 @@ def _join(shards: Sequence[tuple[Shard, Mapping[str, Tensor]]], size: int) -> bo
 
 
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the header and the tensors of one file of a monitor, each as it must be.
+    """Return the header and the tensors of one file of a monitor, checked.
 
     Args:
         path: Where it is.
@@ -362,7 +362,7 @@ def _rows_of(tensor: Tensor, rows: range | None, first: int) -> Tensor:
 
 
 def _check_columns(path: str | Path, parts: Sequence[Tensor]) -> None:
-    """Make sure that vectors are orthonormal: ``U^T U z = z``, for a few random ``z``.
+    """Check that vectors are orthonormal: ``U^T U z = z``, for a few random ``z``.
 
     Args:
         path: Of the monitor.
@@ -492,7 +492,7 @@ def _fitted(
 
 
 def _check_basis(basis: Eigenbasis, sketch: Sketch) -> None:
-    """Make sure that a basis which claims a certificate can have one.
+    """Check that a basis which claims a certificate can have one.
 
     Raises:
         CorruptArtifactError: If it cannot.
@@ -506,10 +506,10 @@ def _check_basis(basis: Eigenbasis, sketch: Sketch) -> None:
 
 
 def _check_state(state: SketchState, basis: Eigenbasis, size: int, rank: int) -> None:
-    """Make sure that a sketch belongs to a basis, as far as that shows without solving again.
+    """Check that a sketch belongs to a basis, as far as that shows without solving again.
 
     Raises:
-        CorruptArtifactError: If it is not.
+        CorruptArtifactError: If it does not.
     """
     trace = float(state.squared_norm) / max(1, state.num_data)
     try:

@@ -105,12 +105,12 @@ class Categorical(Likelihood):
         logits, axis = self.logits(output), self._axis(output.ndim)
         batch, count = vectors.shape[:2]
         spread = vectors.reshape(batch, count, *output.shape[1:]).movedim(axis + 1, -1)
-        own = spread.reshape(batch, count, *logits.shape[1:])
+        by_position = spread.reshape(batch, count, *logits.shape[1:])
         if self.directions is None:
-            times = _fisher_times(logits.to(vectors.dtype), own)
+            times = _fisher_times(logits.to(vectors.dtype), by_position)
         else:
             rows = self._per_position(logits).to(vectors.dtype)
-            times = torch.einsum("bqpc,bpkc,bpke->bqpe", own, rows, rows)
+            times = torch.einsum("bqpc,bpkc,bpke->bqpe", by_position, rows, rows)
         return times.reshape(spread.shape).movedim(-1, axis + 1).reshape(vectors.shape)
 
     @property
@@ -185,7 +185,7 @@ class Categorical(Likelihood):
         return math.prod(shape) // classes * kept
 
     def named(self) -> Categorical:
-        """Return the one with a row for each class, unless only some directions count."""
+        """Return a likelihood with a row for each class, unless only some directions count."""
         return _ByClass(class_dim=self.class_dim) if self.directions is None else self
 
 
@@ -215,8 +215,8 @@ def _cholesky_rows(logits: Tensor) -> Tensor:
     upto = torch.ones(classes - 1, classes, dtype=torch.bool, device=logits.device).tril()
     later = log_q[..., None, :].masked_fill(upto, -torch.inf)
     tail = later.logsumexp(-1, keepdim=True)
-    own = log_q[..., :-1, None]
-    root = (0.5 * (own + tail - torch.logaddexp(own, tail))).exp()
+    this = log_q[..., :-1, None]
+    root = (0.5 * (this + tail - torch.logaddexp(this, tail))).exp()
     return root * (one - (later - tail).exp())
 
 

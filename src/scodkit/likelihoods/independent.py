@@ -102,7 +102,7 @@ class Gaussian(Independent):
             ``variance^(-1/2)`` everywhere, ``(B, d)``.
 
         Raises:
-            BatchError: If there are as many variances as do not fit the outputs.
+            BatchError: If the number of variances is neither 1 nor that of the outputs.
         """
         theta = output.flatten(1)
         root = _constants(self._values(), theta.dtype, theta.device).rsqrt()
@@ -186,6 +186,6 @@ class Bernoulli(Independent):
 
 @functools.lru_cache(maxsize=64)
 def _constants(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return numbers as a tensor; kept, because a GPU would wait for each copy of them."""
+    """Return numbers as a tensor, cached: each copy to a GPU would synchronise with it."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)

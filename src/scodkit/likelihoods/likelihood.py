@@ -79,7 +79,7 @@ class Likelihood(ABC):
         return self.factor(output).double().square().sum((1, 2))
 
     def named(self) -> Likelihood:
-        """Return one with the same Fisher information whose rows each stand for an output.
+        """Return a likelihood of the same Fisher information with a row for each output.
 
         For explanations: what is scored may need fewer rows, which mix outputs.
         """

@@ -54,7 +54,7 @@ class Task(Likelihood):
 
         Args:
             output: What the model returned, ``(B, *shape)``.
-            keys: Of no use here.
+            keys: Ignored: nothing is drawn.
         """
         if output.is_inference():  # which cannot be differentiated
             with torch.inference_mode(False):
@@ -74,11 +74,11 @@ class Task(Likelihood):
         return replace(self, metric=self.metric.named())
 
     def _outcome(self, output: Tensor) -> Tensor:
-        found = self.outcome(output)
-        if not isinstance(found, Tensor) or found.shape[:1] != output.shape[:1]:
-            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        result = self.outcome(output)
+        if not isinstance(result, Tensor) or result.shape[:1] != output.shape[:1]:
+            got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise BatchError(
                 f"expected an outcome of shape ({len(output)}, ...), one row per sample, got "
                 f"{got}; keep the first axis: Task(lambda output: output[:, :1])"
             )
-        return found if found.ndim > 1 else found[:, None]
+        return result if result.ndim > 1 else result[:, None]

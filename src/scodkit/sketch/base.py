@@ -61,12 +61,12 @@ class SketchState:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of its tensors, by name."""
+        """Shapes of the tensors, by name."""
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its tensors."""
+        """Dtype of the tensors."""
         return next(iter(self.tensors.values())).dtype
 
     def filled(self, name: str) -> Tensor:
@@ -74,7 +74,7 @@ class SketchState:
         return self.tensors[name][: int(self.numbers["filled"])]
 
     def has_whole(self, name: str, least: int, most: int) -> bool:
-        """Return whether a number is there, an integer and in a range."""
+        """Return whether ``numbers[name]`` is an integer from ``least`` to ``most``."""
         number = self.numbers.get(name, math.nan)
         return least <= number <= most and number == int(number)
 
@@ -85,7 +85,7 @@ class SketchState:
 
     @num_estimated.setter
     def num_estimated(self, count: int) -> None:
-        if count:  # states of rows alone stay without a mark
+        if count:  # states of rows alone have no such number
             self.numbers[_ESTIMATED] = count
 
     @property
@@ -248,7 +248,7 @@ class Sketch(ABC):
     def update(
         self, state: SketchState, factors: Factors, squared_norm: Tensor, num_data: int
     ) -> None:
-        """Let rows stream past, in place.
+        """Add rows, in place.
 
         Args:
             state: Changed in place.
@@ -270,7 +270,7 @@ class Sketch(ABC):
         return {}
 
     def update_by_products(self, state: SketchState, curvature: Curvature) -> None:
-        """Let samples stream past, seen only through products with their curvature, in place.
+        """Add samples that are seen only through products with their curvature, in place.
 
         The test matrices are those that rows are multiplied with, so the sums are the same.
         Not so the norms: ``|L_i|_F^2`` is estimated as ``N / T`` times the squares of ``L_i^T``

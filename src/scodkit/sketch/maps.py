@@ -107,7 +107,7 @@ class Fold(Map):
 
 @dataclass(frozen=True)
 class Gaussian(Map):
-    """Independent normal entries: the reference in theory, the dearest to make."""
+    """Independent normal entries: the reference in theory, the most expensive to make."""
 
     making_bytes: ClassVar[int] = 72
 
