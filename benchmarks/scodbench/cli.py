@@ -23,7 +23,7 @@ from scodbench.speed.cli import alarms, sketch, speed
 from scodbench.sweeps import SWEEPS
 from scodkit import __version__
 from scodkit.cli import output as shown
-from scodkit.cli.app import Run, run_app
+from scodkit.cli.app import run_app
 from scodkit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     """Run the paper's domains; make its tables and figures; measure speed and sketches."""
-    ctx.ensure_object(Run).debug = debug
+    ctx.ensure_object(dict)["debug"] = debug
 
 
 @app.command()

@@ -12,7 +12,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -65,17 +64,6 @@ class _Verbs(TyperGroup):
 app = typer.Typer(name="scod", cls=_Verbs, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-@dataclass
-class Run:
-    """How one run of a command behaves.
-
-    Args:
-        debug: Show tracebacks.
-    """
-
-    debug: bool = False
-
-
 def _show_version(asked: bool) -> None:
     if asked:
         typer.echo(f"scodkit {__version__}")
@@ -96,7 +84,7 @@ def _options(
     Exit codes: 0 done, 1 an error nobody foresaw, 2 bad input, 3 an alarm (scod score
     --fail-on-alarm), 130 stopped with Ctrl-C. Results go to stdout, all else to stderr.
     """
-    ctx.ensure_object(Run).debug = debug
+    ctx.ensure_object(dict)["debug"] = debug
 
 
 def run_app(name: str, app: Callable[..., object]) -> None:
@@ -104,18 +92,19 @@ def run_app(name: str, app: Callable[..., object]) -> None:
 
     Args:
         name: Name of the command, which its messages begin with.
-        app: What runs it, with a `Run` as ``obj`` and its name as ``prog_name``.
+        app: What runs it, with its name as ``prog_name``, and a dict as ``obj``, where it
+            sets ``debug`` to have tracebacks shown.
     """
-    run = Run()
+    settings: dict[str, bool] = {}
     output.program = name
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):  # some locales have few letters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # typer itself ends well where a reader closes the pipe, and on Ctrl-C
-        app(obj=run, prog_name=name)
+        app(obj=settings, prog_name=name)
     except Exception as error:
-        if run.debug:
+        if settings.get("debug"):
             traceback.print_exception(error)
         text, code = _explained(error)
         output.note(" ".join(text.split()))
