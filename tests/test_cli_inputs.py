@@ -86,8 +86,8 @@ def test_a_line_of_empty_cells_is_a_sample(tmp_path: Path) -> None:
 
 def test_the_form_of_a_fit_survives_as_notes() -> None:
     model = nn.Linear(2, 1).double()
-    samples = Samples.of_array(np.zeros((5, 2), np.float32), columns=("a", "b"))
-    form = Batches(samples, 2, Form.before_fit(model), finite=True).form()
+    samples = Samples.of_array(np.zeros((5, 2), np.float32), "x", columns=("a", "b"))
+    form = Batches(samples, 2, Form.of_fit({}, model), finite=True).form()
     assert form == Form(torch.float64, (2,), ("a", "b"))
     assert Form.of_fit({"inputs": form.note()}, model) == form
     assert Form.of_fit({}, model) == Form(torch.float64)
@@ -96,7 +96,7 @@ def test_the_form_of_a_fit_survives_as_notes() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 20), st.integers(1, 25))
 def test_batches_are_all_samples_in_order(count: int, size: int) -> None:
-    samples = Samples.of_array(np.arange(2.0 * count).reshape(count, 2))
+    samples = Samples.of_array(np.arange(2.0 * count).reshape(count, 2), "x")
     batches = Batches(samples, size, FLOAT, finite=True)
     read = list(batches)
     assert len(read) == len(batches)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Context, Option, echo
 
 from scodkit.cli import options
 from scodkit.cli import output as shown
@@ -25,6 +25,9 @@ _FALSE_ALARM = 0.05
 _TRAINED, _HELD_OUT = 500, 200  # of the 901 digits 0-4; the others are for the test
 _BEFORE = 150  # digits 0-4 of the stream, then as many 5-9
 _SCOD = "SCOD"  # the one that is shown in the report
+# columns of the table: the fields of a `MethodLine`
+_HEADINGS = ("score", "AUROC", "AUPR", "alarms 0-4", "alarms 5-9", "cost", "fit s")
+_FORMATS = ("", ".3f", ".3f", ".1%", ".1%", ".1f", ".2f")
 
 _SAME = """\
 monitor = Monitor(net, Categorical(), rank=50).fit(train_loader).calibrate(heldout_loader)
@@ -56,7 +59,8 @@ class Digits:
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="File for the report.")] = Path(
+    ctx: Context,
+    output: Annotated[Path, Option("--output", "-o", help="File for the report.")] = Path(
         "scod_demo.html"
     ),
     force: options.ForceOption = False,
@@ -74,7 +78,7 @@ def demo(
     from scodkit.report import check_installed
 
     with shown.stoppable(f"{output} is as it was; type the same command again"):
-        shown.check_output(output, {}, is_page, force=force)
+        shown.check_output(output, ctx.params, is_page)
         check_installed()
         torch.set_num_threads(1)  # faster for so small a network, and the same on all machines
         digits = load_digits()
@@ -100,16 +104,11 @@ def load_digits() -> Digits:
     images = torch.tensor(data.images, dtype=torch.float32)[order, None] / 16
     labels = torch.tensor(data.target)[order]
     known = labels < 5
-    x, y, last = images[known], labels[known], _TRAINED + _HELD_OUT
-    return Digits(
-        train_x=x[:_TRAINED],
-        train_y=y[:_TRAINED],
-        heldout_x=x[_TRAINED:last],
-        test_x=x[last:],
-        test_y=y[last:],
-        novel_x=images[~known],
-        novel_y=labels[~known],
-    )
+    sizes = [_TRAINED, _HELD_OUT, int(known.sum()) - _TRAINED - _HELD_OUT]
+    train_x, heldout_x, test_x = torch.split(images[known], sizes)
+    train_y, _, test_y = torch.split(labels[known], sizes)
+    novel_x, novel_y = images[~known], labels[~known]
+    return Digits(train_x, train_y, heldout_x, test_x, test_y, novel_x, novel_y)
 
 
 def train(images: Tensor, labels: Tensor) -> nn.Module:
@@ -268,28 +267,16 @@ def _show(
 
     with torch.no_grad():
         right = (net(digits.test_x).argmax(1) == digits.test_y).double().mean()
-    typer.echo(
+    echo(
         f"{len(digits.test_x)} other digits 0-4, {float(right):.1%} of them read correctly, "
         f"and {len(digits.novel_x)} digits 5-9, never seen:\n"
     )
-    headings = ("score", "AUROC", "AUPR", "alarms 0-4", "alarms 5-9", "cost", "fit s")
-    rows = [
-        (
-            line.name,
-            f"{line.auroc:.3f}",
-            f"{line.aupr:.3f}",
-            f"{line.false_alarms:.1%}",
-            f"{line.caught:.1%}",
-            f"{line.forward_passes:.1f}",
-            f"{line.fit_seconds:.2f}",
-        )
-        for line in lines
-    ]
-    shown.show_table(headings, rows)
-    typer.echo(
+    rows = [list(map(format, asdict(line).values(), _FORMATS)) for line in lines]
+    shown.show_table(_HEADINGS, rows)
+    echo(
         f"\nAlarms: at thresholds for {_FALSE_ALARM:.0%} false alarms, from {_HELD_OUT} "
         "held-out digits. Cost: in forward passes, measured at batch 64.\n"
         f"Stream: {verdict(stream)}\n\nThe report: {shown.visible(str(path.resolve()))}\n\n"
         "The same in Python:\n"
     )
-    typer.echo("".join(f"    {line}\n" for line in _SAME.splitlines()), nl=False)
+    echo("".join(f"    {line}\n" for line in _SAME.splitlines()), nl=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Context, Option, echo
 
 from scodkit.cli import options
 from scodkit.cli import output as shown
@@ -16,7 +16,6 @@ from scodkit.numerics.files import replacing
 if TYPE_CHECKING:
     from scodkit import Explanation, Monitor
     from scodkit.cli.files import Batches
-    from scodkit.explain import Shares
 
 _PICTURES = (".png", ".svg", ".pdf")
 _MARK = "drawn by scod explain"  # in every picture, which may be replaced by another
@@ -24,34 +23,29 @@ _LARGEST = 5  # shares on a line for people
 
 
 def explain(  # noqa: PLR0913 (each a choice of its own)
-    ctx: typer.Context,
+    ctx: Context,
     monitor: options.MonitorArgument,
     model: options.ModelArgument,
     inputs: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="INPUTS",
             help="A file of arrays (.npy, .npz, .csv), a folder of images, or a callable that "
             "returns a tensor.",
-            show_default=False,
         ),
     ],
-    top: Annotated[int, typer.Option(min=1, help="Explain this many, the most atypical.")] = 3,
+    top: Annotated[int, Option(min=1, help="Explain this many, the most atypical.")] = 3,
     sample: Annotated[
         list[int] | None,
-        typer.Option(help="Explain this one instead, counted from 0; may be repeated."),
+        Option(help="Explain this one instead, counted from 0; may be repeated."),
     ] = None,
     references: Annotated[
-        str | None,
-        typer.Option(help=f"Name the nearest of these, too: {options.DATA_FORMS}."),
+        str | None, Option(help=f"Name the nearest of these, too: {options.DATA_FORMS}.")
     ] = None,
     saliency: Annotated[
-        bool, typer.Option("--saliency", help="Slopes of the score in the input, too.")
+        bool, Option("--saliency", help="Slopes of the score in the input, too.")
     ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw the first one: .png, .svg or .pdf."),
-    ] = None,
+    plot: Annotated[Path | None, Option(help="Draw the first one: .png, .svg or .pdf.")] = None,
     weights: options.WeightsOption = None,
     batch_size: options.BatchSizeOption = 64,
     device: options.DeviceOption = "cpu",
@@ -72,7 +66,12 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
 
     with shown.stoppable("no file was changed; type the same command again"):
         if plot is not None:
-            _check_plot(plot, ctx.params, force)
+            if plot.suffix.lower() not in _PICTURES:
+                raise OptionError(
+                    f"expected a file that ends in {', '.join(_PICTURES)} to draw in, got "
+                    f"{plot}"
+                )
+            shown.check_output(plot, ctx.params, is_picture)
         opened, form = open_monitor(monitor, model, weights, device)
         progress = shown.shows_progress(as_json)
         batches = batches_of(inputs, batch_size, form, progress=progress)
@@ -90,24 +89,18 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
             batch = torch.cat([batches.read(slice(row, row + 1)) for row in rows])
             explanation = opened.explain(batch, saliency=saliency, references=known)
             if plot is not None:
+                kind, mark = plot.suffix[1:].lower(), {"Creator": _MARK}
                 with replacing(plot) as temporary:
-                    explanation.plot(0).savefig(
-                        temporary, format=plot.suffix[1:].lower(), metadata={"Creator": _MARK}
-                    )
+                    explanation.plot(0).savefig(temporary, format=kind, metadata=mark)
     names = [batches.dataset.name(row) for row in rows]
     _show(names, explanation, as_json)
     if plot is not None:
         shown.note(f"drew {names[0]} in {plot}")
 
 
-def _check_plot(path: Path, given: Mapping[str, object], force: bool) -> None:
-    if path.suffix.lower() not in _PICTURES:
-        raise OptionError(
-            f"expected a file that ends in {', '.join(_PICTURES)} to draw in, got {path}"
-        )
-    shown.check_output(
-        path, given, lambda file: _MARK.encode() in file.read_bytes(), force=force
-    )
+def is_picture(path: Path) -> bool:
+    """Return whether a file is a picture of ours, which may be replaced."""
+    return _MARK.encode() in path.read_bytes()
 
 
 def _rows(
@@ -137,51 +130,36 @@ def _rows(
 
 def _show(names: Sequence[int | str], explanation: Explanation, as_json: bool) -> None:
     for place, name in enumerate(names):
-        document = _document(name, explanation, place)
-        if as_json:
-            shown.show_json(document)
-            continue
+        score = float(explanation.score[place])
+        layers, directions = (
+            dict(zip(shares.names, shares.values[place].tolist(), strict=True))
+            for shares in (explanation.layers, explanation.directions)
+        )
+        document: dict[str, object] = {"input": name, "score": score}
+        document |= {"layers": layers, "directions": directions}
         facts = {
             "input": str(name),
-            "score": f"{shown.number(document['score'])} nats",
-            "layers": _largest(document["layers"]),
-            "directions": _largest(document["directions"]),
+            "score": f"{shown.number(score)} nats",
+            "layers": _largest(layers),
+            "directions": _largest(directions),
         }
         if explanation.nearest is not None:
-            facts["nearest"] = ", ".join(
-                f"sample {near['sample']} at {shown.number(near['distance'])}"
-                for near in document["nearest"]
-            )
+            nearest, distances = explanation.nearest.index, explanation.nearest.distance
+            near = list(zip(nearest[place].tolist(), distances[place].tolist(), strict=True))
+            document["nearest"] = [{"sample": row, "distance": away} for row, away in near]
+            said = (f"sample {row} at {shown.number(away)}" for row, away in near)
+            facts["nearest"] = ", ".join(said)
         if explanation.saliency is not None:
+            document["slopes"] = explanation.saliency.gradient[place].tolist()
             slopes = explanation.saliency.gradient[place].flatten()
             most = slopes.abs().argsort(descending=True)[:_LARGEST].tolist()
             facts["slopes"] = ", ".join(f"{i}: {shown.number(float(slopes[i]))}" for i in most)
+        if as_json:
+            shown.show_json(document)
+            continue
+        if place:
+            echo()
         shown.show_facts(facts)
-        if place + 1 < len(names):
-            typer.echo()
-
-
-def _document(name: int | str, explanation: Explanation, place: int) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "input": name,
-        "score": float(explanation.score[place]),
-        "layers": _by_name(explanation.layers, place),
-        "directions": _by_name(explanation.directions, place),
-    }
-    if explanation.nearest is not None:
-        samples = explanation.nearest.index[place].tolist()
-        distances = explanation.nearest.distance[place].tolist()
-        document["nearest"] = [
-            {"sample": sample, "distance": distance}
-            for sample, distance in zip(samples, distances, strict=True)
-        ]
-    if explanation.saliency is not None:
-        document["slopes"] = explanation.saliency.gradient[place].tolist()
-    return document
-
-
-def _by_name(shares: Shares, place: int) -> dict[str, float]:
-    return dict(zip(shares.names, shares.values[place].tolist(), strict=True))
 
 
 def _largest(shares: dict[str, float]) -> str:

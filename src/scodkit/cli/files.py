@@ -6,6 +6,7 @@ import array
 import csv
 import math
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -60,14 +61,23 @@ class Samples:
     left_out: tuple[str, ...] = ()
 
     @classmethod
-    def of_array(cls, values: NDArray[Any], **form: Any) -> Samples:
+    def of_array(cls, values: NDArray[Any], where: str, **form: Any) -> Samples:
         """Return those along the first axis of an array.
 
         Args:
             values: ``(n, *shape)``; copied as it is read, so that a mapped file is read
                 piece by piece.
+            where: Where it is from, for the message.
             form: As of the class.
+
+        Raises:
+            BatchError: If it does not hold numbers, with a sample along its first axis.
         """
+        if values.dtype.kind not in _NUMBERS or values.ndim == 0:
+            raise BatchError(
+                f"expected real numbers of shape (samples, ...) in {where}, got {values.dtype} "
+                f"of shape {values.shape}; type x.astype('float32')"
+            )
         form = {"has_dtype": True, **form}
         return cls(lambda rows: np.array(values[rows.start : rows.stop]), len(values), **form)
 
@@ -103,23 +113,15 @@ class Form:
     columns: tuple[str, ...] | None = None
 
     @classmethod
-    def before_fit(cls, model: nn.Module) -> Form:
-        """Return what is known from the model alone: the dtype of its weights."""
-        dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
-        return cls(next(dtypes, torch.float32))
-
-    @classmethod
     def of_fit(cls, notes: Mapping[str, Any], model: nn.Module) -> Form:
-        """Return what a monitor's fit has noted, or what the model says where it has not."""
+        """Return what a fit has noted; before a fit, the dtype of the model's weights alone."""
         noted = notes.get("inputs")
         if noted is None:
-            return cls.before_fit(model)
+            dtypes = (p.dtype for p in model.parameters() if p.is_floating_point())
+            return cls(next(dtypes, torch.float32))
         columns = noted.get("columns")
-        return cls(
-            getattr(torch, noted["dtype"]),
-            tuple(noted["shape"]),
-            None if columns is None else tuple(columns),
-        )
+        dtype, shape = getattr(torch, noted["dtype"]), tuple(noted["shape"])
+        return cls(dtype, shape, None if columns is None else tuple(columns))
 
     def note(self) -> dict[str, Any]:
         """Return it as plain data, for `of_fit`."""
@@ -234,7 +236,7 @@ def read_samples(
         elif path.suffix.lower() == ".csv":
             samples = _table(path, columns, progress)
         elif path.suffix.lower() in _ARRAYS:
-            samples = Samples.of_array(_array(path))
+            samples = Samples.of_array(_array(path), str(path))
         else:
             raise OptionError(
                 f"expected a file that ends in {', '.join(_ARRAYS)}, or a folder of images, "
@@ -251,33 +253,13 @@ def images_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in _IMAGES)
 
 
-def check_numbers(values: NDArray[Any], where: str) -> None:
-    """Raise unless an array holds numbers, with a sample along its first axis.
-
-    Args:
-        values: The array.
-        where: Where it is from, for the message.
-
-    Raises:
-        BatchError: If the array is not of that kind.
-    """
-    if values.dtype.kind not in _NUMBERS or values.ndim == 0:
-        raise BatchError(
-            f"expected real numbers of shape (samples, ...) in {where}, got {values.dtype} of "
-            f"shape {values.shape}; type x.astype('float32')"
-        )
-
-
 def _array(path: Path) -> NDArray[Any]:
     try:
+        if zipfile.is_zipfile(path):
+            return _from_archive(path)
         with path.open("rb") as file:
-            if file.read(2) != b"PK":  # an archive's arrays are checked one by one
-                file.seek(0)
-                _check_claim(file, path.stat().st_size)
-        loaded: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-        values: NDArray[Any] = (
-            loaded if isinstance(loaded, np.ndarray) else _from_archive(path, loaded)
-        )
+            _check_claim(file, path.stat().st_size)
+        values: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except ScodError:
         raise
     except Exception as error:  # numpy and zipfile have many words for a damaged file
@@ -285,11 +267,11 @@ def _array(path: Path) -> NDArray[Any]:
             f"expected an array of numbers in {path}, but it cannot be read ({error}); save it "
             "with numpy.save(path, x)"
         ) from error
-    check_numbers(values, str(path))
     return values
 
 
-def _from_archive(path: Path, archive: Any) -> NDArray[Any]:
+def _from_archive(path: Path) -> NDArray[Any]:
+    archive: Any = np.load(path, allow_pickle=False)
     names = list(archive.files)
     if len(names) != 1 and "x" not in names:
         raise BatchError(
@@ -405,7 +387,7 @@ def _picked(
                 f"expected the {len(columns)} columns {', '.join(columns)} in {path}, got "
                 f"{values.shape[1]} without names; write the names in the first line"
             )
-        return Samples.of_array(values, has_dtype=False)
+        return Samples.of_array(values, str(path), has_dtype=False)
     chosen = _distinct(columns or names or (), "those to take")
     names = names or chosen
     missing = [name for name in chosen if name not in names]
@@ -414,9 +396,13 @@ def _picked(
             f"expected the columns {', '.join(chosen)} in {path}, found no "
             f"{', '.join(missing)}; there are {', '.join(names)}"
         )
-    picked = values[:, [names.index(name) for name in chosen]]
-    others = tuple(name for name in names if name not in chosen)
-    return Samples.of_array(picked, has_dtype=False, columns=tuple(chosen), left_out=others)
+    return Samples.of_array(
+        values[:, [names.index(name) for name in chosen]],
+        str(path),
+        has_dtype=False,
+        columns=tuple(chosen),
+        left_out=tuple(name for name in names if name not in chosen),
+    )
 
 
 def _images(paths: Sequence[Path], rows: range) -> NDArray[Any]:
@@ -455,7 +441,7 @@ def _image(path: Path) -> NDArray[Any]:
         raise BatchError(f"expected an image at {path}, but it cannot be read: {error}") from (
             error
         )
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return np.moveaxis(np.atleast_3d(pixels), -1, 0)
 
 
 def _pixels(path: Path, image: Any) -> NDArray[Any]:

@@ -9,43 +9,42 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Context, Option
 
 from scodkit.cli import options
 from scodkit.cli import output as shown
+from scodkit.cli.inspect import show_fit
 from scodkit.errors import EmptyLoaderError, OptionError
 
 if TYPE_CHECKING:
-    from scodkit import Likelihood, Monitor
+    from types import ModuleType
+
     from scodkit.fit.processes import Processes
     from scodkit.model.parameters import Selection
-    from scodkit.sketch import Sketch
 
-_Kind = TypeVar("_Kind")
-
-_likelihood_option = partial(typer.Option, rich_help_panel="The likelihood")
-_sketch_option = partial(typer.Option, rich_help_panel="The sketch")
-_weights_option = partial(typer.Option, rich_help_panel="Which weights")
+_likelihood_option = partial(Option, rich_help_panel="The likelihood")
+_sketch_option = partial(Option, rich_help_panel="The sketch")
+_weights_option = partial(Option, rich_help_panel="Which weights")
 
 
 class LikelihoodName(str, Enum):
-    """What the output parametrises."""
+    """What the output parametrises; members are named as classes of `scodkit.likelihoods`."""
 
-    CATEGORICAL = "categorical"
-    GAUSSIAN = "gaussian"
-    BERNOULLI = "bernoulli"
-    HETEROSCEDASTIC = "heteroscedastic"
+    Categorical = "categorical"
+    Gaussian = "gaussian"
+    Bernoulli = "bernoulli"
+    HeteroscedasticGaussian = "heteroscedastic"
 
 
 class SketchName(str, Enum):
-    """How the curvature is summarised."""
+    """How the curvature is summarised; members are named as classes of `scodkit.sketch`."""
 
-    NYSTROM = "nystrom"
-    TWO_SIDED = "two-sided"
-    FREQUENT_DIRECTIONS = "frequent-directions"
-    EXACT = "exact"
+    Nystrom = "nystrom"
+    TwoSided = "two-sided"
+    FrequentDirections = "frequent-directions"
+    Exact = "exact"
 
 
 class PrecisionName(str, Enum):
@@ -62,10 +61,10 @@ class OnBad(str, Enum):
 
 
 def fit(  # noqa: PLR0913 (each a choice of its own)
-    ctx: typer.Context,
+    ctx: Context,
     model: options.ModelArgument,
     data: options.TrainingDataArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the monitor goes.")],
+    output: Annotated[Path, Option("--output", "-o", help="Where the monitor goes.")],
     likelihood: Annotated[
         LikelihoodName, _likelihood_option(help="What the output parametrises.")
     ],
@@ -87,7 +86,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     rank: Annotated[int, _sketch_option(min=1, help="Directions to keep.")] = 50,
     sketch: Annotated[
         SketchName, _sketch_option(help="How the curvature is summarised.")
-    ] = SketchName.NYSTROM,
+    ] = SketchName.Nystrom,
     size: Annotated[int | None, _sketch_option(help="Columns the sketch holds.")] = None,
     seed: Annotated[int | None, _sketch_option(help="Of a random sketch.")] = None,
     products: Annotated[
@@ -96,7 +95,6 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
             "--products/--rows",
             help="How hundreds of outputs are fitted; by the cheaper way, if not said. Only "
             "rows give certificates.",
-            show_default=False,
         ),
     ] = None,
     last_layers: Annotated[
@@ -112,29 +110,29 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         ),
     ] = None,
     prior_scale: Annotated[
-        float, typer.Option(help="Standard deviation of a weight before data.")
+        float, Option(help="Standard deviation of a weight before data.")
     ] = 1.0,
     weights: options.WeightsOption = None,
     columns: Annotated[
-        str | None, typer.Option(help="Of a .csv with names: which, as a,b,c.")
+        str | None, Option(help="Of a .csv with names: which, as a,b,c.")
     ] = None,
     batch_size: options.BatchSizeOption = 64,
     on_bad: Annotated[
-        OnBad, typer.Option(help="What a sample with a NaN or an infinity does.")
+        OnBad, Option(help="What a sample with a NaN or an infinity does.")
     ] = OnBad.RAISE,
     check_deterministic: Annotated[
-        bool, typer.Option(help="Make sure model and data give the same twice.")
+        bool, Option(help="Make sure model and data give the same twice.")
     ] = True,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Keep an unfinished fit here, to go on from.")
+        Path | None, Option(help="Keep an unfinished fit here, to go on from.")
     ] = None,
-    every: Annotated[int, typer.Option(min=1, help="Batches between checkpoints.")] = 100,
+    every: Annotated[int, Option(min=1, help="Batches between checkpoints.")] = 100,
     precision: Annotated[
-        PrecisionName | None, typer.Option(help="Of the fit: faster on a GPU.")
+        PrecisionName | None, Option(help="Of the fit: faster on a GPU.")
     ] = None,
     shard: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="INDEX/COUNT",
             help="Only this part of the data, from 1/8 to 8/8; then scod merge.",
         ),
@@ -156,7 +154,8 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     """  # noqa: D301 (\b keeps the lines of the examples)
     import torch
 
-    from scodkit import Monitor
+    from scodkit import Monitor, likelihoods
+    from scodkit import sketch as sketches
     from scodkit.cli.files import Batches, Form
     from scodkit.cli.loading import batches_of, load_model, running, shard_of
 
@@ -164,32 +163,36 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         afterwards = "nothing was written; with --checkpoint F a stopped fit goes on from F"
     else:
         afterwards = f"the same command goes on from the last checkpoint in {checkpoint}"
+    progress = shown.shows_progress(as_json)
+    noise: object = None
+    if variance:
+        noise = variance[0] if len(variance) == 1 else tuple(variance)
     with shown.stoppable(afterwards), _process_group(device) as (processes, device):
-        _check_outputs(output, checkpoint, ctx.params, force)
+        _check_outputs(output, checkpoint, ctx.params)
         network = load_model(model, weights, device)
+        of_likelihood = {"variance": noise, "directions": directions, "class_dim": class_dim}
         monitor = Monitor(
             network,
-            _likelihood(likelihood.value, variance, directions, class_dim),
+            _built(likelihoods, "--likelihood", likelihood, of_likelihood),
             rank,
-            sketch=_sketch(sketch.value, size, seed),
+            sketch=_built(sketches, "--sketch", sketch, {"size": size, "seed": seed}),
             parameters=_selection(last_layers, last_fraction, parameters),
             prior_scale=prior_scale,
         )
         batches = batches_of(
             data,
             batch_size,
-            Form.before_fit(network),
+            Form.of_fit({}, network),
             finite=on_bad is OnBad.RAISE,
             columns=None if columns is None else columns.split(","),
-            progress=shown.shows_progress(as_json),
+            progress=progress,
         )
         if isinstance(batches, Batches):
             monitor.notes["inputs"] = batches.form().note()
-        index, count = part_of(shard, processes)
         with running(monitor), _empty_shard_named(shard):
             monitor.fit(
-                shard_of(batches, index, count),
-                progress=shown.shows_progress(as_json),
+                shard_of(batches, *part_of(shard, processes)),
+                progress=progress,
                 on_bad=on_bad.value,
                 check_deterministic=check_deterministic,
                 checkpoint=checkpoint,
@@ -262,53 +265,34 @@ def part_of(shard: str | None, processes: Processes) -> tuple[int, int]:
     return first + processes.rank, int(count) * processes.count
 
 
-def _likelihood(
-    name: str, variance: list[float] | None, directions: int | None, class_dim: int | None
-) -> Likelihood:
-    from scodkit import likelihoods
-
-    kinds: dict[str, type[likelihoods.Likelihood]] = {
-        "categorical": likelihoods.Categorical,
-        "gaussian": likelihoods.Gaussian,
-        "bernoulli": likelihoods.Bernoulli,
-        "heteroscedastic": likelihoods.HeteroscedasticGaussian,
-    }
-    given: dict[str, Any] = {"directions": directions, "class_dim": class_dim}
-    if variance:
-        given["variance"] = variance[0] if len(variance) == 1 else tuple(variance)
-    return _built("likelihood", name, kinds, given)
-
-
-def _sketch(name: str, size: int | None, seed: int | None) -> Sketch:
-    from scodkit import sketch
-
-    kinds: dict[str, type[sketch.Sketch]] = {
-        "nystrom": sketch.Nystrom,
-        "two-sided": sketch.TwoSided,
-        "frequent-directions": sketch.FrequentDirections,
-        "exact": sketch.Exact,
-    }
-    return _built("sketch", name, kinds, {"size": size, "seed": seed})
-
-
 def _built(
-    what: str, name: str, kinds: Mapping[str, type[_Kind]], given: Mapping[str, Any]
-) -> _Kind:
-    """Return an object with its options; None stands for an option that was not given.
+    library: ModuleType, choice: str, chosen: Enum, options: Mapping[str, object]
+) -> Any:
+    """Return a likelihood or a sketch.
+
+    Args:
+        library: The package of the classes.
+        choice: The option that names one of them.
+        chosen: The name, among those of all.
+        options: Its options; None for those that were not given.
 
     Raises:
-        OptionError: If one belongs to other kinds.
+        OptionError: If an option belongs to another class.
     """
-    takers = {kind: inspect.signature(made).parameters for kind, made in kinds.items()}
-    chosen = {option: value for option, value in given.items() if value is not None}
-    for option in chosen:
-        if option not in takers[name]:
-            others = " and ".join(kind for kind, takes in takers.items() if option in takes)
+    classes = {name: getattr(library, name.name) for name in type(chosen)}
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in given:
+        takers = [
+            name
+            for name, kind in classes.items()
+            if option in inspect.signature(kind).parameters
+        ]
+        if chosen not in takers:
             raise OptionError(
-                f"expected no --{option.replace('_', '-')} with --{what} {name}: it belongs to "
-                f"{others}; leave it out"
+                f"expected no --{option.replace('_', '-')} with {choice} {chosen.value}: it "
+                f"belongs to {' and '.join(name.value for name in takers)}; leave it out"
             )
-    return kinds[name](**chosen)
+    return classes[chosen](**given)
 
 
 def _selection(
@@ -355,10 +339,8 @@ def _empty_shard_named(shard: str | None) -> Iterator[None]:
         ) from error
 
 
-def _check_outputs(
-    output: Path, checkpoint: Path | None, given: Mapping[str, object], force: bool
-) -> None:
-    shown.check_output(output, given, force=force)
+def _check_outputs(output: Path, checkpoint: Path | None, given: Mapping[str, object]) -> None:
+    shown.check_output(output, given)
     if checkpoint is not None:
         # what is there is read, and refused if it is not of this fit
         shown.check_output(checkpoint, given, lambda _: True)
@@ -367,43 +349,3 @@ def _check_outputs(
                 f"expected another file for the checkpoint than the monitor's, {output}; type "
                 "--checkpoint fit.ckpt"
             )
-
-
-def show_fit(path: Path, monitor: Monitor, as_json: bool) -> None:
-    """Show the summary of a fit, and what to type next.
-
-    Args:
-        path: Where the monitor was saved.
-        monitor: The monitor.
-        as_json: Show one JSON document.
-    """
-    summary = monitor.summary()
-    document: dict[str, Any] = {
-        "monitor": str(path),
-        "samples": summary.num_data,
-        "skipped": summary.skipped,
-        "weights": summary.num_parameters,
-        "rank": len(summary.values),
-        "captured_curvature": summary.captured,
-        "effective_rank": summary.effective_rank,
-        "certified": summary.certified,
-        "remarks": list(summary.notes),
-    }
-    if as_json:
-        shown.show_json(document)
-        return
-    skipped = f", {summary.skipped} skipped" if summary.skipped else ""
-    shown.show_facts(
-        {
-            "monitor": str(path),
-            "samples": f"{summary.num_data}{skipped}",
-            "weights": summary.chosen,
-            "captured curvature": f"{summary.captured:.1%} with rank {len(summary.values)}",
-            "certified": "yes" if summary.certified else "no",
-            "looks wrong": "; ".join(summary.notes) or "nothing",
-        }
-    )
-    todo = f"calibrate {path} MODEL HELD_OUT_DATA"
-    if monitor.calibration is not None:
-        todo = f"score {path} MODEL INPUTS"
-    shown.note(f"next: scod {todo}")

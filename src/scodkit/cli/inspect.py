@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from scodkit.cli import output as shown
-from scodkit.cli.calibrate import calibration_facts
 from scodkit.cli.options import JsonOption, MonitorArgument
+
+if TYPE_CHECKING:
+    from scodkit import Calibration, Monitor
+    from scodkit.summary import Summary
+
+_RATES = (0.01, 0.05, 0.1)  # of false alarms, whose thresholds are shown
+# what is shown of a header as it is
+_HEADER = (
+    *("format", "scodkit_version", "torch_version", "likelihood", "sketch", "rank"),
+    *("prior_scale", "parameters", "output_shape", "fingerprints"),
+)
 
 
 def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
@@ -28,81 +39,132 @@ def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
         header, tensors = storage.read_file(monitor)
     # the residual is not shown, and may be infinite, which JSON cannot say
     numbers = {**header["basis"], "residual_norm": math.inf}
-    basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
     calibration = None
     if "calibration" in tensors:
         calibration = Calibration(tensors["calibration"], tensors.get("calibration_groups"))
     summary = summarise(
-        basis,
+        Eigenbasis(tensors["values"], tensors["vectors"], **numbers),
         header["prior_scale"],
         weights={name: math.prod(shape) for name, shape in header["parameters"].items()},
         skipped=header["skipped"],
         scores=None if calibration is None else calibration.scores,
         parts=None,
     )
-    document = {
-        "monitor": str(monitor),
-        "bytes": monitor.stat().st_size,
-        **{name: header[name] for name in ("format", "scodkit_version", "torch_version")},
-        **{name: header[name] for name in ("likelihood", "sketch", "rank", "prior_scale")},
-        "functions": [name for name, given in header["functions"].items() if given],
+    functions = [name for name, given in header["functions"].items() if given]
+    notes, num_bytes = header.get("notes", {}), monitor.stat().st_size
+    if as_json:
+        shown.show_json(
+            {
+                "monitor": str(monitor),
+                "bytes": num_bytes,
+                **{name: header[name] for name in _HEADER},
+                **_summary_document(summary),
+                "functions": functions,
+                "eigenvalues": summary.values.tolist(),
+                "has_sketch": "state" in header,
+                "calibration": calibration and calibration_document(calibration),
+                "notes": notes,
+            }
+        )
+        return
+    no_sketch = "" if "state" in header else ", not in the file: no updates or merges"
+    facts = {
+        "monitor": f"{monitor}, {num_bytes / 1e6:.3g} MB",
+        "written by": f"scodkit {header['scodkit_version']}, torch {header['torch_version']}, "
+        f"format {header['format']}",
+        "likelihood": _object(header["likelihood"]),
+        "sketch": _object(header["sketch"]) + no_sketch,
+        "rank": str(header["rank"]),
+        "prior scale": shown.number(header["prior_scale"]),
+        "functions": ", ".join(functions) or "none",
+        **_summary_facts(summary),
+        "parameters": ", ".join(header["parameters"]),
+        "output shape": str(tuple(header["output_shape"])),
+        "calibration": "none; type: scod calibrate",
+        **({} if calibration is None else calibration_facts(calibration)),
+        "fingerprint of weights": header["fingerprints"]["parameters"],
+        "fingerprint of model": header["fingerprints"]["model"],
+    }
+    for verb, options in notes.items():
+        for name, value in options.items() if isinstance(options, dict) else ():
+            facts[f"{verb}: {name.replace('_', '-')}"] = str(value)
+    shown.show_facts(facts)
+
+
+def show_fit(path: Path, monitor: Monitor, as_json: bool) -> None:
+    """Show the summary of a fit, and what to type next.
+
+    Args:
+        path: Where the monitor was saved.
+        monitor: The monitor.
+        as_json: Show one JSON document.
+    """
+    summary = monitor.summary()
+    if as_json:
+        rank = len(summary.values)
+        shown.show_json({"monitor": str(path), "rank": rank, **_summary_document(summary)})
+        return
+    shown.show_facts({"monitor": str(path), **_summary_facts(summary)})
+    todo = f"calibrate {path} MODEL HELD_OUT_DATA"
+    if monitor.calibration is not None:
+        todo = f"score {path} MODEL INPUTS"
+    shown.note(f"next: scod {todo}")
+
+
+def calibration_document(calibration: Calibration) -> dict[str, Any]:
+    """Return the number of held-out samples, their median score and thresholds.
+
+    Args:
+        calibration: Of a monitor.
+
+    Returns:
+        Plain data; the thresholds (nats) are by false-alarm rate, for those rates that so many
+        samples can promise, and only where there are no groups.
+    """
+    fewest = 1 / (calibration.num_data + 1)
+    rates = [rate for rate in _RATES if rate >= fewest and calibration.groups is None]
+    return {
+        "held_out": calibration.num_data,
+        "median_score": float(calibration.scores.median()),
+        "thresholds": {str(rate): calibration.threshold(rate) for rate in rates},
+    }
+
+
+def calibration_facts(calibration: Calibration) -> dict[str, str]:
+    """Return the same as `calibration_document` in words."""
+    document = calibration_document(calibration)
+    thresholds = [
+        f"{shown.number(threshold)} at {float(rate):.0%} false alarms"
+        for rate, threshold in document["thresholds"].items()
+    ]
+    median = shown.number(document["median_score"])
+    return {
+        "calibration": f"{document['held_out']} held-out samples, median score {median}",
+        "thresholds": ", ".join(thresholds) or "none: by group, or too few samples",
+    }
+
+
+def _summary_document(summary: Summary) -> dict[str, Any]:
+    return {
         "samples": summary.num_data,
         "skipped": summary.skipped,
         "weights": summary.num_parameters,
-        "parameters": header["parameters"],
-        "output_shape": header["output_shape"],
         "captured_curvature": summary.captured,
         "effective_rank": summary.effective_rank,
-        "eigenvalues": summary.values.tolist(),
         "certified": summary.certified,
-        "has_sketch": "state" in header,
-        "calibration": None if calibration is None else calibration_facts(calibration),
-        "fingerprints": header["fingerprints"],
         "remarks": list(summary.notes),
-        "notes": header.get("notes", {}),
     }
-    if as_json:
-        shown.show_json(document)
-    else:
-        shown.show_facts(_facts(document))
 
 
-def _facts(document: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is in a monitor in words."""
-    calibration = document["calibration"]
-    facts = {
-        "monitor": f"{document['monitor']}, {document['bytes'] / 1e6:.3g} MB",
-        "written by": f"scodkit {document['scodkit_version']}, torch "
-        f"{document['torch_version']}, format {document['format']}",
-        "likelihood": _object(document["likelihood"]),
-        "sketch": _object(document["sketch"])
-        + ("" if document["has_sketch"] else ", not in the file: no updates or merges"),
-        "rank": str(document["rank"]),
-        "prior scale": shown.number(document["prior_scale"]),
-        "functions": ", ".join(document["functions"]) or "none",
-        "fitted on": f"{document['samples']} samples, {document['skipped']} skipped",
-        "weights": f"{document['weights']} in {len(document['parameters'])} parameters: "
-        + ", ".join(document["parameters"]),
-        "output shape": str(tuple(document["output_shape"])),
-        "captured curvature": f"{document['captured_curvature']:.1%}, effective rank "
-        f"{document['effective_rank']:.1f}",
-        "certified": "yes" if document["certified"] else "no",
-        "calibration": "none; type: scod calibrate",
-        "fingerprint of weights": document["fingerprints"]["parameters"],
-        "fingerprint of model": document["fingerprints"]["model"],
-        "looks wrong": "; ".join(document["remarks"]) or "nothing",
+def _summary_facts(summary: Summary) -> dict[str, str]:
+    return {
+        "fitted on": f"{summary.num_data} samples, {summary.skipped} skipped",
+        "weights": summary.chosen,
+        "captured curvature": f"{summary.captured:.1%} with rank {len(summary.values)}, "
+        f"effective rank {summary.effective_rank:.1f}",
+        "certified": "yes" if summary.certified else "no",
+        "looks wrong": "; ".join(summary.notes) or "nothing",
     }
-    if calibration is not None:
-        thresholds = (
-            f"; threshold {shown.number(threshold)} at {float(rate):.0%}"
-            for rate, threshold in calibration["thresholds"].items()
-        )
-        held_out = f"{calibration['held_out']} held-out samples"
-        facts["calibration"] = held_out + "".join(thresholds)
-    for verb, options in document["notes"].items():
-        for name, value in options.items() if isinstance(options, dict) else ():
-            facts[f"{verb}: {name.replace('_', '-')}"] = str(value)
-    return facts
 
 
 def _object(description: Mapping[str, Any]) -> str:

@@ -31,13 +31,14 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
 from scodkit import Monitor, Scored
-from scodkit.cli.files import Batches, Form, Samples, check_numbers, read_samples
+from scodkit.cli.files import Batches, Form, Samples, read_samples
 from scodkit.cli.output import note
 from scodkit.errors import (
     BatchError,
     InsufficientMemoryError,
     MismatchError,
     ModelCallError,
+    NotFittedError,
     OptionError,
     ScodError,
 )
@@ -45,58 +46,6 @@ from scodkit.fit.data import loader_like
 from scodkit.parts import Shard, reads_all_once
 
 _LONGEST = 400  # letters of other libraries' messages that are passed on
-
-
-def resolve(spec: str, what: str) -> object:
-    """Return the object that a name on the command line stands for.
-
-    Args:
-        spec: ``package.module:name`` or ``file.py:name``; dots in the name go into objects.
-        what: What it is to be, for messages.
-
-    Raises:
-        OptionError: If there is no such thing.
-    """
-    where, colon, name = spec.rpartition(":")
-    if not (colon and where and name):
-        raise OptionError(
-            f"expected {what} as package.module:callable or file.py:callable, got {spec!r}; "
-            f"type for instance {where or name or 'model.py'}:net"
-        )
-    module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
-    try:
-        return operator.attrgetter(name)(module)
-    except AttributeError as error:
-        callables = [n for n, v in vars(module).items() if callable(v) and n[0] != "_"]
-        raise OptionError(
-            f"expected {name} in {where}, found no such thing; there are "
-            f"{', '.join(callables) or 'no callables'}"
-        ) from error
-
-
-def call(target: object, spec: str) -> object:
-    """Return what a callable returns that takes no arguments.
-
-    Args:
-        target: The callable.
-        spec: How it was named, for messages.
-
-    Raises:
-        OptionError: If it cannot be called so, or fails.
-    """
-    if not callable(target):
-        raise OptionError(f"expected a callable at {spec}, got a {type(target).__name__}")
-    try:
-        inspect.signature(target).bind()
-    except TypeError:
-        raise OptionError(
-            f"expected {spec} to be callable without arguments, but it takes "
-            f"{inspect.signature(target)}; write a function without that calls it"
-        ) from None
-    except ValueError:  # it does not say what it takes
-        pass
-    with _user_code(spec):
-        return target()
 
 
 def load_model(spec: str, weights: Path | None, device: str) -> nn.Module:
@@ -111,8 +60,7 @@ def load_model(spec: str, weights: Path | None, device: str) -> nn.Module:
         OptionError: If any of it is not what it should be.
     """
     where = _device(device)
-    target = resolve(spec, "a model")
-    model = target if isinstance(target, nn.Module) else call(target, spec)
+    model = _named(spec, "a model")
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"expected {spec} to return an nn.Module, got a {type(model).__name__}"
@@ -186,13 +134,12 @@ def batches_of(
         if samples.left_out:
             note(f"columns left out of {path}: {', '.join(samples.left_out)}")
         return Batches(samples, size, form, finite)
-    data = call(resolve(spec, "data"), spec)
+    data = _named(spec, "data")
     if isinstance(data, Tensor):
         data = data.detach().cpu()
         data = (data.float() if data.dtype == torch.bfloat16 else data).numpy()
     if isinstance(data, np.ndarray):
-        check_numbers(data, spec)
-        return Batches(Samples.of_array(data), size, form, finite)
+        return Batches(Samples.of_array(data, spec), size, form, finite)
     if isinstance(data, Dataset):
         return DataLoader(data, batch_size=size)
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping)):
@@ -271,6 +218,33 @@ def running(monitor: Monitor) -> Iterator[None]:
         ) from error
 
 
+def threshold_of(
+    monitor: Monitor, rate: float, confidence: float | None = None, *, needed: str | None
+) -> float | None:
+    """Return the score above which inputs are flagged, refused before any input is read.
+
+    Args:
+        monitor: Fitted, perhaps calibrated.
+        rate: Accepted share of false alarms.
+        confidence: How surely it must hold; None for on average.
+        needed: What a calibration is needed for, if it is.
+
+    Returns:
+        The score (nats); None without a calibration.
+
+    Raises:
+        NotFittedError: If there is no calibration, and one is needed.
+    """
+    if monitor.calibration is not None:
+        return monitor.calibration.threshold(rate, confidence=confidence)
+    if needed is None:
+        return None
+    raise NotFittedError(
+        f"expected a calibrated monitor {needed}, got one that is not; type: scod calibrate "
+        "MONITOR MODEL HELD_OUT_DATA"
+    )
+
+
 def scored_batches(
     monitor: Monitor, batches: Iterable[Any], progress: bool, title: str = "scoring"
 ) -> Iterator[tuple[Any, Scored]]:
@@ -291,6 +265,48 @@ def one_line(error: BaseException) -> str:
     """Return an error of another library on one line, cut where it gets long."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _named(spec: str, what: str) -> object:
+    """Return what a name on the command line stands for: a module, or what a callable returns.
+
+    Args:
+        spec: ``package.module:name`` or ``file.py:name``; dots in the name go into objects.
+        what: What it is to be, for messages.
+
+    Raises:
+        OptionError: If there is no such thing, or it needs arguments, or it fails.
+    """
+    where, colon, name = spec.rpartition(":")
+    if not (colon and where and name):
+        raise OptionError(
+            f"expected {what} as package.module:callable or file.py:callable, got {spec!r}; "
+            f"type for instance {where or name or 'model.py'}:net"
+        )
+    module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
+    try:
+        target = operator.attrgetter(name)(module)
+    except AttributeError as error:
+        callables = [n for n, v in vars(module).items() if callable(v) and n[0] != "_"]
+        raise OptionError(
+            f"expected {name} in {where}, found no such thing; there are "
+            f"{', '.join(callables) or 'no callables'}"
+        ) from error
+    if isinstance(target, nn.Module):
+        return target
+    if not callable(target):
+        raise OptionError(f"expected a callable at {spec}, got a {type(target).__name__}")
+    try:
+        inspect.signature(target).bind()
+    except TypeError:
+        raise OptionError(
+            f"expected {spec} to be callable without arguments, but it takes "
+            f"{inspect.signature(target)}; write a function without that calls it"
+        ) from None
+    except ValueError:  # it does not say what it takes
+        pass
+    with _user_code(spec):
+        return target()
 
 
 @functools.cache
@@ -366,26 +382,24 @@ def _device(name: str) -> torch.device:
 def _load_weights(model: nn.Module, path: Path) -> None:
     if not path.is_file():
         raise OptionError(f"expected a file of weights at {path}, found none")
+    cause = None
     try:
         if path.suffix == ".safetensors":
-            state: object = load_file(path)
+            state: Any = load_file(path)
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the error below says it all
                 state = torch.load(path, map_location="cpu", weights_only=True)
+        names = f" with {', '.join(map(str, state))}" if isinstance(state, dict) else ""
+        found = f"a {type(state).__name__}{names}"
     except Exception as error:
-        raise OptionError(
-            f"expected weights in {path} as .safetensors or as a state dict, but it cannot be "
-            f"read without running code in it ({one_line(error)}); save them with "
-            "torch.save(model.state_dict(), path)"
-        ) from error
+        state, cause = None, error
+        found = f"what cannot be read without running code in it ({one_line(error)})"
     if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
-        inside = f"a dict with {', '.join(map(str, state))}" if isinstance(state, dict) else ""
         raise OptionError(
-            f"expected a state dict, tensors by name, in {path}, got "
-            f"{inside or type(state).__name__}; save it with "
-            "torch.save(model.state_dict(), path)"
-        )
+            f"expected a state dict, tensors by name, in {path}, got {found}; save it with "
+            "torch.save(model.state_dict(), path), or as .safetensors"
+        ) from cause
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

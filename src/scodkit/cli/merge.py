@@ -5,22 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Context, Option
 
 from scodkit.cli import options
 from scodkit.cli import output as shown
-from scodkit.cli.fit import show_fit
+from scodkit.cli.inspect import show_fit
 from scodkit.errors import OptionError
 
 
 def merge(  # noqa: PLR0913 (each a choice of its own)
-    ctx: typer.Context,
+    ctx: Context,
     model: options.ModelArgument,
-    parts: Annotated[
-        list[Path],
-        typer.Argument(metavar="PARTS...", help="Two monitors or more.", show_default=False),
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the whole goes.")],
+    parts: Annotated[list[Path], Argument(metavar="PARTS...", help="Two monitors or more.")],
+    output: Annotated[Path, Option("--output", "-o", help="Where the whole goes.")],
     weights: options.WeightsOption = None,
     device: options.DeviceOption = "cpu",
     config: options.ConfigOption = None,
@@ -40,7 +37,7 @@ def merge(  # noqa: PLR0913 (each a choice of its own)
     from scodkit.cli.loading import load_model, load_monitor
 
     with shown.stoppable(f"{output} was not written; type the same command again"):
-        shown.check_output(output, ctx.params, force=force)
+        shown.check_output(output, ctx.params)
         if len(set(map(Path.resolve, parts))) < max(2, len(parts)):
             raise OptionError(
                 "expected two different monitors or more to add up, got "

@@ -10,10 +10,11 @@ import importlib
 import json
 import sys
 from collections.abc import Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Context, Option
 
 from scodkit.errors import OptionError
 from scodkit.numerics.files import file_errors, regular_file
@@ -24,50 +25,42 @@ DATA_FORMS = (
 )
 # options that say how a command reports, not what it does
 _NOT_NOTED = {"config", "as_json", "force"}
+_other = partial(Option, rich_help_panel="Other")
 
-MonitorArgument = Annotated[
-    Path, typer.Argument(metavar="MONITOR", help="A saved monitor.", show_default=False)
-]
+MonitorArgument = Annotated[Path, Argument(metavar="MONITOR", help="A saved monitor.")]
 ModelArgument = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="MODEL",
         help="Your model: package.module:callable or file.py:callable, without arguments, "
         "which returns an nn.Module.",
-        show_default=False,
     ),
 ]
 TrainingDataArgument = Annotated[
-    str,
-    typer.Argument(metavar="DATA", help=f"Training data: {DATA_FORMS}.", show_default=False),
+    str, Argument(metavar="DATA", help=f"Training data: {DATA_FORMS}.")
 ]
 OtherOutputOption = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="Another file for the result.", show_default=False),
+    Path | None, Option("--output", "-o", help="Another file for the result.")
 ]
 WeightsOption = Annotated[
     Path | None,
-    typer.Option(help="Weights of the model: .safetensors, or a state dict of torch.save."),
+    Option(help="Weights of the model: .safetensors, or a state dict of torch.save."),
 ]
-DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, mps.")]
+DeviceOption = Annotated[str, Option(help="Where the model runs: cpu, cuda, mps.")]
 BatchSizeOption = Annotated[
-    int, typer.Option(min=1, help="Samples at a time, of data that is not in batches yet.")
+    int, Option(min=1, help="Samples at a time, of data that is not in batches yet.")
 ]
-JsonOption = Annotated[
-    bool,
-    typer.Option("--json", help="JSON for machines, on stdout.", rich_help_panel="Other"),
-]
+JsonOption = Annotated[bool, _other("--json", help="JSON for machines, on stdout.")]
 ForceOption = Annotated[
     bool,
-    typer.Option(
+    _other(
         "--force",
         help="Replace what is there, even if it is no earlier result; never an input.",
-        rich_help_panel="Other",
     ),
 ]
 
 
-def _use_config(ctx: typer.Context, path: Path | None) -> Path | None:
+def _use_config(ctx: Context, path: Path | None) -> Path | None:
     """Return the path of a file, whose options become the defaults of the command."""
     if path is not None and not ctx.resilient_parsing:
         ctx.default_map = _config_defaults(path, ctx)
@@ -76,18 +69,16 @@ def _use_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--config",
+    _other(
         metavar="FILE.toml",
         callback=_use_config,
         is_eager=True,
         help="Options in a TOML file; those on the command line win.",
-        rich_help_panel="Other",
     ),
 ]
 
 
-def noted_options(ctx: typer.Context) -> dict[str, Any]:
+def noted_options(ctx: Context) -> dict[str, Any]:
     """Return the options of a command as plain data: flags, file and defaults together.
 
     Args:
@@ -102,7 +93,7 @@ def noted_options(ctx: typer.Context) -> dict[str, Any]:
     return options
 
 
-def _config_defaults(path: Path, ctx: typer.Context) -> dict[str, Any]:
+def _config_defaults(path: Path, ctx: Context) -> dict[str, Any]:
     """Return the options in a file that this verb has.
 
     Raises:

@@ -134,18 +134,16 @@ def check_output(
     path: Path,
     given: Mapping[str, object],
     is_ours: Callable[[Path], bool] | None = None,
-    *,
-    force: bool = False,
     itself: Path | None = None,
 ) -> None:
     """Make sure a file can be written and nothing is lost by it, before work is done for it.
 
     Args:
         path: Where it is to be.
-        given: All that the command was given, by name of the argument or option.
+        given: All that the command was given, by name of the argument or option; with
+            ``force`` it replaces whatever is there, unless it reads it.
         is_ours: Whether an existing file is of the kind to be written, and may be replaced;
             by default whether it is a saved monitor.
-        force: Replace it whatever it is, unless the command reads it.
         itself: The input that the command may replace with its result.
 
     Raises:
@@ -163,7 +161,7 @@ def check_output(
                 f"which is read as {name}; type another name"
             )
     is_ours = is_ours or (lambda file: artifact.is_ours(file, "monitor"))
-    if not force and path.stat().st_size and not is_ours(path):
+    if not given.get("force") and path.stat().st_size and not is_ours(path):
         raise OptionError(
             f"expected a new file to write to, or an earlier result of this kind, got "
             f"{path}, which is something else; type another name, or --force to replace it"

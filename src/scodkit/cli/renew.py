@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Context, Option
 
 from scodkit.cli import options
 from scodkit.cli import output as shown
-from scodkit.cli.fit import show_fit
+from scodkit.cli.inspect import show_fit
 from scodkit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 
 
 def renew(  # noqa: PLR0913 (each a choice of its own)
-    ctx: typer.Context,
+    ctx: Context,
     monitor: options.MonitorArgument,
     model: options.ModelArgument,
     data: options.TrainingDataArgument,
     heldout: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATA", help="Held-out data, to calibrate with.", show_default=False
-        ),
+        str | None, Option(metavar="DATA", help="Held-out data, to calibrate with.")
     ] = None,
     output: options.OtherOutputOption = None,
     weights: options.WeightsOption = None,
@@ -42,23 +39,34 @@ def renew(  # noqa: PLR0913 (each a choice of its own)
     \b
     scod renew monitor.scod model.py:net train.csv --heldout heldout.csv
     """  # noqa: D301 (\b keeps the lines of the examples)
+    import torch
+
     from scodkit.cli.files import Form
     from scodkit.cli.loading import batches_of, load_model, running
 
     path = output or monitor
     with shown.stoppable(f"{path} is as it was; type the same command again"):
-        shown.check_output(path, ctx.params, force=force, itself=monitor)
+        shown.check_output(path, ctx.params, itself=monitor)
         network = load_model(model, weights, device)
         renewed = _unfitted(monitor, network)
+        noted = renewed.notes.get("fit", {})  # how the fit was made, as far as a file tells
+        on_bad = noted.get("on_bad", "raise")
         form, progress = Form.of_fit(renewed.notes, network), shown.shows_progress(as_json)
-        how = _fit_options(renewed.notes.get("fit", {}))
-        finite = how["on_bad"] == "raise"
+        finite = on_bad == "raise"
         batches = batches_of(data, batch_size, form, finite=finite, progress=progress)
         heldout_batches = None
         if heldout is not None:
             heldout_batches = batches_of(heldout, batch_size, form, progress=progress)
         with running(renewed):
-            renewed.renew(batches, heldout_batches, progress=progress, **how)
+            renewed.renew(
+                batches,
+                heldout_batches,
+                progress=progress,
+                on_bad=on_bad,
+                check_deterministic=noted.get("check_deterministic", True),
+                precision=torch.bfloat16 if noted.get("precision") == "bfloat16" else None,
+                products=noted.get("products"),
+            )
         for earlier in ("calibrate", "merge", "parts"):
             renewed.notes.pop(earlier, None)
         renewed.notes["renew"] = options.noted_options(ctx)
@@ -95,16 +103,3 @@ def _unfitted(path: Path, model: nn.Module) -> Monitor:
     if "calibration" in tensors:
         monitor.calibration = Calibration(tensors["calibration"])
     return monitor
-
-
-def _fit_options(noted: dict[str, Any]) -> dict[str, Any]:
-    """Return how the fit was made, as far as a file tells."""
-    import torch
-
-    precision = noted.get("precision")
-    return {
-        "on_bad": noted.get("on_bad", "raise"),
-        "check_deterministic": noted.get("check_deterministic", True),
-        "precision": torch.bfloat16 if precision == "bfloat16" else None,
-        "products": noted.get("products"),
-    }

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Context, Option
 
 from scodkit.cli import options
 from scodkit.cli import output as shown
-from scodkit.errors import BatchError, NotFittedError
+from scodkit.errors import BatchError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,31 +26,28 @@ _MOST_BYTES = 2**30  # bytes of inputs that are kept of data that can be read on
 
 
 def report(  # noqa: PLR0913 (each a choice of its own)
-    ctx: typer.Context,
+    ctx: Context,
     monitor: options.MonitorArgument,
     model: options.ModelArgument,
     known: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Inputs like the training data, as DATA or NAME=DATA: "
-            f"{options.DATA_FORMS}. May be repeated.",
-            show_default=False,
+            f"{options.DATA_FORMS}. May be repeated."
         ),
     ] = None,
     unknown: Annotated[
-        list[str] | None,
-        typer.Option(help="Inputs unlike the training data, likewise.", show_default=False),
+        list[str] | None, Option(help="Inputs unlike the training data, likewise.")
     ] = None,
     stream: Annotated[
-        str | None,
-        typer.Option(help="Inputs in their order, watched for a drift.", show_default=False),
+        str | None, Option(help="Inputs in their order, watched for a drift.")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File for the page.")] = Path(
+    output: Annotated[Path, Option("--output", "-o", help="File for the page.")] = Path(
         "report.html"
     ),
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "What the network knows",
+    title: Annotated[str, Option(help="Heading of the page.")] = "What the network knows",
     false_alarm: Annotated[
-        float, typer.Option(help="Accepted share of alarms on known inputs.")
+        float, Option(help="Accepted share of alarms on known inputs.")
     ] = 0.05,
     weights: options.WeightsOption = None,
     batch_size: options.BatchSizeOption = 64,
@@ -66,14 +63,16 @@ def report(  # noqa: PLR0913 (each a choice of its own)
     scod report monitor.scod model.py:net --known day=day/ --unknown night=night/ -o cars.html
     """  # noqa: D301 (\b keeps the lines of the examples)
     from scodkit.alarms import DriftAlarm
-    from scodkit.cli.loading import batches_of, open_monitor
+    from scodkit.cli.loading import batches_of, open_monitor, threshold_of
     from scodkit.report import Report, WatchedStream, check_installed
 
     with shown.stoppable(f"{output} is as it was; type the same command again"):
-        shown.check_output(output, ctx.params, is_page, force=force)
+        shown.check_output(output, ctx.params, is_page)
         check_installed()
         opened, form = open_monitor(monitor, model, weights, device)
-        _check_calibration(opened, false_alarm, stream)
+        needed = None if stream is None else "to watch a stream with"
+        if threshold_of(opened, false_alarm, needed=needed) is None:
+            shown.note("no alarms: not calibrated; type: scod calibrate MONITOR MODEL DATA")
         progress = shown.shows_progress(as_json)
         sets = []
         for specs, is_known in ((known, True), (unknown, False)):
@@ -126,24 +125,6 @@ def named_data(spec: str) -> tuple[str, str]:
     return spec.rpartition(":")[2], spec
 
 
-def _check_calibration(monitor: Monitor, false_alarm: float, stream: str | None) -> None:
-    """Raise if the calibration does not allow for the alarms, before any input is read.
-
-    Raises:
-        NotFittedError: If a stream is to be watched without a calibration.
-    """
-    if monitor.calibration is not None:
-        if monitor.calibration.groups is None:
-            monitor.calibration.threshold(false_alarm)
-        return
-    if stream is not None:
-        raise NotFittedError(
-            "expected a calibrated monitor to watch a stream with, got one that is not; type: "
-            "scod calibrate MONITOR MODEL HELD_OUT_DATA"
-        )
-    shown.note("no alarms, as the monitor is not calibrated: scod calibrate MONITOR MODEL DATA")
-
-
 def _scored_set(
     monitor: Monitor, name: str, batches: Batches | Iterable[Any], known: bool, progress: bool
 ) -> ScoredSet:
@@ -163,26 +144,26 @@ def _scored_set(
     for batch, part in scored_batches(monitor, batches, progress, title):
         scored.append(part)
         if not isinstance(batches, Batches) and num_bytes <= _MOST_BYTES:
-            tensors.append(_first_tensor(batch))
+            first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+            tensors.append(first if isinstance(first, torch.Tensor) else torch.empty(0))
             num_bytes += tensors[-1].nbytes
-    count = sum(len(part.score) for part in scored)
-    if not count:
+    if not scored:
         raise BatchError(f"expected inputs in {name!r}, found none; leave the set out")
-    p_values = [part.p_value for part in scored if part.p_value is not None]
+    scores = torch.cat([part.score.cpu() for part in scored])
     inputs: Tensor | Sequence[Tensor] | None = None
-    labels = None
     if isinstance(batches, Batches):
-        inputs, labels = _InputsOnDemand(batches), batches.dataset.names
-    elif len({part.shape[1:] for part in tensors}) == 1 and sum(map(len, tensors)) == count:
+        inputs = _InputsOnDemand(batches)
+    elif len({part.shape[1:] for part in tensors}) == 1 and sum(map(len, tensors)) == len(
+        scores
+    ):
         inputs = torch.cat(tensors)
     return ScoredSet(
         name,
-        torch.cat([part.score.cpu() for part in scored]),
+        scores,
         known,
         inputs=inputs,
         outputs=torch.cat([part.output.detach().cpu() for part in scored]),
-        p_values=torch.cat(p_values) if p_values else None,
-        labels=labels,
+        labels=batches.dataset.names if isinstance(batches, Batches) else None,
     )
 
 
@@ -197,11 +178,3 @@ class _InputsOnDemand(Sequence["Tensor"]):
 
     def __getitem__(self, place: Any) -> Any:
         return self._batches.read(slice(place, place + 1))[0]
-
-
-def _first_tensor(batch: object) -> Tensor:
-    """Return the inputs of a batch, empty where they are not one tensor."""
-    import torch
-
-    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-    return first if isinstance(first, torch.Tensor) else torch.empty(0)

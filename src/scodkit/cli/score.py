@@ -13,17 +13,16 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, BadParameter, Context, Exit, Option
 
 from scodkit.cli import options
 from scodkit.cli import output as shown
-from scodkit.errors import BatchError, NotFittedError, ScodError
+from scodkit.errors import BatchError, ScodError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,9 +37,12 @@ _FIELDS = ("input", "prediction", "score", "p_value", "alarm")
 _ROWS = 40  # rows on a terminal
 _NUMBERS = 100  # numbers of an output that are shown; maps and long vectors are not
 _LONGEST = 1_000_000  # letters of a first line of ours: it holds 100 numbers and a name
-_FALSE_ALARM = 0.05
 _BAD_LINES, _ALARM = 2, 3  # exit codes
-_HEAD = re.compile(r"input,prediction(_0(,prediction_\d+)+)?,score,p_value,alarm\n")
+# the first line of a file of ours: a table's head, or an answer in JSON
+_FIRST_LINE = re.compile(
+    r"input,prediction(_0(,prediction_\d+)+)?,score,p_value,alarm\n"
+    r'|\{"input": .+, "prediction": .+, "score": .+, "p_value": .+, "alarm": \w+\}\n'
+)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that a spreadsheet may run
 
 
@@ -52,42 +54,34 @@ class OnBad(str, Enum):
 
 
 def score(  # noqa: PLR0913 (each a choice of its own)
-    ctx: typer.Context,
+    ctx: Context,
     monitor: options.MonitorArgument,
     model: options.ModelArgument,
     inputs: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="INPUTS",
             help="A file of arrays (.npy, .npz, .csv), a folder of images, a callable as for "
             "fit; or - for JSON lines on stdin, answered one by one: [0.1, 2.5], or "
             '{"id": 7, "x": [0.1, 2.5]}.',
-            show_default=False,
         ),
     ],
     false_alarm: Annotated[
         float | None,
-        typer.Option(
-            help="Accepted share of alarms on known inputs; 0.05 by default.",
-            show_default=False,
-        ),
+        Option(help="Accepted share of alarms on known inputs; 0.05 by default."),
     ] = None,
     confidence: Annotated[
-        float | None,
-        typer.Option(help="How surely that share is to hold; on average by default."),
+        float | None, Option(help="How surely that share is to hold; on average by default.")
     ] = None,
     fail_on_alarm: Annotated[
-        bool, typer.Option("--fail-on-alarm", help="Exit code 3 if there is an alarm.")
+        bool, Option("--fail-on-alarm", help="Exit code 3 if there is an alarm.")
     ] = False,
     on_bad: Annotated[
         OnBad,
-        typer.Option(
-            help="What an input with a NaN does in a file: on stdin it is always an alarm."
-        ),
+        Option(help="What an input with a NaN does in a file: on stdin it is always an alarm."),
     ] = OnBad.RAISE,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="A .csv or .jsonl file for all of it."),
+        Path | None, Option("--output", "-o", help="A .csv or .jsonl file for all of it.")
     ] = None,
     weights: options.WeightsOption = None,
     batch_size: options.BatchSizeOption = 64,
@@ -105,76 +99,53 @@ def score(  # noqa: PLR0913 (each a choice of its own)
     scod score monitor.scod model.py:net photos/ --false-alarm 0.01 -o scores.csv
     tail -f sensor.jsonl | scod score monitor.scod model.py:net -
     """  # noqa: D301, DOC501 (\b keeps the lines of the examples; shown as help)
+    from scodkit.cli import loading
     from scodkit.cli.files import Batches
-    from scodkit.cli.loading import batches_of, open_monitor, scored_batches
 
     with shown.stoppable("no file was changed; type the same command again"):
         if output is not None:
-            shown.check_output(output, ctx.params, is_scores, force=force)
-        opened, form = open_monitor(monitor, model, weights, device)
-        rate = _alarm_rate(opened, false_alarm, confidence)
-        answer = partial(_answers, opened, rate=rate, confidence=confidence)
+            shown.check_output(output, ctx.params, is_scores)
+        opened, form = loading.open_monitor(monitor, model, weights, device)
+        asked = (false_alarm, confidence) != (None, None)
+        rate = 0.05 if false_alarm is None else false_alarm
+        threshold = loading.threshold_of(
+            opened, rate, confidence, needed="for alarms at a rate" if asked else None
+        )
         if inputs == "-":
             if output is not None:
-                raise typer.BadParameter(
+                raise BadParameter(
                     "a stream is answered on stdout; type > scores.jsonl instead"
                 )
-            raise typer.Exit(_answer_stdin(opened, answer, form, fail_on_alarm))
+            raise Exit(_answer_stdin(opened, form, threshold, fail_on_alarm))
         finite, progress = on_bad is OnBad.RAISE, shown.shows_progress(as_json)
-        batches = batches_of(inputs, batch_size, form, finite=finite, progress=progress)
+        batches = loading.batches_of(inputs, batch_size, form, finite=finite, progress=progress)
         answers: list[Answer] = []
-        for _, scored in scored_batches(opened, batches, progress):
-            answers += answer(scored)
-        for row, one in enumerate(answers):
-            one["input"] = batches.dataset.name(row) if isinstance(batches, Batches) else row
+        for _, scored in loading.scored_batches(opened, batches, progress):
+            answers += _answers(opened, scored, threshold)
+        for row, answer in enumerate(answers):
+            answer["input"] = batches.dataset.name(row) if isinstance(batches, Batches) else row
         if output is not None:
             _write(output, answers)
-    alarms = sum(bool(one["alarm"]) for one in answers)
+    alarms = None if threshold is None else sum(answer["alarm"] for answer in answers)
     _show(answers, alarms, rate, output, as_json)
     if fail_on_alarm and alarms:
-        raise typer.Exit(_ALARM)
+        raise Exit(_ALARM)
 
 
-def _alarm_rate(
-    monitor: Monitor, false_alarm: float | None, confidence: float | None
-) -> float | None:
-    """Return the accepted share of false alarms, refused before any input is read.
-
-    Args:
-        monitor: Fitted, perhaps calibrated.
-        false_alarm: The share that was asked for, if one was.
-        confidence: How surely it must hold, if that was asked for.
-
-    Returns:
-        The share; None without a calibration.
-
-    Raises:
-        NotFittedError: If one was asked for, and there is no calibration.
-    """
-    if monitor.calibration is not None:
-        rate = _FALSE_ALARM if false_alarm is None else false_alarm
-        monitor.calibration.threshold(rate, confidence=confidence)
-        return rate
-    if false_alarm is None and confidence is None:
-        return None
-    raise NotFittedError(
-        "expected a calibrated monitor for alarms at a rate, got one that is not; "
-        "type: scod calibrate MONITOR MODEL HELD_OUT_DATA"
-    )
-
-
-def _answers(
-    monitor: Monitor, scored: Scored, *, rate: float | None, confidence: float | None
-) -> list[Answer]:
-    """Return the answers to a batch, whose inputs are named by their positions in it."""
-    count = len(scored.score)
-    alarms = p_values = [None] * count
-    if monitor.calibration is not None and rate is not None:
-        alarms = monitor.calibration.flag(scored.score, rate, confidence=confidence).tolist()
-    if scored.p_value is not None:
+def _answers(monitor: Monitor, scored: Scored, threshold: float | None) -> list[Answer]:
+    """Return the answers to a batch, whose inputs are not named yet."""
+    scores = scored.score.tolist()
+    alarms = p_values = [None] * len(scores)
+    if scored.p_value is not None and threshold is not None:
         p_values = scored.p_value.tolist()
-    predictions = _predictions(monitor, scored.output)
-    columns = (range(count), predictions, scored.score.tolist(), p_values, alarms)
+        alarms = [score > threshold for score in scores]
+    columns = (
+        range(len(scores)),
+        _predictions(monitor, scored.output),
+        scores,
+        p_values,
+        alarms,
+    )
     return [dict(zip(_FIELDS, one, strict=True)) for one in zip(*columns, strict=True)]
 
 
@@ -190,10 +161,7 @@ def _predictions(monitor: Monitor, output: Tensor) -> list[Any]:
 
 
 def _answer_stdin(
-    monitor: Monitor,
-    answer: Callable[[Scored], list[Answer]],
-    form: Form,
-    fail_on_alarm: bool,
+    monitor: Monitor, form: Form, threshold: float | None, fail_on_alarm: bool
 ) -> int:
     """Return the exit code, after each line was answered as it came; a bad one stops nothing.
 
@@ -204,25 +172,25 @@ def _answer_stdin(
 
     code = 0
     for count, line in enumerate(line for line in sys.stdin.buffer if line.strip()):
-        name: Any = count
+        answer: Answer = {"input": count}
         try:
             values = _parsed(line)
             if isinstance(values, dict):
-                name, values = _checked_id(values.get("id", name)), values.get("x")
+                answer["input"] = _checked_id(values.get("id", count))
+                values = values.get("x")
             sample = form.tensor(_vector(values)[None], has_dtype=False)
             with running(monitor):
-                scored = monitor(sample)
-            document = {**answer(scored)[0], "input": name}
-        except ScodError as error:
-            document = {"input": name, "error": " ".join(str(error).split())}
+                answer = {**_answers(monitor, monitor(sample), threshold)[0], **answer}
+            if fail_on_alarm and answer["alarm"]:
+                code = code or _ALARM
         except Exception as error:  # whatever it is: one line must not end a stream
-            reason = f"expected numbers to score, got {one_line(error)}"
-            document = {"input": name, "error": reason}
-        if "error" in document:
+            known = isinstance(error, ScodError)
+            reason = (
+                str(error) if known else f"expected numbers to score, got {one_line(error)}"
+            )
+            answer["error"] = " ".join(reason.split())
             code = _BAD_LINES
-        elif fail_on_alarm and document["alarm"]:
-            code = code or _ALARM
-        shown.show_json(document)
+        shown.show_json(answer)
     return code
 
 
@@ -253,16 +221,13 @@ def _checked_id(given: object) -> str | int | float | None:
     Raises:
         BatchError: If it is no text or number, or text that has no encoding.
     """
-    if isinstance(given, str) and not given.isascii():
-        try:
-            given.encode()
-        except UnicodeEncodeError:
-            raise BatchError(f"expected an id in characters, got half of one, {given!a}") from (
-                None
-            )
-    if given is None or isinstance(given, (str, int, float)):
-        return given
-    raise BatchError(f"expected a text or a number for an id, got a {type(given).__name__}")
+    if given is not None and not isinstance(given, (str, int, float)):
+        raise BatchError(f"expected a text or a number for an id, got a {type(given).__name__}")
+    try:
+        str(given).encode()
+    except UnicodeEncodeError:
+        raise BatchError(f"expected an id in characters, got half of one, {given!a}") from None
+    return given
 
 
 def _vector(values: object) -> NDArray[Any]:
@@ -285,14 +250,13 @@ def _vector(values: object) -> NDArray[Any]:
 
 def _show(
     answers: Sequence[Answer],
-    alarms: int,
-    rate: float | None,
+    alarms: int | None,
+    rate: float,
     output: Path | None,
     as_json: bool,
 ) -> None:
     if output is not None and as_json:
-        counts = {"inputs": len(answers), "alarms": None if rate is None else alarms}
-        shown.show_json({"scores": str(output), **counts})
+        shown.show_json({"scores": str(output), "inputs": len(answers), "alarms": alarms})
     elif as_json:
         for answer in answers:
             shown.show_json(answer)
@@ -304,7 +268,7 @@ def _show(
         if len(answers) > len(shown_rows):
             shown.note(f"and {len(answers) - len(shown_rows)} more; type -o scores.csv for all")
     where = "" if output is None else f", written to {output}"
-    if rate is None:
+    if alarms is None:
         shown.note(
             f"{len(answers)} inputs scored{where}; for p-values and alarms type: "
             "scod calibrate MONITOR MODEL HELD_OUT_DATA"
@@ -323,14 +287,13 @@ def _cells(answer: Answer) -> list[str]:
         prediction = " ".join(map(shown.number, prediction))
     elif prediction is None:
         prediction = "..."
-    raised = "" if alarm is None else "ALARM" if alarm else "no"
+    raised = {None: "", True: "ALARM", False: "no"}[alarm]
     return [str(name), str(prediction), shown.number(score), shown.number(p_value), raised]
 
 
 def _write(path: Path, answers: Sequence[Answer]) -> None:
     if path.suffix.lower() in (".jsonl", ".json", ".ndjson"):
-        lines = map(shown.json_line, answers)
-        shown.write_text(path, "".join(f"{line}\n" for line in lines))
+        shown.write_text(path, "".join(f"{shown.json_line(answer)}\n" for answer in answers))
         return
     file = io.StringIO(newline="")
     table = csv.writer(file, lineterminator="\n")
@@ -351,11 +314,4 @@ def _write(path: Path, answers: Sequence[Answer]) -> None:
 def is_scores(path: Path) -> bool:
     """Return whether a file is a table of scores, or lines of them, that may be replaced."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        first = file.readline(_LONGEST)
-    if _HEAD.fullmatch(first):
-        return True
-    try:
-        answer = json.loads(first)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(answer, dict) and answer.keys() == {*_FIELDS}
+        return _FIRST_LINE.fullmatch(file.readline(_LONGEST)) is not None
