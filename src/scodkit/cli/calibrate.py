@@ -41,10 +41,9 @@ def calibrate(  # noqa: PLR0913 (each a choice of its own)
     with shown.stoppable(f"{path} is as it was; type the same command again"):
         shown.check_output(path, ctx.params, itself=monitor)
         opened, form = open_monitor(monitor, model, weights, device)
-        progress = shown.shows_progress(as_json)
-        batches = batches_of(data, batch_size, form, progress=progress)
+        batches = batches_of(data, batch_size, form)
         with running(opened):
-            opened.calibrate(batches, progress=progress)
+            opened.calibrate(batches, progress=shown.shows_progress())
         opened.notes["calibrate"] = options.noted_options(ctx)
         opened.save(path)
     assert opened.calibration is not None

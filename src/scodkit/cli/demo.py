@@ -163,7 +163,7 @@ def methods_for(net: nn.Module) -> Mapping[str, Detector]:
 
 
 def compare(net: nn.Module, digits: Digits) -> tuple[Monitor, list[MethodLine]]:
-    """Return the monitor, fitted and calibrated, and a line for each method.
+    """Return the monitor, fitted and calibrated, and what each method finds and costs.
 
     Args:
         net: Trained.
@@ -171,39 +171,32 @@ def compare(net: nn.Module, digits: Digits) -> tuple[Monitor, list[MethodLine]]:
     """
     from torch.utils.data import DataLoader, TensorDataset
 
-    from scodkit.monitor import Monitor
+    from scodkit import Calibration, Monitor
+    from scodkit.report import MethodLine
+    from scodkit.report.separation import separation
 
     loader = DataLoader(TensorDataset(digits.train_x, digits.train_y), batch_size=100)
     methods, lines = methods_for(net), []
     for name, method in methods.items():
         began = time.perf_counter()
         method.fit(loader, progress=False)
-        lines.append(_judged(name, method, net, digits, time.perf_counter() - began))
+        fit_seconds = time.perf_counter() - began
+        known, unknown = method.score(digits.test_x), method.score(digits.novel_x)
+        separated = separation(known, unknown, resamples=10)  # only its figures are shown
+        limit = Calibration(method.score(digits.heldout_x)).threshold(_FALSE_ALARM)
+        line = MethodLine(
+            name,
+            auroc=separated.auroc,
+            aupr=separated.aupr,
+            false_alarms=float((known > limit).double().mean()),
+            caught=float((unknown > limit).double().mean()),
+            forward_passes=_seconds(method, digits.novel_x) / _seconds(net, digits.novel_x),
+            fit_seconds=fit_seconds,
+        )
+        lines.append(line)
     monitor = methods[_SCOD]
     assert isinstance(monitor, Monitor)
     return monitor.calibrate([digits.heldout_x], progress=False), lines
-
-
-def _judged(
-    name: str, method: Detector, net: nn.Module, digits: Digits, fit_seconds: float
-) -> MethodLine:
-    """Return how well a method does at a threshold from held-out digits, and its cost."""
-    from scodkit import Calibration
-    from scodkit.report import MethodLine
-    from scodkit.report.separation import separation
-
-    known, unknown = method.score(digits.test_x), method.score(digits.novel_x)
-    separated = separation(known, unknown, resamples=10)  # only its figures are shown
-    limit = Calibration(method.score(digits.heldout_x)).threshold(_FALSE_ALARM)
-    return MethodLine(
-        name,
-        auroc=separated.auroc,
-        aupr=separated.aupr,
-        false_alarms=float((known > limit).double().mean()),
-        caught=float((unknown > limit).double().mean()),
-        forward_passes=_seconds(method, digits.novel_x) / _seconds(net, digits.novel_x),
-        fit_seconds=fit_seconds,
-    )
 
 
 def _seconds(predict: Callable[[Tensor], object], images: Tensor) -> float:

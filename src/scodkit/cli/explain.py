@@ -73,19 +73,18 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
                 )
             shown.check_output(plot, ctx.params, is_picture)
         opened, form = open_monitor(monitor, model, weights, device)
-        progress = shown.shows_progress(as_json)
-        batches = batches_of(inputs, batch_size, form, progress=progress)
+        batches = batches_of(inputs, batch_size, form)
         if not isinstance(batches, Batches):
             raise OptionError(
                 f"expected inputs that can be read one by one, got batches from {inputs}; let "
                 "it return a tensor, or pass a file"
             )
-        rows = _rows(opened, batches, sample, top, progress)
+        rows = _rows(opened, batches, sample, top)
         with running(opened):
             known = None
             if references is not None:
-                alike = batches_of(references, batch_size, form, progress=progress)
-                known = opened.references(alike, progress=progress)
+                alike = batches_of(references, batch_size, form)
+                known = opened.references(alike, progress=shown.shows_progress())
             batch = torch.cat([batches.read(slice(row, row + 1)) for row in rows])
             explanation = opened.explain(batch, saliency=saliency, references=known)
             if plot is not None:
@@ -103,9 +102,7 @@ def is_picture(path: Path) -> bool:
     return _MARK.encode() in path.read_bytes()
 
 
-def _rows(
-    monitor: Monitor, batches: Batches, sample: list[int] | None, top: int, progress: bool
-) -> list[int]:
+def _rows(monitor: Monitor, batches: Batches, sample: list[int] | None, top: int) -> list[int]:
     """Return which samples to explain, the most atypical first if none is named.
 
     Raises:
@@ -123,7 +120,7 @@ def _rows(
             )
     if sample:
         return sample
-    scores = torch.cat([one.score for _, one in scored_batches(monitor, batches, progress)])
+    scores = torch.cat([one.score for _, one in scored_batches(monitor, batches)])
     rows: list[int] = scores.argsort(descending=True, stable=True)[:top].tolist()
     return rows
 

@@ -100,11 +100,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class Form:
-    """What a sample looks like when the model takes it.
+    """The form in which the model takes a sample.
 
     Args:
         dtype: Of its numbers.
-        shape: Of a sample; None where that is not known, before a fit.
+        shape: Of a sample; None before a fit, where it is unknown.
         columns: Names of its numbers, if they have names.
     """
 
@@ -165,12 +165,12 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Samples in batches, read as they are asked for.
+    """A loader of batches, which are read when they are asked for.
 
     Args:
         dataset: The samples.
         size: Samples in a batch.
-        like: What they are to look like.
+        like: The form to bring them to.
         finite: Refuse samples with a NaN or an infinity.
     """
 
@@ -206,21 +206,18 @@ class Batches:
         return batch
 
     def form(self) -> Form:
-        """Return what the first sample looks like."""
+        """Return the form of the first sample."""
         first = self.read(slice(0, 1))
         return Form(first.dtype, tuple(first.shape[1:]), self.dataset.columns)
 
 
-def read_samples(
-    path: Path, columns: Sequence[str] | None = None, *, progress: bool = False
-) -> Samples:
+def read_samples(path: Path, columns: Sequence[str] | None = None) -> Samples:
     """Return the samples in a file or folder.
 
     Args:
         path: ``.npy``, ``.npz`` with one array or one named ``x``, ``.csv`` with a sample per
             line, or a folder of images.
         columns: Of a table with names: which to take, in this order; all by default.
-        progress: Show a progress bar where it takes more than a second.
 
     Raises:
         OptionError: If there is no such file, or it is of another kind.
@@ -234,7 +231,7 @@ def read_samples(
             names = [str(image.relative_to(path)) for image in images]
             samples = Samples(partial(_images, images), len(images), names=names)
         elif path.suffix.lower() == ".csv":
-            samples = _table(path, columns, progress)
+            samples = _table(path, columns)
         elif path.suffix.lower() in _ARRAYS:
             samples = Samples.of_array(_array(path), str(path))
         else:
@@ -293,10 +290,10 @@ def _from_archive(path: Path) -> NDArray[Any]:
 
 
 def _check_claim(file: IO[bytes], size: int) -> int:
-    """Return how many bytes an array claims to have, before any are allocated for it.
+    """Return the bytes that an array's header claims, before any are allocated.
 
     Raises:
-        ValueError: If there are fewer.
+        ValueError: If the file has fewer.
     """
     short = npy.read_magic(file) == (1, 0)
     read = npy.read_array_header_1_0 if short else npy.read_array_header_2_0
@@ -308,24 +305,22 @@ def _check_claim(file: IO[bytes], size: int) -> int:
     return claimed
 
 
-def _table(path: Path, columns: Sequence[str] | None, progress: bool) -> Samples:
+def _table(path: Path, columns: Sequence[str] | None) -> Samples:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            values, names = _read_table(path, file, progress)
+            values, names = _read_table(path, file)
     except (UnicodeDecodeError, csv.Error) as error:
         raise BatchError(f"expected text in {path}, but it is not: {error}") from error
     return _picked(path, values, names, columns)
 
 
-def _read_table(
-    path: Path, file: IO[str], progress: bool
-) -> tuple[NDArray[Any], list[str] | None]:
+def _read_table(path: Path, file: IO[str]) -> tuple[NDArray[Any], list[str] | None]:
     first = next((line for line in file if line.strip()), "")
     separator = max(",;\t", key=first.count)
     file.seek(0)
     lines = csv.reader(file, delimiter=separator)
     numbers, names, width = array.array("d"), None, None
-    for line in tqdm(lines, "reading", unit=" lines", delay=1, disable=not progress):
+    for line in tqdm(lines, "reading", unit=" lines", delay=1, disable=None):
         cells = [cell.strip() for cell in line]
         if cells in ([], [""]):
             continue
@@ -359,10 +354,10 @@ def _is_float(cell: str) -> bool:
 
 
 def _distinct(names: Sequence[str], where: str) -> list[str]:
-    """Return names of columns, each of which must be there once.
+    """Return names of columns, which must be unique.
 
     Raises:
-        BatchError: If one is there twice: which column is meant would be a guess.
+        BatchError: If a name is repeated: which column is meant would be a guess.
     """
     repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
@@ -469,10 +464,10 @@ def _pixels(path: Path, image: Any) -> NDArray[Any]:
 
 
 def _native(values: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of a dtype that torch has, in the machine's byte order.
+    """Return an array in native byte order, cast to a dtype that torch has.
 
     Raises:
-        BatchError: If there is none that can hold it.
+        BatchError: If integers exceed int64.
     """
     dtype = values.dtype.newbyteorder("=")
     if dtype.kind == "u" and dtype.itemsize > 1:

@@ -163,7 +163,6 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         afterwards = "nothing was written; with --checkpoint F a stopped fit goes on from F"
     else:
         afterwards = f"the same command goes on from the last checkpoint in {checkpoint}"
-    progress = shown.shows_progress(as_json)
     noise: object = None
     if variance:
         noise = variance[0] if len(variance) == 1 else tuple(variance)
@@ -185,14 +184,13 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
             Form.of_fit({}, network),
             finite=on_bad is OnBad.RAISE,
             columns=None if columns is None else columns.split(","),
-            progress=progress,
         )
         if isinstance(batches, Batches):
             monitor.notes["inputs"] = batches.form().note()
         with running(monitor), _empty_shard_named(shard):
             monitor.fit(
                 shard_of(batches, *part_of(shard, processes)),
-                progress=progress,
+                progress=shown.shows_progress(),
                 on_bad=on_bad.value,
                 check_deterministic=check_deterministic,
                 checkpoint=checkpoint,

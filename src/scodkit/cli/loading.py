@@ -30,18 +30,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
-from scodkit import Monitor, Scored
+from scodkit import Monitor, Scored, errors
 from scodkit.cli.files import Batches, Form, Samples, read_samples
 from scodkit.cli.output import note
-from scodkit.errors import (
-    BatchError,
-    InsufficientMemoryError,
-    MismatchError,
-    ModelCallError,
-    NotFittedError,
-    OptionError,
-    ScodError,
-)
+from scodkit.errors import OptionError, ScodError
 from scodkit.fit.data import loader_like
 from scodkit.parts import Shard, reads_all_once
 
@@ -73,7 +65,7 @@ def load_model(spec: str, weights: Path | None, device: str) -> nn.Module:
 def open_monitor(
     path: Path, model: str, weights: Path | None, device: str
 ) -> tuple[Monitor, Form]:
-    """Return a saved monitor, and what the inputs of its model look like.
+    """Return a saved monitor, and the form of its model's inputs.
 
     Args:
         path: Where it is.
@@ -99,10 +91,10 @@ def load_monitor(path: Path, model: nn.Module, weights: Path | None) -> Monitor:
     """
     try:
         return Monitor.load(path, model)
-    except MismatchError as error:
+    except errors.MismatchError as error:
         if weights is not None:
             raise
-        raise MismatchError(f"{error} (was --weights left out?)") from error
+        raise errors.MismatchError(f"{error} (was --weights left out?)") from error
 
 
 def batches_of(
@@ -112,7 +104,6 @@ def batches_of(
     *,
     finite: bool = True,
     columns: Sequence[str] | None = None,
-    progress: bool = False,
 ) -> Batches | Iterable[Any]:
     """Return batches of what the user names.
 
@@ -120,17 +111,16 @@ def batches_of(
         spec: A file of arrays, a folder of images, or a callable that returns a tensor or
             array, a ``Dataset``, or an iterable of batches; so is a tuple of tensors.
         size: Samples in a batch, of what is not in batches yet.
-        form: What samples are to look like, if they come as arrays.
+        form: The form to bring samples to, if they come as arrays.
         finite: Refuse a NaN or an infinity in arrays.
         columns: Of a table, by name; those of the fit by default.
-        progress: Show a progress bar where reading takes long.
 
     Raises:
         OptionError: If the callable returns something else.
     """
     path = Path(spec)
     if path.exists() or ":" not in spec:
-        samples = read_samples(path, columns or form.columns, progress=progress)
+        samples = read_samples(path, columns or form.columns)
         if samples.left_out:
             note(f"columns left out of {path}: {', '.join(samples.left_out)}")
         return Batches(samples, size, form, finite)
@@ -153,11 +143,11 @@ def batches_of(
 def shard_of(
     batches: Batches | Iterable[Any], index: int, count: int
 ) -> Batches | Iterable[Any]:
-    """Return a part of some batches: none padded, none in two parts.
+    """Return one shard of some batches: nothing is padded or repeated.
 
     Args:
-        batches: As `batches_of` returns them. Those that come in the user's own order are
-            dealt out in turn; all are read for it.
+        batches: As `batches_of` returns them. Batches of the user's own iterable are dealt
+            out in turn, so that every shard reads all of them.
         index: Which part, from 0.
         count: How many parts there are.
 
@@ -182,10 +172,10 @@ def shard_of(
 
 @contextlib.contextmanager
 def running(monitor: Monitor) -> Iterator[None]:
-    """Run a model on the user's inputs: what it raises is taken to be about these.
+    """Run a model on the user's inputs; its errors are reported as errors of the inputs.
 
     Args:
-        monitor: The model's monitor, which may remember the form of inputs of its fit.
+        monitor: The model's monitor, whose notes may have the form of the fit's inputs.
 
     Yields:
         Nothing.
@@ -199,11 +189,11 @@ def running(monitor: Monitor) -> Iterator[None]:
             yield
     except Exception as raised:
         # where a model fails, the library says what to type in Python
-        error = raised.__cause__ if isinstance(raised, ModelCallError) else raised
+        error = raised.__cause__ if isinstance(raised, errors.ModelCallError) else raised
         if error is None or isinstance(error, (ScodError, OSError, MemoryError)):
             raise
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
-            raise InsufficientMemoryError(
+            raise errors.InsufficientMemoryError(
                 f"expected enough memory for a batch, got too little ({one_line(error)}); type "
                 "--batch-size with a smaller number"
             ) from error
@@ -212,7 +202,7 @@ def running(monitor: Monitor) -> Iterator[None]:
         form = "" if shape is None else f"; the fit had samples of shape {tuple(shape)}"
         if columns is not None:
             form += f": to fit on some columns only, type --columns {columns[0]},..."
-        raise BatchError(
+        raise errors.BatchError(
             "expected inputs that the model can be run on, but it failed on these "
             f"({one_line(error)}); pass inputs of the shape and dtype it was trained with{form}"
         ) from error
@@ -239,25 +229,24 @@ def threshold_of(
         return monitor.calibration.threshold(rate, confidence=confidence)
     if needed is None:
         return None
-    raise NotFittedError(
+    raise errors.NotFittedError(
         f"expected a calibrated monitor {needed}, got one that is not; type: scod calibrate "
         "MONITOR MODEL HELD_OUT_DATA"
     )
 
 
 def scored_batches(
-    monitor: Monitor, batches: Iterable[Any], progress: bool, title: str = "scoring"
+    monitor: Monitor, batches: Iterable[Any], title: str = "scoring"
 ) -> Iterator[tuple[Any, Scored]]:
-    """Yield batches with their scores, behind a progress bar if one is wanted.
+    """Yield batches with their scores, behind a progress bar on a terminal.
 
     Args:
         monitor: The monitor.
         batches: As `batches_of` returns them.
-        progress: Show a progress bar.
-        title: What it says.
+        title: What the bar says.
     """
     with running(monitor):
-        for batch in tqdm(batches, title, unit="batch", disable=not progress):
+        for batch in tqdm(batches, title, unit="batch", disable=None):
             yield batch, monitor(batch)
 
 

@@ -46,8 +46,7 @@ def merge(  # noqa: PLR0913 (each a choice of its own)
         network = load_model(model, weights, device)
         whole = load_monitor(parts[0], network, weights)
         notes = [whole.notes]
-        hidden = not shown.shows_progress(as_json)
-        for path in tqdm(parts[1:], "merging", unit="part", disable=hidden):
+        for path in tqdm(parts[1:], "merging", unit="part", disable=None):
             part = load_monitor(path, network, weights)
             whole.merge(part)
             notes.append(part.notes)

@@ -49,9 +49,9 @@ def note(text: str) -> None:
     typer.echo(f"{program}: {visible(text)}", err=True)
 
 
-def shows_progress(as_json: bool) -> bool:
-    """Return whether to show progress bars: only on a terminal, for people."""
-    return sys.stderr.isatty() and not as_json
+def shows_progress() -> bool:
+    """Return whether to show progress bars: only on a terminal."""
+    return sys.stderr.isatty()
 
 
 def show_json(document: Mapping[str, Any]) -> None:
@@ -136,7 +136,7 @@ def check_output(
     is_ours: Callable[[Path], bool] | None = None,
     itself: Path | None = None,
 ) -> None:
-    """Make sure a file can be written and nothing is lost by it, before work is done for it.
+    """Raise if a file cannot be written, or must not be replaced, before any work is done.
 
     Args:
         path: Where it is to be.
@@ -169,7 +169,7 @@ def check_output(
 
 
 def _possible_files(given: Mapping[str, object]) -> Iterator[str]:
-    """Yield all that the words of a command may name: files, folders, and files of code."""
+    """Yield the paths that a command's arguments may name: files, folders, source files."""
     for option, value in given.items():
         for word in value if isinstance(value, (list, tuple)) else (value,):
             if option not in _OUTPUTS and isinstance(word, (str, Path)):
@@ -180,7 +180,7 @@ def _possible_files(given: Mapping[str, object]) -> Iterator[str]:
 
 
 def _reads(name: str, path: Path) -> bool:
-    """Return whether a file is the one that a word of the command names, or an image in it."""
+    """Return whether an argument names this file, or a folder of images that holds it."""
     from scodkit.cli.files import images_in
 
     if os.path.isdir(name):
@@ -189,7 +189,7 @@ def _reads(name: str, path: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that at every moment the old one or the new one is there, whole.
+    """Write a file atomically.
 
     Args:
         path: Where to.

@@ -51,17 +51,16 @@ def renew(  # noqa: PLR0913 (each a choice of its own)
         renewed = _unfitted(monitor, network)
         noted = renewed.notes.get("fit", {})  # how the fit was made, as far as a file tells
         on_bad = noted.get("on_bad", "raise")
-        form, progress = Form.of_fit(renewed.notes, network), shown.shows_progress(as_json)
-        finite = on_bad == "raise"
-        batches = batches_of(data, batch_size, form, finite=finite, progress=progress)
+        form = Form.of_fit(renewed.notes, network)
+        batches = batches_of(data, batch_size, form, finite=on_bad == "raise")
         heldout_batches = None
         if heldout is not None:
-            heldout_batches = batches_of(heldout, batch_size, form, progress=progress)
+            heldout_batches = batches_of(heldout, batch_size, form)
         with running(renewed):
             renewed.renew(
                 batches,
                 heldout_batches,
-                progress=progress,
+                progress=shown.shows_progress(),
                 on_bad=on_bad,
                 check_deterministic=noted.get("check_deterministic", True),
                 precision=torch.bfloat16 if noted.get("precision") == "bfloat16" else None,

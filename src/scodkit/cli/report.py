@@ -73,17 +73,16 @@ def report(  # noqa: PLR0913 (each a choice of its own)
         needed = None if stream is None else "to watch a stream with"
         if threshold_of(opened, false_alarm, needed=needed) is None:
             shown.note("no alarms: not calibrated; type: scod calibrate MONITOR MODEL DATA")
-        progress = shown.shows_progress(as_json)
         sets = []
         for specs, is_known in ((known, True), (unknown, False)):
             for spec in specs or ():
                 name, data = named_data(spec)
                 batches = batches_of(data, batch_size, form)
-                sets.append(_scored_set(opened, name, batches, is_known, progress))
+                sets.append(_scored_set(opened, name, batches, is_known))
         watched = None
         if stream is not None and opened.calibration is not None:
             batches = batches_of(stream, batch_size, form)
-            scores = _scored_set(opened, "stream", batches, True, progress).scores
+            scores = _scored_set(opened, "stream", batches, True).scores
             watched = WatchedStream.of(DriftAlarm(opened.calibration), scores)
         page = Report(opened, sets, stream=watched, title=title, false_alarm=false_alarm)
         with contextlib.redirect_stdout(sys.stderr):  # the user's model may print
@@ -126,12 +125,12 @@ def named_data(spec: str) -> tuple[str, str]:
 
 
 def _scored_set(
-    monitor: Monitor, name: str, batches: Batches | Iterable[Any], known: bool, progress: bool
+    monitor: Monitor, name: str, batches: Batches | Iterable[Any], known: bool
 ) -> ScoredSet:
-    """Return a set with its scores, and with inputs where they are tensors.
+    """Return a set with its scores and outputs, and with its inputs if they are tensors.
 
     Raises:
-        BatchError: If there are none.
+        BatchError: If the set is empty.
     """
     import torch
 
@@ -141,7 +140,7 @@ def _scored_set(
 
     scored, tensors, num_bytes = [], [], 0
     title = f"scoring {shown.visible(name)}"
-    for batch, part in scored_batches(monitor, batches, progress, title):
+    for batch, part in scored_batches(monitor, batches, title):
         scored.append(part)
         if not isinstance(batches, Batches) and num_bytes <= _MOST_BYTES:
             first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch

@@ -117,10 +117,10 @@ def score(  # noqa: PLR0913 (each a choice of its own)
                     "a stream is answered on stdout; type > scores.jsonl instead"
                 )
             raise Exit(_answer_stdin(opened, form, threshold, fail_on_alarm))
-        finite, progress = on_bad is OnBad.RAISE, shown.shows_progress(as_json)
-        batches = loading.batches_of(inputs, batch_size, form, finite=finite, progress=progress)
+        finite = on_bad is OnBad.RAISE
+        batches = loading.batches_of(inputs, batch_size, form, finite=finite)
         answers: list[Answer] = []
-        for _, scored in loading.scored_batches(opened, batches, progress):
+        for _, scored in loading.scored_batches(opened, batches):
             answers += _answers(opened, scored, threshold)
         for row, answer in enumerate(answers):
             answer["input"] = batches.dataset.name(row) if isinstance(batches, Batches) else row
