@@ -20,9 +20,10 @@ from scodkit.factors.engine import Engine, Linearization
 from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.pieces import finite_samples
 from scodkit.factors.pullback import HookLinearization, Ways
-from scodkit.factors.recorder import OtherCallsError, Recorder, Replay, Script
+from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.factors.samples import Strangers, constants_of
+from scodkit.factors.script import OtherCallsError, Replay, Script
 from scodkit.model.network import Inputs, Network
 from scodkit.model.parameters import ParameterSet
 

@@ -292,6 +292,16 @@ class HookLinearization(Linearization):
         """
         return HookFactors(self, rows)
 
+    def uses(self) -> dict[int, int]:
+        """Return how many layers use each parameter, by its first column."""
+        count = {block.columns.start: 0 for block in self.parameters.blocks}
+        for layer in self.layers:
+            layer.check_unchanged()
+            for parameter in layer.parameters:
+                if id(parameter) in layer.places:
+                    count[layer.places[id(parameter)].block.start] += 1
+        return count
+
 
 class HookFactors(Factors):
     """Rows formed from layers and the gradients at their outputs, each time they are read.
@@ -390,12 +400,7 @@ class HookFactors(Factors):
         """
         linear, layers = self._linear, self._linear.layers
         missing = {block.columns.start: block.columns for block in linear.parameters.blocks}
-        waiting = dict.fromkeys(missing, 0)
-        for layer in layers:
-            layer.check_unchanged()
-            for parameter in layer.parameters:
-                if id(parameter) in layer.places:
-                    waiting[layer.places[id(parameter)].block.start] += 1
+        waiting = linear.uses()
         sums: dict[int, Tensor] = {}
 
         def take(i: int, delta: Tensor) -> None:
@@ -413,15 +418,8 @@ class HookFactors(Factors):
         # nothing arrives where there are no layers, or no graph
         if layers and linear.graph.requires_grad:
             samples, _ = linear.ways.times(self._rows)
-            few_kernels = linear.ways.few_kernels
-            backward(
-                linear.graph,
-                linear.edges,
-                self._rows,
-                take,
-                few_kernels=few_kernels,
-                times=samples,
-            )
+            about = (linear.graph, linear.edges, self._rows, take)
+            backward(*about, few_kernels=linear.ways.few_kernels, times=samples)
         for start, columns in missing.items():
             use(columns, sums.pop(start) if start in sums else self._zeros(columns))
 
