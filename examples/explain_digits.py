@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -49,13 +50,16 @@ def main() -> None:
         classes = replace(told.directions, names=CLASSES)
         guess = int(net(one).argmax())
         panels = [
-            plots.image(one[0], f"a {int(names[i])}, {kind}"),
-            plots.slope_map(told.saliency.gradient[0]),
-            plots.shares(layers.names, layers.values, sample=0, top=8),
-            plots.shares(classes.names, classes.values, sample=0, top=8),
+            partial(plots.image, pixels=one[0], title=f"a {int(names[i])}, {kind}"),
+            partial(plots.slope_map, gradient=told.saliency.gradient[0]),
+            partial(plots.shares, names=layers.names, values=layers.values, top=8),
+            partial(plots.shares, names=classes.names, values=classes.values, top=8),
         ]
-        pairs = zip(told.nearest.index[0].tolist(), told.nearest.distance[0], strict=True)
-        panels += [plots.image(x[j], f"a {int(y[j])}, at {far:.2g}") for j, far in pairs]
+        for j, far in zip(
+            told.nearest.index[0].tolist(), told.nearest.distance[0], strict=True
+        ):
+            title = f"a {int(y[j])}, at {far:.2g}"
+            panels.append(partial(plots.image, pixels=x[j], title=title))
         title = f"predicted {guess}, score {float(told.score):.2g} nats"
         part.suptitle(title, fontsize=10, x=0.01, ha="left")
         places = part.subplots(1, len(panels), width_ratios=[1.2, 1.5, 1.7, 1.7, 1, 1, 1])

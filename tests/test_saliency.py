@@ -22,7 +22,8 @@ from scodkit import (
 from scodkit.errors import EngineFallbackWarning, OptionError
 from scodkit.explain import differentiable_score
 from scodkit.explain import saliency as saliency_module
-from scodkit.model.network import Inputs, Network, differentiable_attention
+from scodkit.factors import Linearization, alone
+from scodkit.model.network import Network, differentiable_attention
 from scodkit.scoring.score import Energies
 from slopes import (
     LIKELIHOODS,
@@ -124,15 +125,17 @@ def test_a_model_that_cannot_be_batched_is_taken_alone_with_one_warning() -> Non
 @pytest.mark.parametrize("part", ["total", "along"])
 def test_wrong_slopes_are_noticed(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # torch's own batched layer norm has right values and wrong slopes, as of torch 2.13
-    together = saliency_module._Scores._together
+    right = saliency_module._Scores._energies
     expected = slopes(fitted(randomised(mlp(OUTPUTS)), (3,)), noise(2, 3, seed=2))
 
-    def wrong(self, weights, call: Inputs, rows: Tensor) -> Energies:
-        found = together(self, weights, call, rows)
+    def wrong(self, linear: Linearization, rows: Tensor) -> Energies:
+        found = right(self, linear, rows)
+        if not isinstance(linear, alone._FunctionalLinearization):
+            return found
         values = getattr(found, part)
         return replace(found, **{part: 2 * values - values.detach()})
 
-    monkeypatch.setattr(saliency_module._Scores, "_together", wrong)
+    monkeypatch.setattr(saliency_module._Scores, "_energies", wrong)
     monitor, x = fitted(randomised(mlp(OUTPUTS)), (3,)), noise(2, 3, seed=2)
     with pytest.warns(EngineFallbackWarning, match=r"differ from plain autograd's by \d"):
         close(slopes(monitor, x), expected)

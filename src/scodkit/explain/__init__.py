@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,11 +66,11 @@ class Nearest:
             references: Those of the references, ``(n, C, H, W)`` or ``(n, H, W)``.
             sample: Which sample of the batch.
         """
-        index, distance = plots.row(self.index, sample), plots.row(self.distance, sample)
-        plots.check_finite(distance, sample)
-        panels = [plots.image(plots.row(inputs, sample), "asked")]
+        index, distance = plots.row(self.index, sample), plots.finite_row(self.distance, sample)
+        shown = [("asked", plots.row(inputs, sample))]
         for i, far in zip(index.tolist(), distance.tolist(), strict=True):
-            panels.append(plots.image(plots.row(references, i), f"reference {i}, at {far:.3g}"))
+            shown.append((f"reference {i}, at {far:.3g}", plots.row(references, i)))
+        panels = [partial(plots.image, pixels=image, title=title) for title, image in shown]
         return plots.figure_of(panels, 1.6 * len(panels), 1.9)
 
 
@@ -184,28 +185,24 @@ class Explanation:
             sample: Which sample of the batch. Slopes are shown for vectors and images.
         """
         shares = {"by layer": self.layers, "by direction of the output": self.directions}
-        below = self._below(sample)
+        below: list[plots.Panel] = []
+        if self.saliency is not None and 2 <= self.saliency.gradient.ndim <= 4:
+            below += self.saliency.panels(sample)
+        if self.nearest is not None:
+            index, distance = self.nearest.index, self.nearest.distance
+            near = plots.row(index, sample), plots.row(distance, sample)
+            below.append(partial(plots.distances, index=near[0], distance=near[1]))
         tallest = min(_TOP + 1, max(len(part.names) for part in shares.values()))
         heights = [1.1 + 0.25 * tallest] + [2.5] * bool(below)
         figure = plots.new_figure(8.0, sum(heights))
         rows = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat
         rows[0].suptitle(f"score {float(plots.row(self.score, sample)):.3g} nats", fontsize=10)
         for axes, (title, part) in zip(rows[0].subplots(1, 2), shares.items(), strict=True):
-            plots.shares(part.names, part.values, sample, _TOP)(axes)
+            plots.shares(axes, part.names, part.values, sample=sample, top=_TOP)
             axes.set_title(title, fontsize=9)
         if below:
             plots.draw_beside(rows[1], below)
         return figure
-
-    def _below(self, sample: int) -> list[plots.Panel]:
-        """Return the panels below the shares."""
-        panels: list[plots.Panel] = []
-        if self.saliency is not None and 2 <= self.saliency.gradient.ndim <= 4:
-            panels += self.saliency.panels(sample)
-        if self.nearest is not None:
-            index = plots.row(self.nearest.index, sample)
-            panels.append(plots.distances(index, plots.row(self.nearest.distance, sample)))
-        return panels
 
 
 def explain(
@@ -234,11 +231,7 @@ def explain(
         The explanation.
     """
     split = shares_of(source, call, basis, prior_scale)
-    return Explanation(
-        score=split.score,
-        parameters=split.parameters,
-        layers=split.layers,
-        directions=split.directions,
-        saliency=saliency_of(source, call, basis, prior_scale) if saliency else None,
-        nearest=None if references is None else references.nearest(split.features, count),
-    )
+    slopes = saliency_of(source, call, basis, prior_scale) if saliency else None
+    nearest = None if references is None else references.nearest(split.features, count)
+    shares = split.parameters, split.layers, split.directions
+    return Explanation(split.score, *shares, saliency=slopes, nearest=nearest)

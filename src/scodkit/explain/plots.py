@@ -52,21 +52,23 @@ def row(tensor: Tensor, sample: int) -> Tensor:
     return tensor[sample].detach().cpu()
 
 
-def check_finite(values: Tensor, sample: int) -> None:
-    """Raise if a sample has no finite values to draw, because its score is infinite.
+def finite_row(values: Tensor, sample: int) -> Tensor:
+    """Return one sample of a batch, as `row` does, of which all values can be drawn.
 
     Args:
-        values: Of that sample.
-        sample: Which one, for the message.
+        values: ``(B, ...)``.
+        sample: Which one.
 
     Raises:
-        BatchError: If there is a NaN or an infinity among the values.
+        BatchError: If there is a NaN or an infinity, as where the score is infinite.
     """
-    if not values.isfinite().all():
+    own = row(values, sample)
+    if not own.isfinite().all():
         raise BatchError(
             f"expected a sample with a finite score to draw, got sample {sample}, which has a "
             "NaN or an infinity; plot another one: plot(sample=...)"
         )
+    return own
 
 
 def draw_beside(figure: Figure | SubFigure, panels: Sequence[Panel]) -> None:
@@ -94,22 +96,19 @@ def figure_of(panels: Sequence[Panel], width: float, height: float) -> Figure:
     return figure
 
 
-def shares(names: Sequence[str], values: Tensor, sample: int, top: int) -> Panel:
-    """Return a sample's shares as bars, the largest first, with percentages of their sum.
+def shares(
+    axes: Axes, names: Sequence[str], values: Tensor, *, sample: int = 0, top: int
+) -> None:
+    """Draw a sample's shares as bars, the largest first, with percentages of their sum.
 
     Args:
+        axes: Where to.
         names: Of the shares.
         values: ``(B, len(names))``, nats.
         sample: Which sample.
-        top: How many to show one by one; the others are shown as their sum.
-
-    Raises:
-        OptionError: If none should be shown.
+        top: How many to show one by one, >= 1; the others are shown as their sum.
     """
-    if top < 1:
-        raise OptionError(f"expected top >= 1 shares to show, got {top}")
-    parts = row(values, sample)
-    check_finite(parts, sample)
+    parts = finite_row(values, sample)
     order = parts.abs().argsort(descending=True, stable=True).tolist()
     labels = [names[i] for i in order[:top]]
     lengths = [float(parts[i]) for i in order[:top]]
@@ -118,36 +117,27 @@ def shares(names: Sequence[str], values: Tensor, sample: int, top: int) -> Panel
         labels.append(f"others ({len(order) - top})")
         lengths.append(float(parts[order[top:]].sum()))
         colours.append(OTHERS)
-
-    def draw(axes: Axes) -> None:
-        bars = _horizontal_bars(axes, labels, lengths, colours)
-        whole = sum(lengths)
-        if whole > 0:
-            percent = [f" {length / whole:.0%} " for length in lengths]
-            axes.bar_label(bars, percent, fontsize=_SMALL)
-            axes.margins(x=0.15)  # for the percentages
-        axes.axvline(0, color="black", lw=0.8)
-        axes.locator_params(axis="x", nbins=4)
-        axes.set_xlabel("share of the score (nats)", fontsize=_SMALL)
-
-    return draw
+    bars = _horizontal_bars(axes, labels, lengths, colours)
+    whole = sum(lengths)
+    if whole > 0:
+        axes.bar_label(bars, [f" {length / whole:.0%} " for length in lengths], fontsize=_SMALL)
+        axes.margins(x=0.15)  # for the percentages
+    axes.axvline(0, color="black", lw=0.8)
+    axes.locator_params(axis="x", nbins=4)
+    axes.set_xlabel("share of the score (nats)", fontsize=_SMALL)
 
 
-def image(pixels: Tensor, title: str) -> Panel:
-    """Return an image with its own range of values from black to white, or in colours.
+def image(axes: Axes, pixels: Tensor, title: str) -> None:
+    """Draw an image with its own range of values from black to white, or in colours.
 
     Args:
+        axes: Where to.
         pixels: ``(H, W)`` or ``(C, H, W)``; of channels that are not three, the mean.
         title: Above it.
     """
-    shown = scaled_image(pixels)
-
-    def draw(axes: Axes) -> None:
-        axes.imshow(shown.tolist(), cmap="gray", vmin=0.0, vmax=1.0)
-        axes.set_title(title, fontsize=_SMALL)
-        axes.set(xticks=[], yticks=[])
-
-    return draw
+    axes.imshow(scaled_image(pixels).tolist(), cmap="gray", vmin=0.0, vmax=1.0)
+    axes.set_title(title, fontsize=_SMALL)
+    axes.set(xticks=[], yticks=[])
 
 
 def scaled_image(pixels: Tensor) -> Tensor:
@@ -162,61 +152,52 @@ def scaled_image(pixels: Tensor) -> Tensor:
     return scaled.permute(1, 2, 0) if len(scaled) == 3 else scaled.mean(0)
 
 
-def slope_map(gradient: Tensor) -> Panel:
-    """Return slopes of an image, summed over channels, with zero in the middle of the colours.
+def slope_map(axes: Axes, gradient: Tensor) -> None:
+    """Draw slopes of an image, summed over channels, with zero in the middle of the colours.
 
     Args:
+        axes: Where to.
         gradient: ``(H, W)`` or ``(C, H, W)``, nats per unit of the input.
     """
     slopes = image_planes(gradient).sum(0)
     limit = float(slopes.abs().max()) or 1.0
     maps = optional("matplotlib.colors", "plots").LinearSegmentedColormap
     colours = maps.from_list("slopes", [LOWERS, "white", RAISES])
-
-    def draw(axes: Axes) -> None:
-        shown = axes.imshow(slopes.tolist(), cmap=colours, vmin=-limit, vmax=limit)
-        bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85)
-        bar.ax.tick_params(labelsize=_SMALL)
-        axes.set_title("slope of the score (nats per unit)", fontsize=_SMALL)
-        axes.set(xticks=[], yticks=[])
-
-    return draw
+    shown = axes.imshow(slopes.tolist(), cmap=colours, vmin=-limit, vmax=limit)
+    bar = axes.figure.colorbar(shown, ax=axes, shrink=0.85)
+    bar.ax.tick_params(labelsize=_SMALL)
+    axes.set_title("slope of the score (nats per unit)", fontsize=_SMALL)
+    axes.set(xticks=[], yticks=[])
 
 
-def slopes(gradient: Tensor) -> Panel:
-    """Return slopes of a vector as bars, in its order.
+def slopes(axes: Axes, gradient: Tensor) -> None:
+    """Draw slopes of a vector as bars, in its order.
 
     Args:
+        axes: Where to.
         gradient: ``(n,)``, nats per unit of the input.
     """
     lengths = gradient.tolist()
     colours = [RAISES if length >= 0 else LOWERS for length in lengths]
-
-    def draw(axes: Axes) -> None:
-        axes.bar(range(len(lengths)), lengths, color=colours)
-        axes.axhline(0, color="black", lw=0.8)
-        axes.set_xlabel("place in the input", fontsize=_SMALL)
-        axes.set_ylabel("slope of the score\n(nats per unit)", fontsize=_SMALL)
-        _plain(axes)
-
-    return draw
+    axes.bar(range(len(lengths)), lengths, color=colours)
+    axes.axhline(0, color="black", lw=0.8)
+    axes.set_xlabel("place in the input", fontsize=_SMALL)
+    axes.set_ylabel("slope of the score\n(nats per unit)", fontsize=_SMALL)
+    _plain(axes)
 
 
-def distances(index: Tensor, distance: Tensor) -> Panel:
-    """Return the nearest references of one sample as bars as long as they are far.
+def distances(axes: Axes, index: Tensor, distance: Tensor) -> None:
+    """Draw the nearest references of one sample as bars as long as they are far.
 
     Args:
+        axes: Where to.
         index: ``(count,)``, their indices.
         distance: ``(count,)``, sqrt(nats) / eps.
     """
-    labels, lengths = [f"reference {i}" for i in index.tolist()], distance.tolist()
-
-    def draw(axes: Axes) -> None:
-        _horizontal_bars(axes, labels, lengths, OTHERS)
-        axes.set_xlabel("distance (sqrt(nats) / eps)", fontsize=_SMALL)
-        axes.set_title("nearest references", fontsize=_SMALL)
-
-    return draw
+    labels = [f"reference {i}" for i in index.tolist()]
+    _horizontal_bars(axes, labels, distance.tolist(), OTHERS)
+    axes.set_xlabel("distance (sqrt(nats) / eps)", fontsize=_SMALL)
+    axes.set_title("nearest references", fontsize=_SMALL)
 
 
 def image_planes(image: Tensor) -> Tensor:

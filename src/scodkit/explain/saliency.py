@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.func import vjp, vmap
 
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError, first_line
 from scodkit.explain import plots
-from scodkit.factors import FactorSource, row_bytes
+from scodkit.factors import FactorSource, Linearization, pick, row_bytes
+from scodkit.factors.alone import AloneEngine, FunctionalEngine, LoopEngine
+from scodkit.factors.checks import tolerance
 from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs, Network, differentiable_attention, ordinary
@@ -25,13 +26,8 @@ from scodkit.sketch.eigenbasis import Eigenbasis
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Weights: TypeAlias = Mapping[str, Tensor]
-
-# samples taken both at once and alone before all are taken at once, and by how much their
-# slopes may differ
+# samples taken both at once and alone before all are taken at once
 _TRIED = 2
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
-_TOLERANCE_HALF = 1e-1
 
 
 @dataclass(frozen=True)
@@ -71,12 +67,11 @@ class Saliency:
         Args:
             sample: As in `plot`.
         """
-        gradient = plots.row(self.gradient, sample)
-        plots.check_finite(gradient, sample)
+        gradient = plots.finite_row(self.gradient, sample)
         if gradient.ndim == 1:
-            return [plots.slopes(gradient)]
-        image = plots.row(self.input, sample)
-        return [plots.image(image, "input"), plots.slope_map(gradient)]
+            return [partial(plots.slopes, gradient=gradient)]
+        image = partial(plots.image, pixels=plots.row(self.input, sample), title="input")
+        return [image, partial(plots.slope_map, gradient=gradient)]
 
 
 def differentiable_score(
@@ -190,7 +185,7 @@ class _Scores:
         likelihood: Says which rows count.
         basis: The eigenbasis, on the model's device.
         prior_scale: ``eps``.
-        at_once: Whether samples are taken all at once; None before the first finite ones.
+        engine: Pulls rows back; None before the first finite samples.
 
     Raises:
         OptionError: If the likelihood draws at random.
@@ -201,7 +196,7 @@ class _Scores:
     likelihood: Likelihood
     basis: Eigenbasis
     prior_scale: float
-    at_once: bool | None = None
+    engine: AloneEngine | None = None
 
     def __post_init__(self) -> None:
         if self.likelihood.draws:
@@ -213,114 +208,80 @@ class _Scores:
     def __call__(self, call: Inputs) -> Tensor:
         """Return the scores of a batch, ``(B,)`` in float64."""
         with self.network.evaluating(), differentiable_attention():
-            # without graphs of their own: gradients are to go to the inputs only
-            named = self.network.model.named_parameters()
-            weights = {name: ordinary(parameter.detach()) for name, parameter in named}
-            output = self.network.at(weights, call.map(torch.clone))
-            finite = finite_samples(call, output.detach())
-            rows = self.likelihood.factor(_filled(output, ~finite, 0.0))
-            if self.at_once is None and finite.any():
-                some = finite.nonzero()[:_TRIED, 0]
-                few = call.map(lambda t: t[some])
-                with self.network.in_full_precision():  # TF32 rounds to 1e-3
-                    self.at_once = self._passes(weights, few, rows[some])
-            pull_back = self._together if self.at_once else self._one_by_one
-            energies = pull_back(weights, call, rows)
+            if self.engine is None:
+                finite = finite_samples(call, self.network(call).detach())
+                tried = finite.nonzero()[:_TRIED, 0].tolist()
+                self.engine = self._chosen(pick(call, tried)) if tried else None
+            engine = self.engine or LoopEngine(self.network, self.parameters, graph=True)
+            linear = engine.linearize(call)
+            finite = finite_samples(call, linear.output.detach())
+            rows = self.likelihood.factor(_filled(linear.output, ~finite, 0.0))
+            energies = self._energies(linear, rows)
             score = scoring.score(energies, self.basis, self.prior_scale)
-        return torch.where(finite & score.isfinite(), score, torch.inf)
+            score = torch.where(finite & score.isfinite(), score, torch.inf)
+        has_slopes = any(tensor.requires_grad for tensor in call.tensors())
+        return score if has_slopes else score.detach()
 
-    def _passes(self, weights: Weights, few: Inputs, rows: Tensor) -> bool:
-        """Return whether samples taken at once have the slopes plain autograd gives them.
+    def _chosen(self, few: Inputs) -> AloneEngine:
+        """Return the engine to use: plain autograd unless function transforms agree with it.
 
-        Some of torch's own functions have not: layer norm, as of torch 2.13.
+        Slopes by function transforms are wrong for some of torch's own functions: layer norm,
+        as of torch 2.13.
 
         Raises:
-            OptionError: If plain autograd has none.
+            OptionError: If plain autograd has no slopes.
         """
-        few, rows = few.map(_leaf), rows.detach().requires_grad_()
-        leaves = [tensor for tensor in (*few.tensors(), rows) if tensor.requires_grad]
-        try:
-            expected = _slopes(self._one_by_one(weights, few, rows), leaves)
-        except RuntimeError as error:
-            raise OptionError(
-                "expected a model that torch can differentiate twice, but it raised "
-                f"{first_line(error)}; type saliency=False"
-            ) from error
-        try:
-            off = _distance(_slopes(self._together(weights, few, rows), leaves), expected)
-            reason = f"all at once they differ from plain autograd's by {off:.1e} relative"
-        except Exception as error:  # whatever a third-party module raises under a transform
-            off = torch.inf
-            reason = f"all at once it raised {first_line(error)}"
-        if off <= _TOLERANCE.get(rows.dtype, _TOLERANCE_HALF):
-            return True
+        loop = LoopEngine(self.network, self.parameters, graph=True)
+        together = FunctionalEngine(self.network, self.parameters, graph=True)
+        with self.network.in_full_precision():  # TF32 rounds to 1e-3
+            try:
+                expected = self._slopes(loop, few)
+            except RuntimeError as error:
+                raise OptionError(
+                    "expected a model that torch can differentiate twice, but it raised "
+                    f"{first_line(error)}; type saliency=False"
+                ) from error
+            try:
+                off = _distance(self._slopes(together, few), expected)
+                reason = f"all at once they differ from plain autograd's by {off:.1e} relative"
+            except Exception as error:  # whatever a third-party module raises under a transform
+                off = torch.inf
+                reason = f"all at once it raised {first_line(error)}"
+        if off <= tolerance(expected[-1]):
+            return together
         warnings.warn(
             f"{type(self.network.model).__name__} is differentiated one sample after the "
             f"other, for the right slopes, more slowly; {reason}",
             EngineFallbackWarning,
             stacklevel=2,
         )
-        return False
+        return loop
 
-    def _together(self, weights: Weights, call: Inputs, rows: Tensor) -> Energies:
-        """Return the energies of rows ``(B, p, d)`` at the output, by function transforms."""
+    def _slopes(self, engine: AloneEngine, few: Inputs) -> list[Tensor]:
+        """Return derivatives of the energies by the inputs and by the rows at the output."""
+        few = few.map(_leaf)
+        linear = engine.linearize(few)
+        rows = self.likelihood.factor(linear.output).detach().requires_grad_()
+        energies = self._energies(linear, rows)
+        # not torch.autograd.grad: it passes over functions marked as differentiable once only;
+        # not of the score, a difference of near-equals
+        torch.autograd.backward(energies.total.sum() - 0.5 * energies.along.sum())
+        leaves = [tensor for tensor in (*few.tensors(), rows) if tensor.requires_grad]
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
 
-        def of_one(tensors: list[Tensor], sample_rows: Tensor) -> tuple[Tensor, Tensor]:
-            def output_at(chosen: Weights) -> Tensor:
-                at = {**weights, **chosen}
-                # clones: the model may begin with an in-place function
-                args, kwargs = call.with_tensors([t[None].clone() for t in tensors])
-                return self.network.at_raw(at, args, kwargs, 1)[0].flatten()
+    def _energies(self, linear: Linearization, rows: Tensor) -> Energies:
+        """Return the energies of rows ``(B, p, d)`` at the output, with their graph.
 
-            chosen = {name: weights[name] for name in self.parameters.names}
-            pull = vjp(output_at, chosen)[1]
-            return self._reduced(vmap(lambda row: pull(row)[0])(sample_rows))
-
-        return Energies(*vmap(of_one)(call.tensors(), rows))
-
-    def _one_by_one(self, weights: Weights, call: Inputs, rows: Tensor) -> Energies:
-        """Return the same by plain autograd: slow, and obviously right."""
-        has_slopes = any(tensor.requires_grad for tensor in (*call.tensors(), rows))
-        names = self.parameters.names
-        chosen = {name: weights[name].detach().requires_grad_() for name in names}
-        reduced = []
-        for i, sample_rows in enumerate(rows):
-            sample = call.samples(slice(i, i + 1)).map(torch.clone)
-            output = self.network.at({**weights, **chosen}, sample).flatten()
-            pulled = [
-                torch.autograd.grad(
-                    output,
-                    list(chosen.values()),
-                    grad_outputs=row,
-                    retain_graph=True,
-                    create_graph=has_slopes,
-                    materialize_grads=True,
-                )
-                for row in sample_rows
-            ]
-            stacked = (torch.stack(parts) for parts in zip(*pulled, strict=True))
-            reduced.append(self._reduced(dict(zip(names, stacked, strict=True))))
-        return Energies(*(torch.stack(parts) for parts in zip(*reduced, strict=True)))
-
-    def _reduced(self, pulled: Weights) -> tuple[Tensor, Tensor]:
-        """Return ``|L|_F^2`` and ``|u_j^T L|^2`` ``(k,)`` from rows ``(p, *shape)`` by name."""
+        By plain products: the kernels of `Factors.project` have no derivatives.
+        """
         norms, along = [], []
-        for block in self.parameters.blocks:
-            rows = pulled[block.name].flatten(1)
-            vectors = self.basis.vectors[block.columns].to(rows.device)
-            wide = torch.promote_types(rows.dtype, vectors.dtype)
-            norms.append(rows.square().sum(dtype=torch.float64))
-            along.append((rows.to(wide) @ vectors.to(wide)).double())
-        return torch.stack(norms).sum(0), torch.stack(along).sum(0).square().sum(0)
-
-
-def _slopes(energies: Energies, leaves: list[Tensor]) -> list[Tensor]:
-    """Return derivatives of what scores are made of, without a difference of near-equals."""
-    for leaf in leaves:
-        leaf.grad = None
-    # not torch.autograd.grad: it passes over functions marked as differentiable once only
-    torch.autograd.backward(energies.total.sum() - 0.5 * energies.along.sum())
-    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        for columns, pulled in linear.pull_back(rows).blocks():
+            vectors = self.basis.vectors[columns].to(pulled.device)
+            wide = torch.promote_types(pulled.dtype, vectors.dtype)
+            norms.append(pulled.square().sum((1, 2), dtype=torch.float64))
+            along.append((pulled.to(wide) @ vectors.to(wide)).double())
+        total = torch.stack(norms).sum(0)
+        return Energies(total, torch.stack(along).sum(0).square().sum(1))
 
 
 def _distance(actual: list[Tensor], expected: list[Tensor]) -> float:

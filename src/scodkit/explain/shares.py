@@ -6,7 +6,7 @@ is given every pair of two weights of its own, and half of the pairs it has one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from scodkit.errors import BatchError, OptionError
 from scodkit.explain import plots
-from scodkit.factors import Factors, FactorSource, HeldFactors
+from scodkit.factors import Factors, FactorSource
+from scodkit.factors.engine import Sums
 from scodkit.model.network import Inputs
 from scodkit.model.parameters import ParameterSet
 from scodkit.scoring import score as scoring
@@ -62,9 +63,15 @@ class Shares:
         Args:
             sample: Which sample of the batch.
             top: How many shares to show; the others are shown as their sum.
+
+        Raises:
+            OptionError: If none should be shown.
         """
-        panel = plots.shares(self.names, self.values, sample, top)
-        return plots.figure_of([panel], 6.0, 0.9 + 0.28 * min(top + 1, len(self.names)))
+        if top < 1:
+            raise OptionError(f"expected top >= 1 shares to show, got {top}")
+        figure = plots.new_figure(6.0, 0.9 + 0.28 * min(top + 1, len(self.names)))
+        plots.shares(figure.subplots(), self.names, self.values, sample=sample, top=top)
+        return figure
 
 
 class Split(NamedTuple):
@@ -140,44 +147,34 @@ def shares_of(
         _, energies = scoring.score_batch(source, call, basis)
         sizes, shares = energies.total.new_zeros(2, call.batch_size, len(parameters.blocks))
         for piece in source.named().pieces(call, hold=True):
-            part = _contribution(piece.factors, parameters, basis, prior_scale)
-            sizes[piece.samples] += part.sizes
-            shares[piece.samples] += part.shares
-            directions.setdefault(piece.samples.start, []).append(part.directions)
-            features.setdefault(piece.samples.start, []).append(part.features)
+            parts = _by_parameter(piece.factors, parameters, basis)
+            total = torch.stack([norms for norms, _ in parts.values()]).sum(0)
+            projected = torch.stack([along for _, along in parts.values()]).sum(0)
+            determined = projected * scoring.determined(basis, prior_scale)
+            for i, (norms, along) in parts.items():
+                size = norms.sum(1)
+                sizes[piece.samples, i] += size
+                shares[piece.samples, i] += size - (along * determined).sum((1, 2))
+            # as if each direction were a sample: its score is its share
+            each = Energies(total.flatten(), projected.square().flatten(0, 1))
+            scores = scoring.score(each, basis, prior_scale).view_as(total)
+            directions.setdefault(piece.samples.start, []).append(scores)
+            features.setdefault(piece.samples.start, []).append(projected)
     score = scoring.score(energies, basis, prior_scale)
+    shares = prior_scale**2 * shares
     # a share is a difference of sums as large as its size, and so is its rounding error
     shares = shares + _in_proportion(sizes, score - shares.sum(1))
-    bad = ~score.isfinite()
-    by_parameter = Shares(parameters.names, shares.masked_fill(bad[:, None], torch.nan))
-    by_direction = _in_proportion(_joined(directions), score).masked_fill(
-        bad[:, None], torch.nan
-    )
+    bad = ~score.isfinite()[:, None]
+    by_parameter = Shares(parameters.names, shares.masked_fill(bad, torch.nan))
+    by_direction = _in_proportion(_joined(directions), score).masked_fill(bad, torch.nan)
+    names = tuple(f"direction {q}" for q in range(by_direction.shape[1]))
     return Split(
         parameters=by_parameter,
         layers=_by_layer(by_parameter),
-        directions=Shares(
-            tuple(f"direction {q}" for q in range(by_direction.shape[1])), by_direction
-        ),
+        directions=Shares(names, by_direction),
         score=score,
-        features=_joined(features).masked_fill(bad[:, None, None], torch.nan),
+        features=_joined(features).masked_fill(bad[:, None], torch.nan),
     )
-
-
-class _Contribution(NamedTuple):
-    """What some directions of some samples contribute, all in float64.
-
-    Attributes:
-        sizes: ``|L_b|_F^2`` for each parameter, ``(b, P)``.
-        shares: Of each parameter, ``(b, P)``, as rounded sums.
-        directions: Scores of the single directions, ``(b, q)``.
-        features: ``U^T L``, ``(b, q, k)``.
-    """
-
-    sizes: Tensor
-    shares: Tensor
-    directions: Tensor
-    features: Tensor
 
 
 def _joined(parts: dict[int, list[Tensor]]) -> Tensor:
@@ -191,44 +188,25 @@ def _in_proportion(sizes: Tensor, whole: Tensor) -> Tensor:
     return sizes / sizes.sum(1, keepdim=True) * whole[:, None]
 
 
-def _contribution(
-    factors: Factors, parameters: ParameterSet, basis: Eigenbasis, prior_scale: float
-) -> _Contribution:
-    sums: dict[int, tuple[Tensor, Tensor]] = {}
-    for i, columns, rows in _by_parameter(factors, parameters):
-        samples, directions, _ = rows.shape
-        # as if each row were a sample: for the norm of every direction
-        alone = HeldFactors([(columns, rows.flatten(0, 1)[:, None])])
-        norms, along = (
-            t.reshape(samples, directions, -1) for t in alone.project(basis.vectors)
-        )
-        before = sums.get(i)
-        sums[i] = (norms, along) if before is None else (before[0] + norms, before[1] + along)
-    features = torch.stack([along for _, along in sums.values()]).sum(0)
-    determined = features * scoring.determined(basis, prior_scale)
-    sizes, shares = features.new_zeros(2, len(features), len(parameters.blocks))
-    total = features.new_zeros(features.shape[:2])
-    for i, (norms, along) in sums.items():
-        total += norms[..., 0]
-        sizes[:, i] = norms.sum((1, 2))
-        shares[:, i] = sizes[:, i] - (along * determined).sum((1, 2))
-    # as if each direction were a sample: its score is its share
-    energies = Energies(total.flatten(), features.square().flatten(0, 1))
-    scores = scoring.score(energies, basis, prior_scale).view_as(total)
-    return _Contribution(sizes, prior_scale**2 * shares, scores, features)
-
-
 def _by_parameter(
-    factors: Factors, parameters: ParameterSet
-) -> Iterator[tuple[int, slice, Tensor]]:
-    """Yield the index of a parameter, some of its columns, and their rows ``(b, q, n)``."""
+    factors: Factors, parameters: ParameterSet, basis: Eigenbasis
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Return squared norms ``(b, q)`` and projections ``(b, q, k)``, by index of parameter."""
+    sums: defaultdict[int, Sums] = defaultdict(Sums)
     for columns, rows in factors.blocks():
+        shape = rows.shape[:2]
         for i, block in enumerate(parameters.blocks):
             start = max(columns.start, block.columns.start)
             stop = min(columns.stop, block.columns.stop)
             if start < stop:
-                inside = slice(start - columns.start, stop - columns.start)
-                yield i, slice(start, stop), rows[:, :, inside]
+                some = rows[:, :, start - columns.start : stop - columns.start]
+                vectors = basis.vectors[start:stop].to(rows.device)
+                # as if each row were a sample: for the norm of every direction
+                sums[i].add_rows(some.flatten(0, 1)[:, None], vectors)
+    results = {i: own.result for i, own in sums.items()}
+    return {
+        i: (norms.view(shape), along.view(*shape, -1)) for i, (norms, along) in results.items()
+    }
 
 
 def _by_layer(shares: Shares) -> Shares:

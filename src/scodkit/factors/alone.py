@@ -8,11 +8,34 @@ from torch.func import vjp, vmap
 
 from scodkit.factors.checks import check_alone
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
-from scodkit.model.network import Inputs, Network
+from scodkit.model.network import Inputs, Network, ordinary
 from scodkit.model.parameters import ParameterSet
 
 
-class LoopEngine(Engine):
+class AloneEngine(Engine):
+    """An engine that runs each sample alone.
+
+    Args:
+        network: The model.
+        parameters: The chosen weights.
+        graph: Whether outputs and rows keep their graph to the inputs, for second derivatives.
+            No weight of the model is part of it.
+    """
+
+    def __init__(
+        self, network: Network, parameters: ParameterSet, *, graph: bool = False
+    ) -> None:
+        super().__init__(network, parameters)
+        self.graph = graph
+
+    def _others(self) -> dict[str, Tensor]:
+        """Return detached weights to use for the model's own: those not chosen, for a graph."""
+        named = self.network.model.named_parameters() if self.graph else ()
+        chosen = self.parameters.names
+        return {name: ordinary(own.detach()) for name, own in named if name not in chosen}
+
+
+class LoopEngine(AloneEngine):
     """One ordinary backward pass per sample and row: slow, and obviously right.
 
     The oracle of the other engines, the last resort for modules that no transform supports,
@@ -36,7 +59,9 @@ class LoopEngine(Engine):
         }
         size = call.batch_size
         each = [call] if size == 1 else [call.samples(slice(i, i + 1)) for i in range(size)]
-        return _LoopLinearization(leaves, [self.network.at(leaves, one) for one in each])
+        weights = {**self._others(), **leaves}
+        outputs = [self.network.at(weights, one) for one in each]
+        return _LoopLinearization(leaves, outputs, self.graph)
 
 
 class SingleEngine(LoopEngine):
@@ -58,10 +83,12 @@ class SingleEngine(LoopEngine):
 
 
 class _LoopLinearization(Linearization):
-    def __init__(self, leaves: dict[str, Tensor], outputs: list[Tensor]) -> None:
-        self._leaves, self._outputs = list(leaves.values()), outputs
-        detached = [output.detach() for output in outputs]
-        self.output = torch.cat(detached) if len(detached) > 1 else detached[0]
+    def __init__(
+        self, leaves: dict[str, Tensor], outputs: list[Tensor], graph: bool = False
+    ) -> None:
+        self._leaves, self._outputs, self._graph = list(leaves.values()), outputs, graph
+        shown = outputs if graph else [output.detach() for output in outputs]
+        self.output = torch.cat(shown) if len(shown) > 1 else shown[0]
 
     def pull_back(self, rows: Tensor) -> Factors:
         pulled = [
@@ -78,7 +105,9 @@ class _LoopLinearization(Linearization):
         if not output.requires_grad:  # it depends on no chosen weight
             return torch.cat([torch.zeros_like(leaf).flatten() for leaf in leaves])
         row = row.view(output.shape)
-        found = torch.autograd.grad(output, leaves, row, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(
+            output, leaves, row, retain_graph=True, create_graph=self._graph, allow_unused=True
+        )
         flat = []
         for leaf, own in zip(leaves, found, strict=True):
             if own is None:
@@ -87,24 +116,25 @@ class _LoopLinearization(Linearization):
         return torch.cat(flat)
 
 
-class FunctionalEngine(Engine):
+class FunctionalEngine(AloneEngine):
     """``vmap`` over samples and directions of ``vjp`` of the model."""
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return the output; pulling back runs the model again, each sample alone."""
-        return _FunctionalLinearization(self.network, self.parameters, call)
+        if self.graph:
+            weights = {**self._others(), **self.parameters.weights(self.network.model)}
+            return _FunctionalLinearization(self, call, self.network.at(weights, call))
+        with torch.no_grad():
+            return _FunctionalLinearization(self, call, self.network(call).detach())
 
 
 class _FunctionalLinearization(Linearization):
-    def __init__(self, network: Network, parameters: ParameterSet, call: Inputs) -> None:
-        self._network = network
-        self._parameters = parameters
-        self._call = call
-        with torch.no_grad():
-            self.output = network(call).detach()
+    def __init__(self, engine: FunctionalEngine, call: Inputs, output: Tensor) -> None:
+        self._engine, self._call, self.output = engine, call, output
 
     def pull_back(self, rows: Tensor) -> Factors:
-        weights = self._parameters.weights(self._network.model)
+        network, parameters = self._engine.network, self._engine.parameters
+        weights, others = parameters.weights(network.model), self._engine._others()
 
         def one_sample(
             tensors: list[Tensor], own_rows: Tensor
@@ -112,12 +142,14 @@ class _FunctionalLinearization(Linearization):
             args, kwargs = self._call.with_tensors([t[None] for t in tensors])
 
             def output_at(at: dict[str, Tensor]) -> Tensor:
-                return self._network.at_raw(at, args, kwargs, 1)[0].flatten()
+                return network.at_raw({**others, **at}, args, kwargs, 1)[0].flatten()
 
             output, pull, *_ = vjp(output_at, weights)
             return output, vmap(lambda row: pull(row)[0])(own_rows)
 
         alone, pulled = vmap(one_sample)(self._call.tensors(), rows)
         if len(alone) > 1:
-            check_alone(self._network, self.output.flatten(1), alone)
-        return HeldFactors.of(self._parameters, {k: v.detach() for k, v in pulled.items()})
+            check_alone(network, self.output.flatten(1), alone)
+        if not self._engine.graph:
+            pulled = {name: own.detach() for name, own in pulled.items()}
+        return HeldFactors.of(parameters, pulled)
