@@ -256,8 +256,6 @@ def _show(
 ) -> None:
     import torch
 
-    from scodkit.report.data import verdict
-
     with torch.no_grad():
         right = (net(digits.test_x).argmax(1) == digits.test_y).double().mean()
     echo(
@@ -269,7 +267,7 @@ def _show(
     echo(
         f"\nAlarms: at thresholds for {_FALSE_ALARM:.0%} false alarms, from {_HELD_OUT} "
         "held-out digits. Cost: in forward passes, measured at batch 64.\n"
-        f"Stream: {verdict(stream)}\n\nThe report: {shown.visible(str(path.resolve()))}\n\n"
+        f"Stream: {stream.verdict}\n\nThe report: {shown.visible(str(path.resolve()))}\n\n"
         "The same in Python:\n"
     )
     echo("".join(f"    {line}\n" for line in _SAME.splitlines()), nl=False)

@@ -17,8 +17,8 @@ import torch
 from bokeh.models import FixedTicker, HoverTool, LogTickFormatter, Range1d
 from bokeh.plotting import figure
 
-from scodkit.report.data import ScoredSet, WatchedStream, verdict
-from scodkit.report.page import Chart, Key, Row, Table, number, percent, table
+from scodkit.report.page import Chart, Key, Row, Table, cell, percent
+from scodkit.report.report import ScoredSet, WatchedStream
 from scodkit.report.separation import Array, Curve, Curves
 from scodkit.summary import Summary
 
@@ -56,14 +56,18 @@ def histogram(
         threshold: Score of the alarm; None for no line.
         false_alarm: The rate it is for.
     """
-    edges, is_log = _edges(sets, threshold)
-    if edges is None:
+    scores = torch.cat([one.scores for one in sets])
+    finite = scores[scores.isfinite()].tolist() + ([] if threshold is None else [threshold])
+    if not finite:
         return None
+    low, high = min(finite), max(finite)
+    is_log = 0 < low < high
+    high = high if high > low else low + 1.0
+    edges = (np.geomspace if is_log else np.linspace)(low, high, _BINS + 1)
     shares = [np.histogram(one.scores, edges)[0] * (100 / len(one)) for one in sets]
     top = 1.12 * max(float(share.max()) for share in shares)
-    ends = (float(edges[0]), float(edges[-1]))
-    plot = _new_plot("score, nats", "% of the set", ends, (0.0, top), x_log=is_log)
-    keys = []
+    plot = _new_plot("score, nats", "% of the set", (low, high), (0.0, top), x_log=is_log)
+    keys: list[Key] = []
     for one, share, colour in zip(sets, shares, colours_of(sets), strict=True):
         source = {
             "left": edges[:-1].tolist(),
@@ -73,41 +77,18 @@ def histogram(
         }
         columns = {"left": "left", "right": "right", "top": "share", "bottom": 0}
         bars = plot.quad(**columns, fill_alpha=0.45, line_width=1.5, source=source)
-        _paint(bars, fill=colour, line=colour)
-        tips = [("set", "@set"), ("scores", "@left{0.0000} to @right{0.0000}")]
-        _add_hover(plot, bars, [*tips, ("share", "@share{0.0} %")])
-        keys.append(Key(one.name, colour, "area"))
+        tips = {"set": "@set", "scores": "@left{0.0000} to @right{0.0000}"}
+        _paint(plot, bars, tips | {"share": "@share{0.0} %"}, fill=colour, line=colour)
+        keys.append((one.name, colour, "area"))
     if threshold is not None:
         _mark(plot, (threshold, threshold), (0.0, top))
-        accepted = f"{number(100 * false_alarm).text} % false alarms accepted"
-        keys.append(Key(f"alarm, {accepted}", "ink", "dashed"))
-    rows = [
-        [float(low), float(high), *(float(share[i]) for share in shares)]
-        for i, (low, high) in enumerate(itertools.pairwise(edges))
-    ]
+        accepted = f"{cell(100 * false_alarm).text} % false alarms accepted"
+        keys.append((f"alarm, {accepted}", "ink", "dashed"))
+    rows = np.column_stack([edges[:-1], edges[1:], *shares]).tolist()
     titles = ["from", "to", *(f"{one.name}, %" for one in sets)]
-    numbers = table("Shares of the sets between scores", titles, rows)
+    numbers = Table("Shares of the sets between scores", titles, rows)
     title = "Scores of known and unknown inputs"
     return Chart("histogram", title, _medians(sets, threshold), plot, keys, numbers)
-
-
-def _edges(sets: Sequence[ScoredSet], threshold: float | None) -> tuple[Array | None, bool]:
-    """Return edges of bins over all finite scores, and whether they are logarithmic."""
-    scores = torch.cat([one.scores for one in sets])
-    finite = scores[scores.isfinite()].tolist()
-    if threshold is not None:
-        finite.append(threshold)
-    if not finite:
-        return None, False
-    low, high = min(finite), max(finite)
-    is_log = 0 < low < high
-    if is_log:
-        edges = np.geomspace(low, high, _BINS + 1)
-    else:
-        high = high if high > low else low + 1.0
-        edges = np.linspace(low, high, _BINS + 1)
-    edges[0], edges[-1] = low, high  # rounding must not lose the ends
-    return edges, is_log
 
 
 def _medians(sets: Sequence[ScoredSet], threshold: float | None) -> str:
@@ -128,13 +109,15 @@ def roc_chart(by_set: Mapping[str, Curves]) -> Chart:
         by_set: Curves by name of the unknown set.
     """
     rocs = {name: curves.roc for name, curves in by_set.items()}
-    axes = ("known inputs that raise an alarm", "unknown inputs caught")
-    plot, keys = _curves_plot(rocs, axes, "false alarms", (0, 1))
     says = "; ".join(
         f"{name}: area {_area(roc)}, and {percent(roc.at(0.05)[0])} caught at 5 % false alarms"
         for name, roc in rocs.items()
     )
-    numbers = _curve_points(axes[0].capitalize(), "caught", rocs, _ROC_ROWS)
+    axes = {
+        "known inputs that raise an alarm": "false alarms",
+        "unknown inputs caught": "caught",
+    }
+    plot, keys, numbers = _curves(rocs, axes, (0, 1), _ROC_ROWS)
     return Chart("roc", "ROC curve", says + ".", plot, keys, numbers)
 
 
@@ -145,20 +128,32 @@ def precision_recall_chart(by_set: Mapping[str, Curves]) -> Chart:
         by_set: Curves by name of the unknown set.
     """
     precisions = {name: curves.precision_recall for name, curves in by_set.items()}
-    axes = ("unknown inputs caught", "alarms that are right")
-    plot, keys = _curves_plot(precisions, axes, "caught", (0.5, 0.5))
     says = "; ".join(f"{name}: area {_area(curve)}" for name, curve in precisions.items())
     says += ". Known and unknown inputs count the same, however many there are of each."
-    numbers = _curve_points(axes[0].capitalize(), "right", precisions, _RECALL_ROWS)
+    axes = {"unknown inputs caught": "caught", "alarms that are right": "right"}
+    plot, keys, numbers = _curves(precisions, axes, (0.5, 0.5), _RECALL_ROWS)
     return Chart("precision-recall", "Precision and recall", says, plot, keys, numbers)
 
 
-def _curves_plot(
-    by_set: Mapping[str, Curve], axes: tuple[str, str], across: str, chance: _Ends
-) -> tuple[Any, list[Key]]:
-    """Return a plot of curves, and its legend; chance is where a score without skill lies."""
-    plot = _new_plot(f"{axes[0]}, share", f"{axes[1]}, share", *_UNIT_SQUARE)
-    keys = []
+def _area(curve: Curve) -> str:
+    return f"{curve.area:.3f} ({curve.area_low:.3f} to {curve.area_high:.3f})"
+
+
+def _curves(
+    by_set: Mapping[str, Curve], axes: Mapping[str, str], chance: _Ends, at: Sequence[float]
+) -> tuple[Any, list[Key], Table]:
+    """Return a plot of curves, its legend, and points of the curves.
+
+    Args:
+        by_set: Curves by name of the unknown set.
+        axes: Labels of the horizontal and the vertical axis, each with a word for short.
+        chance: Where a score that tells nothing begins and ends.
+        at: Places of the points.
+    """
+    (x_label, y_label), (across, height) = axes.keys(), axes.values()
+    plot = _new_plot(f"{x_label}, share", f"{y_label}, share", *_UNIT_SQUARE)
+    keys: list[Key] = []
+    titles = [x_label.capitalize()]
     for i, (name, curve) in enumerate(by_set.items()):
         cycle, place = divmod(i, len(_UNKNOWN_COLOURS))
         colour, dash = _UNKNOWN_COLOURS[place], _DASHES[cycle % len(_DASHES)]
@@ -166,31 +161,20 @@ def _curves_plot(
         source = {key: values.round(5).tolist() for key, values in columns.items()}
         source["set"] = [name] * len(curve.x)
         band = plot.varea(x="x", y1="low", y2="high", fill_alpha=0.25, source=source)
-        _paint(band, fill=colour)
+        _paint(plot, band, fill=colour)
         line = plot.line(x="x", y="y", line_width=2.5, line_dash=dash, source=source)
-        _paint(line, line=colour)
-        tips = [("set", "@set"), (across, "@x{0.000}"), ("curve", "@y{0.000}")]
-        _add_hover(plot, line, [*tips, ("band of 95 %", "@low{0.000} to @high{0.000}")])
-        keys.append(Key(f"{name}, with a band of 95 %", colour, dash))
-    _mark(plot, (0, 1), chance, "dotted")
-    return plot, [*keys, Key("a score that tells nothing", "ink", "dotted")]
-
-
-def _area(curve: Curve) -> str:
-    return f"{curve.area:.3f} ({curve.area_low:.3f} to {curve.area_high:.3f})"
-
-
-def _curve_points(
-    across: str, height: str, by_set: Mapping[str, Curve], at: Sequence[float]
-) -> Table:
-    titles = [across]
-    for name in by_set:
+        tips = {"set": "@set", across: "@x{0.000}", "curve": "@y{0.000}"}
+        tips["band of 95 %"] = "@low{0.000} to @high{0.000}"
+        _paint(plot, line, tips, line=colour)
+        keys.append((f"{name}, with a band of 95 %", colour, dash))
         titles += [f"{name}: {height}", "from", "to"]
+    _mark(plot, (0, 1), chance, "dotted")
+    keys.append(("a score that tells nothing", "ink", "dotted"))
     rows: list[Row] = [
         (percent(x, 0), *itertools.chain(*(curve.at(x) for curve in by_set.values())))
         for x in at
     ]
-    return table("Points of the curves, with bands of 95 %", titles, rows)
+    return plot, keys, Table("Points of the curves, with bands of 95 %", titles, rows)
 
 
 def spectrum(summary: Summary) -> Chart | None:
@@ -202,23 +186,22 @@ def spectrum(summary: Summary) -> Chart | None:
     values = summary.values[summary.values > 0].numpy()
     if not len(values):
         return None
-    shown = _even(len(values), _MOST_DIRECTIONS)
-    x_range = (0.0, len(values) + 1.0)
     y_range = (float(values.min()) / 2, float(values.max()) * 2)
     unit = "nats per squared weight"
+    x_range = (0.0, len(values) + 1.0)
     plot = _new_plot("direction", f"eigenvalue, {unit}", x_range, y_range, y_log=True)
+    shown = _even(len(values), _MOST_DIRECTIONS)
     source = {"x": (shown + 1).tolist(), "y": values[shown].tolist()}
-    _paint(plot.line(x="x", y="y", line_width=1.5, source=source), line="blue")
-    dots = _paint(plot.scatter(x="x", y="y", size=6, source=source), fill="blue", line="blue")
-    _add_hover(plot, dots, [("direction", "@x"), ("eigenvalue", "@y{0.000e+0}")])
+    _paint(plot, plot.line(x="x", y="y", line_width=1.5, source=source), line="blue")
+    tips = {"direction": "@x", "eigenvalue": "@y{0.000e+0}"}
+    _paint_dots(plot, source, tips, size=6)
     says = (
         f"{len(values)} directions, from {values[0]:.3g} down to {values[-1]:.3g} {unit}; "
         f"spread over {summary.effective_rank:.1f} of them in effect."
     )
-    rows = [[float(i + 1), float(values[i])] for i in _even(len(values), _MOST_ROWS)]
-    numbers = table("Eigenvalues of directions", ("direction", "eigenvalue"), rows)
-    keys = [Key("eigenvalue", "blue", "dot")]
-    return Chart("spectrum", "Spectrum", says, plot, keys, numbers)
+    rows = [(float(i + 1), float(values[i])) for i in _even(len(values), _MOST_ROWS)]
+    numbers = Table("Eigenvalues of directions", ("direction", "eigenvalue"), rows)
+    return Chart("spectrum", "Spectrum", says, plot, [("eigenvalue", "blue", "dot")], numbers)
 
 
 def captured(summary: Summary) -> Chart | None:
@@ -240,26 +223,24 @@ def captured(summary: Summary) -> Chart | None:
         "sum": sums[shown].tolist(),
         "determined": determined[shown].tolist(),
     }
-    line = _paint(plot.line(x="x", y="sum", line_width=2.5, source=source), line="blue")
+    line = plot.line(x="x", y="sum", line_width=2.5, source=source)
     other = plot.line(x="x", y="determined", line_width=2.5, line_dash="dashed", source=source)
-    _paint(other, line="green")
-    tips = [("direction", "@x"), ("captured so far", "@sum{0.000}")]
-    _add_hover(plot, line, [*tips, ("decided by data", "@determined{0.000}")])
+    _paint(plot, other, line="green")
+    tips = {"direction": "@x", "captured so far": "@sum{0.000}"}
+    _paint(plot, line, tips | {"decided by data": "@determined{0.000}"}, line="blue")
     says = (
         f"{len(sums)} directions capture {percent(summary.captured)} of the curvature of the "
         f"training data; along the last of them data, not the prior, decides "
         f"{percent(float(determined[-1]))}."
     )
-    rows = [
-        [float(i + 1), float(sums[i]), float(determined[i])]
-        for i in _even(len(sums), _MOST_ROWS)
-    ]
+    listed = _even(len(sums), _MOST_ROWS)
+    rows = np.column_stack([listed + 1.0, sums[listed], determined[listed]]).tolist()
     titles = ("direction", "captured so far", "decided by data")
-    numbers = table("Captured curvature", titles, rows)
-    keys = [
-        Key("curvature captured by directions up to this one", "blue", "solid"),
-        Key("decided by data, not the prior", "green", "dashed"),
+    keys: list[Key] = [
+        ("curvature captured by directions up to this one", "blue", "solid"),
+        ("decided by data, not the prior", "green", "dashed"),
     ]
+    numbers = Table("Captured curvature", titles, rows)
     return Chart("captured", "Captured curvature", says, plot, keys, numbers)
 
 
@@ -281,10 +262,9 @@ def stream_scores(stream: WatchedStream) -> Chart | None:
     x_range = (0.0, len(scores) + 1.0)
     plot = _new_plot("sample of the stream", "score, nats", x_range, ends, y_log=is_log)
     source = {"x": (shown + 1).tolist(), "y": scores[shown].tolist()}
-    dots = _paint(plot.scatter(x="x", y="y", size=4, source=source), fill="blue", line="blue")
-    _add_hover(plot, dots, [("sample", "@x"), ("score", "@y{0.0000}")])
-    keys = [Key("score", "blue", "dot"), *_mark_moments(plot, stream, ends)]
-    says = f"{len(scores)} samples. {verdict(stream)}"
+    _paint_dots(plot, source, {"sample": "@x", "score": "@y{0.0000}"}, size=4)
+    keys = [("score", "blue", "dot"), *_mark_moments(plot, stream, ends)]
+    says = f"{len(scores)} samples. {stream.verdict}"
     if len(shown) < len(scores):
         says += f" Of the scores the {len(shown)} that stand out most are drawn."
     return Chart("stream", "Scores of the stream", says, plot, keys, _stream_table(stream))
@@ -305,13 +285,13 @@ def stream_wealth(stream: WatchedStream) -> Chart:
     x_range = (0.0, len(wealth) + 1.0)
     plot = _new_plot("sample of the stream", "wealth, powers of ten", x_range, ends)
     source = {"x": (shown + 1).tolist(), "y": wealth[shown].round(5).tolist()}
-    line = _paint(plot.line(x="x", y="y", line_width=2.5, source=source), line="blue")
-    _add_hover(plot, line, [("sample", "@x"), ("wealth", "10^@y{0.00}")])
-    _paint(plot.line(list(x_range), [limit, limit], line_width=2), line="red")
-    accepted = f"at most {number(100 * stream.false_alarm).text} % false ones, ever"
+    line = plot.line(x="x", y="y", line_width=2.5, source=source)
+    _paint(plot, line, {"sample": "@x", "wealth": "10^@y{0.00}"}, line="blue")
+    _paint(plot, plot.line(list(x_range), [limit, limit], line_width=2), line="red")
+    accepted = f"at most {cell(100 * stream.false_alarm).text} % false ones, ever"
     keys = [
-        Key("wealth: evidence that the stream has changed", "blue", "solid"),
-        Key(f"alarm: {accepted}", "red", "solid"),
+        ("wealth: evidence that the stream has changed", "blue", "solid"),
+        (f"alarm: {accepted}", "red", "solid"),
         *_mark_moments(plot, stream, ends),
     ]
     says = f"The alarm rises when the wealth reaches {1 / stream.false_alarm:g}."
@@ -321,14 +301,14 @@ def stream_wealth(stream: WatchedStream) -> Chart:
 
 def _mark_moments(plot: Any, stream: WatchedStream, ends: _Ends) -> list[Key]:
     """Return the legend of when the stream changed and the alarm rose, and draw both."""
-    keys = []
+    keys: list[Key] = []
     if stream.changed_at is not None:
         x = stream.changed_at + 0.5
         _mark(plot, (x, x), ends, "dotted")
-        keys.append(Key(f"stream changed after {stream.changed_at}", "ink", "dotted"))
+        keys.append((f"stream changed after {stream.changed_at}", "ink", "dotted"))
     if stream.alarmed_at is not None:
         _mark(plot, (stream.alarmed_at, stream.alarmed_at), ends)
-        keys.append(Key(f"alarm rose at {stream.alarmed_at}", "ink", "dashed"))
+        keys.append((f"alarm rose at {stream.alarmed_at}", "ink", "dashed"))
     return keys
 
 
@@ -342,7 +322,7 @@ def _stream_table(stream: WatchedStream) -> Table:
         (str(t), float(stream.scores[t - 1]), float(wealth[t - 1])) for t in sorted(samples)
     ]
     titles = ("sample", "score, nats", "wealth, powers of ten")
-    return table("The stream at some of its samples", titles, rows)
+    return Table("The stream at some of its samples", titles, rows)
 
 
 def _even(length: int, most: int) -> _Indices:
@@ -406,39 +386,36 @@ def _new_plot(
     return plot
 
 
-def _paint(renderer: Any, **roles: str) -> Any:
-    """Tag a part of a plot with the roles of its colours.
+def _paint(
+    plot: Any, renderer: Any, tips: Mapping[str, str] | None = None, **roles: str
+) -> None:
+    """Tag a part of a plot with the roles of its colours, and show numbers under the pointer.
 
     Args:
-        renderer: As a method of a plot returned it.
+        plot: The plot.
+        renderer: Its part, as a method of the plot returned it.
+        tips: Columns of the data as bokeh writes them, ``@x{0.00}``, by label.
         roles: Colours of its ``line`` and ``fill``.
-
-    Returns:
-        The part itself.
     """
     renderer.glyph.tags = [f"{part}:{colour}" for part, colour in roles.items()]
     # a glyph that is not selected must not fade into a colour of another theme
     renderer.nonselection_glyph = renderer.muted_glyph = None
-    return renderer
+    if tips:
+        # bokeh's own rows are too pale to be read, and white in the dark
+        rows = [f"<div>{label} <strong>{value}</strong></div>" for label, value in tips.items()]
+        box = f'<div class="tip" style="{_TIP}">{"".join(rows)}</div>'
+        plot.add_tools(HoverTool(renderers=[renderer], tooltips=box, visible=False))
+
+
+def _paint_dots(plot: Any, source: dict[str, Any], tips: Mapping[str, str], size: int) -> None:
+    dots = plot.scatter(x="x", y="y", size=size, source=source)
+    _paint(plot, dots, tips, fill="blue", line="blue")
 
 
 def _mark(plot: Any, x: Sequence[float], y: Sequence[float], dash: str = "dashed") -> None:
     """Draw a line that means a limit or a moment."""
-    _paint(plot.line(list(x), list(y), line_width=2, line_dash=dash), line="ink")
-
-
-def _add_hover(plot: Any, renderer: Any, tips: Sequence[tuple[str, str]]) -> None:
-    """Show numbers under the pointer.
-
-    Args:
-        plot: The plot.
-        renderer: Its part that has something to say.
-        tips: Labels, and columns of the data as bokeh writes them: ``@x{0.00}``.
-    """
-    # bokeh's own rows are too pale to be read, and white in the dark
-    rows = "".join(f"<div>{label} <strong>{value}</strong></div>" for label, value in tips)
-    box = f'<div class="tip" style="{_TIP}">{rows}</div>'
-    plot.add_tools(HoverTool(renderers=[renderer], tooltips=box, visible=False))
+    line = plot.line(list(x), list(y), line_width=2, line_dash=dash)
+    _paint(plot, line, line="ink")
 
 
 def colours_of(sets: Sequence[ScoredSet]) -> list[str]:

@@ -12,9 +12,9 @@ from torch import Tensor
 from scodkit import __version__
 from scodkit.monitor import Monitor
 from scodkit.report import charts
-from scodkit.report.data import MethodLine, ScoredSet, WatchedStream, verdict
 from scodkit.report.gallery import gallery, in_words
-from scodkit.report.page import Cell, Row, Section, Table, number, percent, render, table
+from scodkit.report.page import Cell, Chart, Row, Section, Table, cell, percent, render
+from scodkit.report.report import MethodLine, ScoredSet, WatchedStream
 from scodkit.report.separation import Curves, curves
 from scodkit.summary import Summary
 
@@ -33,14 +33,30 @@ def page_of(report: Report) -> str:
         report: What to show.
     """
     monitor, sets, summary = report.monitor, report.sets, report.monitor.summary()
-    curves_by_set = _curves_by_set(sets)
-    p_values = _p_values_by_set(report)
+    known = [one.scores for one in sets if one.known]
+    curves_by_set = {
+        one.name: curves(torch.cat(known), one.scores)
+        for one in sets
+        if known and not one.known
+    }
+    p_values = {one.name: one.p_values for one in sets if one.p_values is not None}
+    calibration, threshold = monitor.calibration, None
+    if calibration is not None and calibration.groups is None:
+        p_values = {one.name: calibration.p_value(one.scores) for one in sets} | p_values
+        threshold = calibration.threshold(report.false_alarm)
     rates = {
         name: float((values <= report.false_alarm).double().mean())
         for name, values in p_values.items()
     }
+    facts = {f"AUROC, {name}": f"{pair.roc.area:.3f}" for name, pair in curves_by_set.items()}
+    facts |= {f"alarms, {name}": percent(rate) for name, rate in rates.items()}
+    if threshold is not None:
+        facts["alarm above"] = f"{threshold:.3g} nats"
+    facts["captured curvature"] = percent(summary.captured)
+    if report.stream is not None and report.stream.alarmed_at is not None:
+        facts["stream alarm at sample"] = str(report.stream.alarmed_at)
     sections = (
-        _scores(report, rates),
+        _scores(report, threshold, rates),
         _separation(curves_by_set),
         _methods(report.methods),
         _stream(report.stream),
@@ -53,35 +69,10 @@ def page_of(report: Report) -> str:
     return render(
         title=report.title,
         lead=_lead(report, summary, rates),
-        facts=_facts(report, summary, curves_by_set, rates),
+        facts=facts,
         notes=summary.notes,
-        sections=[section for section in sections if section is not None],
+        sections=[section for section in sections if section],
     )
-
-
-def _curves_by_set(sets: Sequence[ScoredSet]) -> dict[str, Curves]:
-    """Return the curves of each unknown set against all known inputs."""
-    known = [one.scores for one in sets if one.known]
-    if not known:
-        return {}
-    return {one.name: curves(torch.cat(known), one.scores) for one in sets if not one.known}
-
-
-def _p_values_by_set(report: Report) -> dict[str, Tensor]:
-    """Return the p-values ``(n,)`` of each set for which they are known."""
-    p_values = {one.name: one.p_values for one in report.sets if one.p_values is not None}
-    calibration = report.monitor.calibration
-    if calibration is None or calibration.groups is not None:
-        return p_values
-    return {one.name: calibration.p_value(one.scores) for one in report.sets} | p_values
-
-
-def _threshold(report: Report) -> float | None:
-    """Return the one score of the alarm; None if there is none, or one for each group."""
-    calibration = report.monitor.calibration
-    if calibration is None or calibration.groups is not None:
-        return None
-    return calibration.threshold(report.false_alarm)
 
 
 def _lead(report: Report, summary: Summary, rates: Mapping[str, float]) -> str:
@@ -92,56 +83,39 @@ def _lead(report: Report, summary: Summary, rates: Mapping[str, float]) -> str:
     if rates:
         *first, last = [f"{percent(rate)} of {name}" for name, rate in rates.items()]
         raised = f"{', '.join(first)} and {last}" if first else last
-        accepted = number(100 * report.false_alarm).text
+        accepted = cell(100 * report.false_alarm).text
         lead += f" Where {accepted} % false alarms are accepted, {raised} raise one."
     return lead
 
 
-def _facts(
-    report: Report,
-    summary: Summary,
-    curves_by_set: Mapping[str, Curves],
-    rates: Mapping[str, float],
-) -> dict[str, str]:
-    """Return the numbers to see first, by label."""
-    facts = {f"AUROC, {name}": f"{pair.roc.area:.3f}" for name, pair in curves_by_set.items()}
-    facts |= {f"alarms, {name}": percent(rate) for name, rate in rates.items()}
-    threshold = _threshold(report)
-    if threshold is not None:
-        facts["alarm above"] = f"{threshold:.3g} nats"
-    facts["captured curvature"] = percent(summary.captured)
-    if report.stream is not None and report.stream.alarmed_at is not None:
-        facts["stream alarm at sample"] = str(report.stream.alarmed_at)
-    return facts
-
-
-def _scores(report: Report, rates: Mapping[str, float]) -> Section | None:
+def _scores(
+    report: Report, threshold: float | None, rates: Mapping[str, float]
+) -> Section | None:
     if not report.sets:
         return None
-    chart = charts.histogram(report.sets, _threshold(report), report.false_alarm)
+    says = (
+        "The score is how far the prediction could still move under weights that the "
+        "training data does not tell apart: larger means more atypical."
+    )
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
     rows = [
         (
             one.name,
             "known" if one.known else "unknown",
-            number(len(one), "d"),
+            cell(len(one), "d"),
             *torch.quantile(one.scores, levels, interpolation="lower").tolist(),
-            number(rates.get(one.name), ".1%"),
+            cell(rates.get(one.name), ".1%"),
         )
         for one in report.sets
     ]
     titles = ("set", "kind", "inputs", "5 % below", "median", "95 % below", "alarms")
-    says = (
-        "The score is how far the prediction could still move under weights that the "
-        "training data does not tell apart: larger means more atypical."
-    )
-    return Section(
-        "scores",
-        "Scores",
-        says,
-        charts=() if chart is None else (chart,),
-        tables=(table("Scores of the sets, in nats", titles, rows, sortable=True),),
-    )
+    tables = [Table("Scores of the sets, in nats", titles, rows, sortable=True)]
+    drawn = _present(charts.histogram(report.sets, threshold, report.false_alarm))
+    return Section("scores", "Scores", says, charts=drawn, tables=tables)
+
+
+def _present(*drawn: Chart | None) -> list[Chart]:
+    return [chart for chart in drawn if chart is not None]
 
 
 def _separation(curves_by_set: Mapping[str, Curves]) -> Section | None:
@@ -155,40 +129,34 @@ def _separation(curves_by_set: Mapping[str, Curves]) -> Section | None:
     return Section("separation", "Telling known from unknown", says, charts=drawn)
 
 
-def _methods(methods: Sequence[MethodLine]) -> Section | None:
-    if not methods:
-        return None
-    rows = [
-        (
-            line.name,
-            number(line.auroc, ".3f"),
-            number(line.aupr, ".3f"),
-            number(line.false_alarms, ".1%"),
-            number(line.caught, ".1%"),
-            number(line.forward_passes, ".1f"),
-            number(line.fit_seconds, ".2f"),
-        )
+def _methods(methods: Sequence[MethodLine]) -> Section:
+    columns = {
+        "AUROC": ("auroc", ".3f"),
+        "AUPR": ("aupr", ".3f"),
+        "false alarms": ("false_alarms", ".1%"),
+        "caught": ("caught", ".1%"),
+        "cost": ("forward_passes", ".1f"),
+        "fit, s": ("fit_seconds", ".2f"),
+    }
+    rows: list[Row] = [
+        (line.name, *(cell(getattr(line, name), form) for name, form in columns.values()))
         for line in methods
     ]
-    titles = ("method", "AUROC", "AUPR", "false alarms", "caught", "cost", "fit, s")
     caption = "Methods; cost is the time of a scored prediction over that of a bare one"
     says = "Press a column's title to sort by it."
-    tables = (table(caption, titles, rows, sortable=True),)
+    tables = [Table(caption, ("method", *columns), rows, sortable=True)]
     return Section("methods", "Methods compared", says, tables=tables)
 
 
 def _stream(stream: WatchedStream | None) -> Section | None:
     if stream is None:
         return None
-    drawn = (charts.stream_scores(stream), charts.stream_wealth(stream))
-    shown = [chart for chart in drawn if chart is not None]
-    return Section("stream-of-samples", "Stream", verdict(stream), charts=shown)
+    drawn = _present(charts.stream_scores(stream), charts.stream_wealth(stream))
+    return Section("stream-of-samples", "Stream", stream.verdict, charts=drawn)
 
 
-def _gallery(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section | None:
+def _gallery(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section:
     rows, note = gallery(monitor, sets)
-    if not rows:
-        return None
     says = (
         "Each input with the slopes of its score: orange where a larger number would raise "
         "the score, blue where it would lower it."
@@ -197,9 +165,7 @@ def _gallery(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section | None:
     return Section("gallery", title, says, note=note, gallery=rows)
 
 
-def _samples(report: Report, p_values: Mapping[str, Tensor]) -> Section | None:
-    if not report.sets:
-        return None
+def _samples(report: Report, p_values: Mapping[str, Tensor]) -> Section:
     rows: list[Row] = []
     for one in report.sets:
         for index in one.spread(_SAMPLES):
@@ -211,12 +177,12 @@ def _samples(report: Report, p_values: Mapping[str, Tensor]) -> Section | None:
             if one.name in p_values:
                 p_value = float(p_values[one.name][index])
                 alarm = "alarm" if p_value <= report.false_alarm else "no"
-            score, sample = float(one.scores[index]), number(index, "d")
+            score, sample = float(one.scores[index]), cell(index, "d")
             rows.append((one.name, label, prediction, score, p_value, alarm, sample))
     titles = ("set", "is", "prediction", "score", "p-value", "alarm", "sample")
     caption = "Samples of each set, from the least to the most atypical, evenly by rank"
     says = "What the network says of an input, and how far to trust it."
-    tables = (table(caption, titles, rows, sortable=True),)
+    tables = [Table(caption, titles, rows, sortable=True)]
     return Section("samples", "Predictions and scores", says, tables=tables)
 
 
@@ -228,13 +194,12 @@ def _layers(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section | None:
         if one.inputs is None:
             continue
         split = monitor.explain(one.batch(one.spread(_EXPLAINED))).layers
-        finite = split.values[split.values.isfinite().all(1)].cpu()
-        total = float(finite.sum())
-        if total > 0:
+        sums = split.values[split.values.isfinite().all(1)].cpu().sum(0)
+        if float(sums.sum()) > 0:
             layers = split.names
             shown.append(one)
             colours.append(colour)
-            shares.append(finite.sum(0) / total)
+            shares.append(sums / sums.sum())
     if not shown:
         return None
     values = torch.stack(shares, dim=1)  # (layers, sets)
@@ -251,27 +216,24 @@ def _layers(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section | None:
         "Where the scores of a set come from. Shares sum to 100 %; one below zero belongs "
         "to a layer whose changes others make up for."
     )
-    tables = (table(caption, titles, rows, sortable=True),)
+    tables = [Table(caption, titles, rows, sortable=True)]
     return Section("layers", "Layers", says, tables=tables)
 
 
 def _bar(share: float, colour: str) -> Cell:
     """Return a share with a bar behind it."""
-    return Cell(number(share, ".1%").text, share, max(-1.0, min(1.0, share)), colour)
+    return Cell(cell(share, ".1%").text, share, max(-1.0, min(1.0, share)), colour)
 
 
-def _fit(summary: Summary) -> Section | None:
-    drawn = [charts.spectrum(summary), charts.captured(summary)]
-    shown = [chart for chart in drawn if chart is not None]
-    if not shown:
-        return None
+def _fit(summary: Summary) -> Section:
     says = "Directions in the space of weights that the training data would notice."
-    return Section("fit", "What the fit has kept", says, charts=shown)
+    drawn = _present(charts.spectrum(summary), charts.captured(summary))
+    return Section("fit", "What the fit has kept", says, charts=drawn)
 
 
 def _configuration(monitor: Monitor) -> Section:
     says = "What to give to make this again; the fingerprints tie it to the weights."
-    tables, folded = (_settings(monitor),), (_parameters(monitor),)
+    tables, folded = [_settings(monitor)], [_parameters(monitor)]
     return Section("configuration", "Configuration", says, tables=tables, folded=folded)
 
 
@@ -301,7 +263,7 @@ def _settings(monitor: Monitor) -> Table:
         "torch": torch.__version__,
     }
     settings |= {f"note: {name}": json.dumps(value) for name, value in monitor.notes.items()}
-    return table("Configuration and fingerprints", ("what", "value"), list(settings.items()))
+    return Table("Configuration and fingerprints", ("what", "value"), list(settings.items()))
 
 
 def _parameters(monitor: Monitor) -> Table:
@@ -310,4 +272,4 @@ def _parameters(monitor: Monitor) -> Table:
     for block in monitor.fitted.parameters.blocks:
         shape = " x ".join(map(str, block.shape)) or "1"
         rows.append((block.name, shape, float(block.columns.stop - block.columns.start)))
-    return table("Weights the scores are about", ("parameter", "shape", "numbers"), rows)
+    return Table("Weights the scores are about", ("parameter", "shape", "numbers"), rows)

@@ -17,8 +17,8 @@ from scodkit.errors import ScodError
 from scodkit.explain import plots
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.monitor import Monitor
-from scodkit.report.data import ScoredSet
-from scodkit.report.page import Picture, number, percent
+from scodkit.report.page import Picture, cell, percent
+from scodkit.report.report import ScoredSet
 
 _PER_ROW = 6
 _LARGEST = 160  # pixels along a side
@@ -86,7 +86,7 @@ def _picture(
     says = [] if one.labels is None else [one.labels[index]]
     if one.outputs is not None:
         says.append("predicted " + in_words(likelihood, one.outputs[index]))
-    says.append(f"score {number(float(one.scores[index])).text}")
+    says.append(f"score {cell(float(one.scores[index])).text}")
     name = f"{one.name}, sample {index}"
     if sample.ndim == 1:
         slope_bars = [] if slopes is None else bars(slopes)

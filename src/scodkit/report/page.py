@@ -24,6 +24,10 @@ _PERCENT = "\N{NO-BREAK SPACE}%"
 # a row as callers write it: numbers are shown with three digits, None is a blank cell
 Row: TypeAlias = "Sequence[Cell | str | float | None]"
 
+# an entry of a chart's legend: its label, the role of its colour, and its look: "area", "dot",
+# or a dash, which is "solid", "dashed" or "dotted"
+Key: TypeAlias = tuple[str, str, str]
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -49,71 +53,49 @@ class Cell:
         return repr(self.order).replace("inf", "Infinity")
 
 
-@dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table without the columns that are blank throughout.
 
     Args:
         caption: What it shows.
         columns: Their titles; the first column names the rows.
-        rows: As many cells each.
-        sortable: Whether readers may sort it.
-    """
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    sortable: bool
-
-    def numeric(self, column: int) -> bool:
-        """Return whether a column holds numbers, which are set flush right."""
-        return any(row[column].order is not None for row in self.rows)
-
-
-def table(
-    caption: str, columns: Sequence[str], rows: Sequence[Row], *, sortable: bool = False
-) -> Table:
-    """Return a table without the columns that are blank throughout.
-
-    Args:
-        caption: What it shows.
-        columns: Their titles.
         rows: As many cells, words, numbers or None each.
         sortable: Whether readers may sort it.
 
+    Attributes:
+        numeric: Whether each column holds numbers, which are set flush right.
+
     Examples:
-        >>> table("t", ("a", "b"), [("x", None)]).columns
-        ('a',)
+        >>> Table("t", ("a", "b"), [("x", None)]).columns
+        ['a']
     """
-    cells = [[_as_cell(value) for value in row] for row in rows]
-    shown = [i for i in range(len(columns)) if any(row[i].text for row in cells)]
-    return Table(
-        caption,
-        tuple(columns[i] for i in shown),
-        tuple(tuple(row[i] for i in shown) for row in cells),
-        sortable,
-    )
+
+    def __init__(
+        self, caption: str, columns: Sequence[str], rows: Sequence[Row], sortable: bool = False
+    ) -> None:
+        cells = [[cell(value) for value in row] for row in rows]
+        shown = [i for i in range(len(columns)) if any(row[i].text for row in cells)]
+        self.caption, self.sortable = caption, sortable
+        self.columns = [columns[i] for i in shown]
+        self.rows = [[row[i] for i in shown] for row in cells]
+        self.numeric = [any(row[i].order is not None for row in cells) for i in shown]
 
 
-def _as_cell(value: Cell | str | float | None) -> Cell:
-    if isinstance(value, Cell):
-        return value
-    return Cell(value) if isinstance(value, str) else number(value)
-
-
-def number(value: float | None, form: str = ".3g") -> Cell:
-    r"""Return a number as a cell; blank for None.
+def cell(value: Cell | str | float | None, form: str = ".3g") -> Cell:
+    r"""Return a value as a cell; blank for None.
 
     Args:
-        value: The number; infinity is fine.
-        form: Of Python's format language.
+        value: Words, or a number; infinity is fine.
+        form: Of a number, in Python's format language.
 
     Examples:
-        >>> number(0.12345).text, number(0.05, ".1%").text, number(None).text
+        >>> cell(0.12345).text, cell(0.05, ".1%").text, cell(None).text
         ('0.123', '5.0\xa0%', '')
     """
-    if value is None:
-        return Cell("")
+    if isinstance(value, Cell):
+        return value
+    if value is None or isinstance(value, str):
+        return Cell(value or "")
     if math.isinf(value):
         return Cell("∞" if value > 0 else "-∞", value)
     return Cell(format(value, form).replace("%", _PERCENT), value)
@@ -127,21 +109,6 @@ def percent(share: float, digits: int = 1) -> str:
         digits: After the point.
     """
     return f"{100 * share:.{digits}f}{_PERCENT}"
-
-
-@dataclass(frozen=True)
-class Key:
-    """An entry of a chart's legend.
-
-    Args:
-        label: Whose it is.
-        colour: Role of its colour.
-        look: ``area``, ``dot``, or a dash: ``solid``, ``dashed``, ``dotted``.
-    """
-
-    label: str
-    colour: str
-    look: str
 
 
 @dataclass(frozen=True)
@@ -188,7 +155,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page, with a heading.
+    """A part of the page, with a heading; false where there is nothing to show.
 
     Args:
         name: Its id in the page: letters and dashes, once on a page.
@@ -209,6 +176,9 @@ class Section:
     note: str = ""
     gallery: Mapping[str, Sequence[Picture]] | None = None
     folded: Sequence[Table] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.charts or self.gallery or any(one.rows for one in self.tables))
 
 
 def render(
