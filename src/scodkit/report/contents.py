@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,12 +13,9 @@ from scodkit.monitor import Monitor
 from scodkit.report import charts
 from scodkit.report.gallery import gallery, in_words
 from scodkit.report.page import Cell, Chart, Row, Section, Table, cell, percent, render
-from scodkit.report.report import MethodLine, ScoredSet, WatchedStream
+from scodkit.report.report import MethodLine, Report, ScoredSet, WatchedStream
 from scodkit.report.separation import Curves, curves
 from scodkit.summary import Summary
-
-if TYPE_CHECKING:
-    from scodkit.report.report import Report
 
 _SAMPLES = 12  # of each set, in the table of samples
 _EXPLAINED = 60  # samples of each set whose layers' shares are added up
@@ -66,13 +62,9 @@ def page_of(report: Report) -> str:
         _fit(summary),
         _configuration(monitor),
     )
-    return render(
-        title=report.title,
-        lead=_lead(report, summary, rates),
-        facts=facts,
-        notes=summary.notes,
-        sections=[section for section in sections if section],
-    )
+    shown = [section for section in sections if section]
+    lead = _lead(report, summary, rates)
+    return render(shown, title=report.title, lead=lead, facts=facts, notes=summary.notes)
 
 
 def _lead(report: Report, summary: Summary, rates: Mapping[str, float]) -> str:

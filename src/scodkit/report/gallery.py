@@ -68,16 +68,14 @@ def _can_be_shown(shape: torch.Size) -> bool:
 
 def _slopes(monitor: Monitor, inputs: Tensor) -> tuple[list[Tensor | None], str]:
     """Return the slopes of each input, None where there are none, and why not."""
-    nothing: list[Tensor | None] = [None] * len(inputs)
     if not inputs.is_floating_point():
-        return nothing, "No slopes: the inputs are not floating-point numbers."
+        return [None] * len(inputs), "No slopes: the inputs are not floating-point numbers."
     try:
         saliency = monitor.explain(inputs, saliency=True).saliency
     except ScodError as error:
-        return nothing, f"No slopes: {error}."
+        return [None] * len(inputs), f"No slopes: {error}."
     assert saliency is not None
-    finite = saliency.gradient.flatten(1).isfinite().all(1).tolist()
-    return [g if ok else None for g, ok in zip(saliency.gradient, finite, strict=True)], ""
+    return [own if own.isfinite().all() else None for own in saliency.gradient], ""
 
 
 def _picture(

@@ -181,14 +181,7 @@ class Section:
         return bool(self.charts or self.gallery or any(one.rows for one in self.tables))
 
 
-def render(
-    *,
-    title: str,
-    lead: str,
-    facts: Mapping[str, str],
-    notes: Sequence[str],
-    sections: Sequence[Section],
-) -> str:
+def render(sections: Sequence[Section], **heading: object) -> str:
     """Return a page as HTML.
 
     Scripts, style and pictures are inside. Words from outside are escaped; and were one to
@@ -196,11 +189,9 @@ def render(
     nothing be fetched.
 
     Args:
-        title: Its heading.
-        lead: A sentence or two below it.
-        facts: Numbers to see first, with their units, by label.
-        notes: What looks wrong.
-        sections: The rest.
+        sections: The page below its heading.
+        heading: ``title``, ``lead``: a sentence or two below it, ``facts``: numbers to see
+            first, with their units, by label, and ``notes``: what looks wrong.
     """
     charts = [chart for section in sections for chart in section.charts]
     plots = [json_item(chart.plot, ID(chart.name)) for chart in charts]
@@ -209,10 +200,7 @@ def render(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     ).from_string(_read("page.html"))
     return template.render(
-        title=title,
-        lead=lead,
-        facts=facts,
-        notes=notes,
+        **heading,
         sections=sections,
         version=__version__,
         policy=_policy(bokeh, script),

@@ -113,8 +113,7 @@ def separation(
     (auroc, aupr, fpr95), *resampled = [(roc.auroc, roc.aupr, roc.fpr95) for roc in drawn]
     low, high = _interval_95(resampled).tolist()
     # sets that do not overlap do so in no resample either: their interval has this width still
-    unseen = _unseen_share(known, unknown)
-    auroc_bound, aupr_bound = _areas_with(unseen)
+    auroc_bound, aupr_bound, fpr95_bound = _bounds(known, unknown)
     return Separation(
         auroc=auroc,
         aupr=aupr,
@@ -124,7 +123,7 @@ def separation(
         aupr_low=min(low[1], aupr_bound),
         aupr_high=high[1],
         fpr95_low=low[2],
-        fpr95_high=max(high[2], unseen),
+        fpr95_high=max(high[2], fpr95_bound),
     )
 
 
@@ -161,29 +160,22 @@ def _checked(scores: Tensor) -> Array:
 def _interval_95(resampled: ArrayLike) -> Array:
     """Return the lower and the upper ends ``(2, ...)`` over resamples, the first axis."""
     levels = [_MISSES / 2, 1 - _MISSES / 2]
-    ends: Array = np.quantile(np.asarray(resampled, dtype=np.float64), levels, axis=0)
-    return ends
+    return np.quantile(np.asarray(resampled, dtype=np.float64), levels, axis=0)
 
 
-def _unseen_share(known: Tensor, unknown: Tensor) -> float:
-    """Return the largest share on the wrong side that these samples may well not show.
+def _bounds(known: Tensor, unknown: Tensor) -> tuple[float, float, float]:
+    """Return the worst AUROC, AUPR and FPR95 that these samples may well not show.
 
     Sets that do not overlap do so in no resample either, and would get an interval of no
     width. But a share p of known inputs could lie above all unknown ones, and n of them not
     show it with probability (1 - p)^n: p counts as possible up to where that is 5 %, and
     likewise among m unknown ones.
-    """
-    share: float = 1 - _MISSES ** (1 / min(known.numel(), unknown.numel()))
-    return share
-
-
-def _areas_with(share: float) -> tuple[float, float]:
-    """Return the AUROC and the AUPR if such a share of known inputs is above all unknown.
 
     For the AUROC this is a lower bound whatever the scores: min(n, m) pairs are independent,
     and each is in order with a probability of the AUROC.
     """
-    return 1 - share, 1 - share * math.log1p(1 / share)
+    share = 1 - _MISSES ** (1 / min(known.numel(), unknown.numel()))
+    return 1 - share, 1 - share * math.log1p(1 / share), share
 
 
 # where curves are looked at: closer where few false alarms are
@@ -257,7 +249,7 @@ def curves(known: Tensor, unknown: Tensor, *, resamples: int = 300, seed: int = 
     for roc in bootstrapped(known, unknown, resamples, seed):
         rocs.append((roc.auroc, _caught_on_grid(roc)))
         precisions.append((roc.aupr, _precision_on_grid(roc)))
-    auroc_bound, aupr_bound = _areas_with(_unseen_share(known, unknown))
+    auroc_bound, aupr_bound, _ = _bounds(known, unknown)
     return Curves(_with_band(rocs, auroc_bound), _with_band(precisions, aupr_bound))
 
 
