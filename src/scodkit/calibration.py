@@ -27,6 +27,8 @@ _LAST, _FEWEST = 64, 8
 _LOW = 0.01
 # accepted probability that so many are low by chance
 _CHANCE = 1e-6
+# more held-out samples than anybody has
+_MOST = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Calibration:
 
     scores: Tensor
     groups: Tensor | None = None
-    # groups that were warned of
-    _named: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
+    # groups that a warning was given for
+    _warned_groups: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         scores = self.scores.detach().flatten().cpu().double()
@@ -99,7 +101,7 @@ class Calibration:
         Raises:
             CalibrationError: If a score is NaN, or groups are missing or too much.
         """
-        asked, asked_groups = self._asked(scores, groups)
+        asked, asked_groups = self._checked(scores, groups)
         count = len(self.pooled)
         above = count - torch.searchsorted(self.pooled, asked, right=False)
         among_all = (1 + above).double() / (count + 1)
@@ -109,7 +111,7 @@ class Calibration:
         last = torch.searchsorted(self.groups, asked_groups, right=True)
         above = last - _search_within(self.scores, first, last, asked)
         unknown, finite = first == last, asked < math.inf
-        self._warn_of(asked_groups[unknown & finite].tolist())
+        self._warn_pooled(asked_groups[unknown & finite].tolist())
         own = (1 + above).double() / (1 + last - first)
         return torch.where(unknown | ~finite, among_all, own).to(scores.device)
 
@@ -136,9 +138,8 @@ class Calibration:
             OptionError: If a rate is not in (0, 1).
             CalibrationError: If it is too small for ``n`` samples.
         """
-        held = self._known(group)
-        above = _allowed(false_alarm, confidence, held.numel(), group)
-        return float(held[held.numel() - 1 - above])
+        held = self._of_known_group(group)
+        return float(held[-1 - _allowed(false_alarm, confidence, held.numel(), group)])
 
     def false_alarm_bound(
         self, false_alarm: float, confidence: float = 0.99, *, group: int | None = None
@@ -163,7 +164,7 @@ class Calibration:
             (0.112, 0.055)
         """
         check_share("confidence", confidence, 0.99)
-        num_data = self._known(group).numel()
+        num_data = self._of_known_group(group).numel()
         above = _allowed(false_alarm, None, num_data, group)
         special = optional("scipy.special", "alarms")
         return float(special.betaincinv(above + 1, num_data - above, confidence))
@@ -194,36 +195,36 @@ class Calibration:
                 as `p_value`.
         """
         check_share("false_alarm", false_alarm, 0.05)
-        asked, asked_groups = self._asked(scores, groups)
+        asked, asked_groups = self._checked(scores, groups)
         if asked_groups is None:
             limit = self.threshold(false_alarm, confidence=confidence)
             return (asked > limit).to(scores.device)
-        occurring = sorted(set(asked_groups.flatten().tolist()))
-        rule = (false_alarm, confidence)
-        limits = {group: _limit(self._held(group), *rule) for group in occurring}
-        lacking = [group for group, limit in limits.items() if limit is None]
-        if lacking:
-            above = _allowed(*rule, self.num_data, None)
-            among_all = float(self.pooled[self.num_data - 1 - above])
-            limits |= dict.fromkeys(lacking, among_all)
-            judged = set(asked_groups[asked < math.inf].tolist())
-            self._warn_of(judged.intersection(lacking))
-        which = torch.searchsorted(torch.tensor(occurring, dtype=torch.int64), asked_groups)
-        limits_of = torch.tensor(list(limits.values()), dtype=torch.float64)[which]
-        return (asked > limits_of).to(scores.device)
+        occurring, which = torch.unique(asked_groups, return_inverse=True)
+        limits, lacking = [], []
+        for group in occurring.tolist():
+            held = self._of_group(group)
+            above = _most_above(false_alarm, confidence, held.numel())
+            if above < 0:
+                lacking.append(group)
+                held = self.pooled
+                above = _allowed(false_alarm, confidence, self.num_data, None)
+            limits.append(float(held[-1 - above]))
+        judged = set(asked_groups[asked < math.inf].tolist())
+        self._warn_pooled(judged.intersection(lacking))
+        return (asked > torch.tensor(limits, dtype=torch.float64)[which]).to(scores.device)
 
     @functools.cached_property
     def pooled(self) -> Tensor:
         """The held-out scores of all groups, ascending."""
         return self.scores if self.groups is None else self.scores.sort().values
 
-    def _warn_of(self, groups: Iterable[int]) -> None:
+    def _warn_pooled(self, groups: Iterable[int]) -> None:
         """Name the groups that are judged against all held-out scores, each of them once."""
-        new = sorted(set(groups) - self._named)
+        new = sorted(set(groups) - self._warned_groups)
         if not new:
             return
-        self._named.update(new)
-        listed = ", ".join(f"{self._held(one).numel()} of group {one}" for one in new[:10])
+        self._warned_groups.update(new)
+        listed = ", ".join(f"{self._of_group(one).numel()} of group {one}" for one in new[:10])
         more = f" and too few of {len(new) - 10} others" if len(new) > 10 else ""
         warnings.warn(
             f"expected enough held-out samples of every group, got {listed}{more}: their "
@@ -233,7 +234,7 @@ class Calibration:
             stacklevel=3,
         )
 
-    def _asked(self, scores: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _checked(self, scores: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return scores and groups to judge, checked, on the CPU.
 
         Raises:
@@ -261,14 +262,14 @@ class Calibration:
             )
         return asked, None if groups is None else _integers(groups, scores.shape)
 
-    def _held(self, group: int | None) -> Tensor:
+    def _of_group(self, group: int | None) -> Tensor:
         """Return the sorted held-out scores of a group, or all where there are no groups."""
         if self.groups is None or group is None:
             return self.scores
         first = int(torch.searchsorted(self.groups, group, right=False))
         return self.scores[first : int(torch.searchsorted(self.groups, group, right=True))]
 
-    def _known(self, group: int | None) -> Tensor:
+    def _of_known_group(self, group: int | None) -> Tensor:
         """Return the sorted held-out scores that a threshold is asked of.
 
         Raises:
@@ -279,7 +280,7 @@ class Calibration:
                 f"expected no group, as this calibration has none, got {group}; leave it out, "
                 "or calibrate by group: Calibration(scores, groups)"
             )
-        held = self._held(group)
+        held = self._of_group(group)
         if self.groups is not None and (group is None or not held.numel()):
             known = sorted(set(self.groups.tolist()))
             listed = ", ".join(map(str, known[:10])) + (", ..." if len(known) > 10 else "")
@@ -339,19 +340,24 @@ def check_share(name: str, value: float, instead: float) -> None:
         raise OptionError(f"expected 0 < {name} < 1, got {value}; type {name}={instead}")
 
 
-def _limit(held: Tensor, rate: float, confidence: float | None) -> float | None:
-    """Return the threshold of a rate, None if there are too few sorted held-out scores."""
-    above = _most_above(rate, confidence, held.numel())
-    return None if above < 0 else float(held[held.numel() - 1 - above])
-
-
 def _most_above(rate: float, confidence: float | None, num_data: int) -> int:
-    """Return how many held-out scores may lie above a threshold, -1 if none is too many."""
+    """Return how many held-out scores may lie above a threshold, -1 if none is too many.
+
+    On average over held-out sets p-values up to the rate, k/(n+1), may be flagged. With a
+    confidence, as many as have a Beta that puts this share below the rate.
+    """
     check_share("false_alarm", rate, 0.05)
     if confidence is None:
-        return _on_average(rate, num_data)
+        # compared as the p-values are, so that rates such as 3/101 are met exactly
+        steps = round(rate * (num_data + 1))
+        return steps - 1 if steps / (num_data + 1) <= rate else steps - 2
     check_share("confidence", confidence, 0.99)
-    return _surely(rate, confidence, num_data)
+    betainc = optional("scipy.special", "alarms").betainc
+
+    def too_many(above: int) -> bool:
+        return bool(betainc(above + 1, num_data - above, rate) < confidence)
+
+    return bisect.bisect_left(range(num_data), True, key=too_many) - 1
 
 
 def _allowed(rate: float, confidence: float | None, num_data: int, group: int | None) -> int:
@@ -364,45 +370,20 @@ def _allowed(rate: float, confidence: float | None, num_data: int, group: int | 
     if above >= 0:
         return above
     among = "" if group is None else f" of group {group}"
+    needed = 1 + bisect.bisect_left(
+        range(1, _MOST), True, key=lambda n: _most_above(rate, confidence, n) >= 0
+    )
     if confidence is None:
-        needed = _fewest(math.ceil(1 / rate) - 1, lambda n: _on_average(rate, n) >= 0)
         raise CalibrationError(
             f"expected a false-alarm rate of at least 1/(n+1) = {1 / (num_data + 1):.3g} "
             f"for n = {num_data} held-out samples{among}, got {rate:.3g}; calibrate with "
             f"at least {needed} samples{among}"
         )
-    guess = math.ceil(math.log1p(-confidence) / math.log1p(-rate))
-    needed = _fewest(guess, lambda n: _surely(rate, confidence, n) >= 0)
     raise CalibrationError(
         f"expected at least {needed} held-out samples{among} for a false-alarm rate of "
         f"{rate:.3g} with confidence {confidence:.3g}, got {num_data}; calibrate with at "
         f"least {needed} samples{among}, or ask for a higher rate"
     )
-
-
-def _on_average(rate: float, num_data: int) -> int:
-    """Return the most held-out scores above, -1 for none: p-values up to the rate are k/(n+1).
-
-    Compared as the p-values are, so that rates such as 3/101 are met exactly.
-    """
-    steps = round(rate * (num_data + 1))
-    return steps - 1 if steps / (num_data + 1) <= rate else steps - 2
-
-
-def _surely(rate: float, confidence: float, num_data: int) -> int:
-    """Return the most held-out scores above whose Beta puts the confidence below the rate."""
-    below = optional("scipy.special", "alarms").betainc
-
-    def too_many(above: int) -> bool:
-        return bool(below(above + 1, num_data - above, rate) < confidence)
-
-    return bisect.bisect_left(range(num_data), True, key=too_many) - 1
-
-
-def _fewest(guess: int, enough: Callable[[int], bool]) -> int:
-    """Return the smallest number that is enough, near a guess that rounding may put off."""
-    near = range(max(guess - 2, 1), guess + 3)
-    return next((number for number in near if enough(number)), guess)
 
 
 def predicted_class(output: Tensor) -> Tensor:
@@ -477,12 +458,11 @@ class CrowdWatch:
     def _chance(self, low: int, count: int) -> float:
         """Return the probability of at least so many low scores among new held-out ones."""
         a, b = self._num_low + 1, len(self.calibration.pooled) - self._num_low
-        logs = (
-            math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
-            + _log_beta(a + k, b + count - k) - _log_beta(a, b)
+        beta = _log_beta(a, b)
+        return math.fsum(
+            math.comb(count, k) * math.exp(_log_beta(a + k, b + count - k) - beta)
             for k in range(low, count + 1)
-        )  # fmt: skip
-        return math.fsum(map(math.exp, logs))
+        )
 
 
 def _log_beta(a: int, b: int) -> float:

@@ -176,11 +176,10 @@ def summarise(
 
 
 def _effective_rank(values: Tensor) -> float:
-    positive = values[values > 0]
-    if not len(positive):
+    positive = values.clamp_min(0)
+    if not positive.any():
         return 0.0
-    shares = positive / positive.sum()
-    return float((-(shares * shares.log()).sum()).exp())
+    return float(torch.special.entr(positive / positive.sum()).sum().exp())
 
 
 def _quantiles(scores: Tensor) -> list[float]:

@@ -25,6 +25,10 @@ _MOVED = 0.001
 _WAITING = 4096
 
 
+def _are_sorted_scores(numbers: Tensor) -> bool:
+    return are_scores(numbers) and bool((numbers[1:] >= numbers[:-1]).all())
+
+
 class DriftAlarm(Resumable):
     """Watches a stream for scores that have grown, with false alarms bounded once and for all.
 
@@ -87,9 +91,7 @@ class DriftAlarm(Resumable):
         )
     }
     tensors: ClassVar = {
-        "scores": tensor(
-            (None,), (torch.float64,), lambda t: are_scores(t) and _rises(t), "ascending scores"
-        )
+        "scores": tensor((None,), (torch.float64,), _are_sorted_scores, "ascending scores")
     }
 
     def __init__(
@@ -139,7 +141,11 @@ class DriftAlarm(Resumable):
         Raises:
             CalibrationError: If it is not a number; nothing has changed then.
         """
-        return self._push(one_score(score))
+        self._bet(self._p_value(one_score(score)))
+        self.num_seen += 1
+        if self.alarmed_at is None and self.log_wealth >= -math.log(self.false_alarm):
+            self.alarmed_at = self.num_seen
+        return self.alarmed_at is not None
 
     def push_many(self, scores: Tensor) -> Tensor:
         """Push scores one after the other.
@@ -153,7 +159,7 @@ class DriftAlarm(Resumable):
         Raises:
             CalibrationError: If one is not a number; nothing has changed then.
         """
-        return torch.tensor([self._push(s) for s in many_scores(scores)], dtype=torch.bool)
+        return torch.tensor([self.push(s) for s in many_scores(scores)], dtype=torch.bool)
 
     def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         random = {"random": self._random.bit_generator.state}
@@ -168,13 +174,6 @@ class DriftAlarm(Resumable):
             and len(self._shares) == 1 + len(_EXPONENTS)
             and math.isclose(sum(self._shares), 1)
         )
-
-    def _push(self, score: float) -> bool:
-        self._bet(self._p_value(score))
-        self.num_seen += 1
-        if self.alarmed_at is None and self.log_wealth >= -math.log(self.false_alarm):
-            self.alarmed_at = self.num_seen
-        return self.alarmed_at is not None
 
     def _p_value(self, score: float) -> float:
         """Return the smoothed rank of a score among all before it, in (0, 1], and keep it.
@@ -209,10 +208,6 @@ def _payoffs(p_value: float) -> list[float]:
     return [e * p_value ** (e - 1) for e in _EXPONENTS]
 
 
-def _rises(numbers: Tensor) -> bool:
-    return bool((numbers[1:] >= numbers[:-1]).all())
-
-
 class _Ranks:
     """Sorted scores that grow: a large sorted array, and a short list of late arrivals.
 
@@ -241,5 +236,4 @@ class _Ranks:
     def scores(self) -> Tensor:
         """Return all scores, sorted, float64."""
         both = np.concatenate([self._sorted, np.asarray(self._late, dtype=np.float64)])
-        both.sort(kind="stable")
-        return torch.from_numpy(both)
+        return torch.from_numpy(np.sort(both, kind="stable"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -49,6 +49,8 @@ class RolloutAlarm(Resumable):
     Attributes:
         threshold: The statistic above which a rollout is not like the good ones.
         num_frames: How many frames of this rollout have been pushed.
+        statistic: The largest moving mean of this rollout so far; minus infinity before any
+            frame.
 
     Examples:
         >>> rng = torch.Generator().manual_seed(0)
@@ -96,7 +98,13 @@ class RolloutAlarm(Resumable):
                 "RolloutAlarm([scores, ...]) with one tensor (T,) for each"
             )
         for index, scores in enumerate(rollouts):
-            _check_held_out(scores, index)
+            bad = int((~scores.isfinite()).sum())
+            if scores.dim() != 1 or scores.numel() == 0 or bad:
+                raise CalibrationError(
+                    "expected finite scores of shape (T,) with T >= 1 for each held-out "
+                    f"rollout, got {tuple(scores.shape)} with {bad} not finite for number "
+                    f"{index}; leave it out, or type scores.flatten()"
+                )
         statistics = [_statistic(scores, window) for scores in rollouts]
         self._calibration = Calibration(torch.tensor(statistics, dtype=torch.float64))
         self.threshold = self._calibration.threshold(false_alarm, confidence=confidence)
@@ -109,12 +117,8 @@ class RolloutAlarm(Resumable):
     def start(self) -> None:
         """Begin a new rollout: no frames, no alarm."""
         self.num_frames = 0
-        self._so_far = _LargestMean(self.window)
-
-    @property
-    def statistic(self) -> float:
-        """The largest moving mean of this rollout so far; minus infinity before any frame."""
-        return self._so_far.mean
+        self.statistic = -math.inf
+        self._last: deque[float] = deque(maxlen=self.window)
 
     def push(self, score: float | Tensor) -> bool:
         """Return whether this rollout is unlike the good ones, by now or earlier.
@@ -128,7 +132,8 @@ class RolloutAlarm(Resumable):
         Raises:
             CalibrationError: If it is not a number; nothing has changed then.
         """
-        self._so_far.add(one_score(score))
+        self._last.append(one_score(score))
+        self.statistic = max(self.statistic, _mean(self._last, self.window))
         self.num_frames += 1
         if self.num_frames == self._longest + 1:
             self._warn_too_long(self.num_frames)
@@ -159,21 +164,19 @@ class RolloutAlarm(Resumable):
     def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {
             "held_out": self._calibration.scores,
-            "last": torch.tensor(list(self._so_far.last), dtype=torch.float64),
+            "last": torch.tensor(list(self._last), dtype=torch.float64),
             "statistic": torch.tensor(self.statistic, dtype=torch.float64),
         }
         return {}, tensors
 
     def _unpack(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
         self._calibration = Calibration(tensors["held_out"])
-        self._so_far = _LargestMean(self.window)
-        self._so_far.last.extend(tensors["last"].tolist())
-        self._so_far.mean = float(tensors["statistic"])
-        begun = self.num_frames > 0
+        self._last = deque(tensors["last"].tolist(), maxlen=self.window)
+        self.statistic = float(tensors["statistic"])
         return (
             self.threshold in self._calibration.scores
             and len(tensors["last"]) == min(self.num_frames, self.window)
-            and (self.statistic > -math.inf) == begun
+            and (self.statistic > -math.inf) == (self.num_frames > 0)
         )
 
     def _warn_too_long(self, num_frames: int) -> None:
@@ -186,41 +189,15 @@ class RolloutAlarm(Resumable):
         )
 
 
-class _LargestMean:
-    """The largest moving mean of a rollout's scores so far."""
-
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self.last: deque[float] = deque(maxlen=window)
-        self.mean = -math.inf
-
-    def add(self, score: float) -> None:
-        self.last.append(score)
-        # summed anew, as a running sum would gather rounding and never recover from infinity
-        self.mean = max(self.mean, math.fsum(s / self.window for s in self.last))
-
-
 def _statistic(scores: Tensor, window: int) -> float:
     """Return the largest moving mean of a whole rollout's scores ``(T,)``."""
-    largest = _LargestMean(window)
-    for score in many_scores(scores):
-        largest.add(score)
-    return largest.mean
+    numbers = many_scores(scores)
+    ends = range(1, len(numbers) + 1)
+    means = (_mean(numbers[max(0, end - window) : end], window) for end in ends)
+    return max(means, default=-math.inf)
 
 
-def _check_held_out(scores: Tensor, index: int) -> None:
-    """Raise if a held-out rollout has no statistic.
-
-    Args:
-        scores: Of its frames.
-        index: Which rollout, for the message.
-
-    Raises:
-        CalibrationError: If there are no scores, or some are not finite.
-    """
-    if scores.dim() != 1 or scores.numel() == 0 or not bool(scores.isfinite().all()):
-        raise CalibrationError(
-            f"expected finite scores of shape (T,) with T >= 1 for each held-out rollout, got "
-            f"{tuple(scores.shape)} with {int((~scores.isfinite()).sum())} not finite for "
-            f"number {index}; leave it out, or type scores.flatten()"
-        )
+def _mean(last: Iterable[float], window: int) -> float:
+    """Return the mean of at most ``window`` scores; frames before the first count as 0."""
+    # summed anew, as a running sum would gather rounding and never recover from infinity
+    return math.fsum(score / window for score in last)
