@@ -21,7 +21,7 @@ from scodkit.errors import (
     optional,
 )
 
-# samples looked back at, and how many it takes to tell
+# most recent samples looked at, and the fewest that can tell
 _LAST, _FEWEST = 64, 8
 # scores are low up to the one that has this share of the held-out ones below it
 _LOW = 0.01
@@ -36,10 +36,10 @@ class Calibration:
     """Scores of held-out, in-distribution samples (split conformal).
 
     With groups, every group is calibrated by itself (class-conditional, or Mondrian): rates
-    then hold within each group, not only on average over them. A group that too little is
-    known of is judged against the held-out scores of all groups: its rate is not promised
-    then, but what is atypical for all of them is not let through. A `CalibrationWarning` names
-    each such group, once.
+    then hold within each group, not only on average over them. A group with too few held-out
+    samples is judged against the held-out scores of all groups: no rate is promised for it,
+    but what is atypical for all groups is still flagged. A `CalibrationWarning` names each
+    such group, once.
 
     Args:
         scores: ``(n,)``, finite, larger = more atypical, in any order. Kept in float64 on the
@@ -99,7 +99,7 @@ class Calibration:
             ones, a value is at most ``a`` with probability at most ``a``.
 
         Raises:
-            CalibrationError: If a score is NaN, or groups are missing or too much.
+            CalibrationError: If a score is NaN, or groups are missing or not expected.
         """
         asked, asked_groups = self._checked(scores, groups)
         count = len(self.pooled)
@@ -219,7 +219,7 @@ class Calibration:
         return self.scores if self.groups is None else self.scores.sort().values
 
     def _warn_pooled(self, groups: Iterable[int]) -> None:
-        """Name the groups that are judged against all held-out scores, each of them once."""
+        """Warn that groups are judged against all held-out scores, once for each group."""
         new = sorted(set(groups) - self._warned_groups)
         if not new:
             return
@@ -235,10 +235,10 @@ class Calibration:
         )
 
     def _checked(self, scores: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return scores and groups to judge, checked, on the CPU.
+        """Return scores to judge, and their groups, on the CPU.
 
         Raises:
-            CalibrationError: If a score is NaN, or groups are missing or too much.
+            CalibrationError: If a score is NaN, or groups are missing or not expected.
         """
         asked = scores.detach().cpu().double()
         bad = int(asked.isnan().sum())
@@ -270,10 +270,10 @@ class Calibration:
         return self.scores[first : int(torch.searchsorted(self.groups, group, right=True))]
 
     def _of_known_group(self, group: int | None) -> Tensor:
-        """Return the sorted held-out scores that a threshold is asked of.
+        """Return the sorted held-out scores of a group that must have some.
 
         Raises:
-            CalibrationError: If the group is missing, unknown or too much.
+            CalibrationError: If the group is missing or unknown, or there are no groups.
         """
         if self.groups is None and group is not None:
             raise CalibrationError(
@@ -341,10 +341,10 @@ def check_share(name: str, value: float, instead: float) -> None:
 
 
 def _most_above(rate: float, confidence: float | None, num_data: int) -> int:
-    """Return how many held-out scores may lie above a threshold, -1 if none is too many.
+    """Return how many held-out scores may lie above a threshold; -1 for too few samples.
 
-    On average over held-out sets p-values up to the rate, k/(n+1), may be flagged. With a
-    confidence, as many as have a Beta that puts this share below the rate.
+    Without a confidence, those with p-values k/(n+1) up to the rate. With one, the most for
+    which Beta(above + 1, n - above) puts at least this probability below the rate.
     """
     check_share("false_alarm", rate, 0.05)
     if confidence is None:
@@ -364,7 +364,7 @@ def _allowed(rate: float, confidence: float | None, num_data: int, group: int | 
     """Return how many held-out scores may lie above a threshold.
 
     Raises:
-        CalibrationError: If even none is too many for the rate.
+        CalibrationError: If there are too few held-out samples for the rate.
     """
     above = _most_above(rate, confidence, num_data)
     if above >= 0:
@@ -415,10 +415,10 @@ class CrowdWatch:
     """Warns, once, if scores crowd below nearly all held-out ones, where p-values are 1.
 
     At least half of the last samples, 8 to 64 of them, must be as low as the lowest 1 % of the
-    held-out ones, and the chance of that at most 1e-6. Of ``n`` held-out scores let ``m`` be
-    that low, ties included; of ``w`` new ones like them so many are low as a beta-binomial with
-    ``w``, ``m + 1`` and ``n - m`` says, or fewer: its luck is that of both draws, so that
-    looking at one stream again and again adds little to it.
+    held-out ones, and the chance of that at most 1e-6. Let ``m`` of ``n`` held-out scores be
+    that low, ties included: the number of low scores among ``w`` new ones of the same kind is
+    at most beta-binomial with ``w``, ``m + 1`` and ``n - m``. That distribution is over both
+    draws, so that testing one stream repeatedly adds little to the chance.
 
     Args:
         calibration: The held-out scores.

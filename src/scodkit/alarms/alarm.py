@@ -1,4 +1,4 @@
-"""What alarms share: checks of the scores they are given, and files of their state."""
+"""What alarms share: checks of scores, and saving and loading their state."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Resumable:
 
     Attributes:
         kind: The kind of its files.
-        plain: Its attributes that go into the header of a file as they are, each with a check.
-        others: The other entries of the header, likewise.
-        tensors: The tensors of a file, likewise.
+        plain: Checks of the attributes that are saved in a file's header under their names.
+        others: Checks of the other entries of the header, by name.
+        tensors: Checks of the tensors of a file, by name.
     """
 
     kind: ClassVar[str]

@@ -21,7 +21,7 @@ from scodkit.numerics.artifact import SHARE, each, fields, maybe, number, tensor
 _EXPONENTS = (0.25, 0.5, 0.75)
 # share of each bet that is dealt out anew at a step
 _MOVED = 0.001
-# new scores that are listed before they are merged into the sorted array
+# new scores kept in a list before they are merged into the sorted array
 _WAITING = 4096
 
 

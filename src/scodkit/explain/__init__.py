@@ -35,7 +35,7 @@ __all__ = [
 
 # shares shown in a figure with other panels
 _TOP = 8
-# distances to references that are computed and sorted at a time: a few tens of MB
+# distances to references computed and sorted at a time: a few tens of MB
 _DISTANCES = 1 << 20
 
 
@@ -179,7 +179,7 @@ class Explanation:
     nearest: Nearest | None = None
 
     def plot(self, sample: int = 0) -> Figure:
-        """Return all of it in one figure, with layers for parameters.
+        """Return one figure: shares by layer and by direction, slopes, nearest references.
 
         Args:
             sample: Which sample of the batch. Slopes are shown for vectors and images.

@@ -187,7 +187,7 @@ def slopes(axes: Axes, gradient: Tensor) -> None:
 
 
 def distances(axes: Axes, index: Tensor, distance: Tensor) -> None:
-    """Draw the nearest references of one sample as bars as long as they are far.
+    """Draw the nearest references of one sample, with bars for their distances.
 
     Args:
         axes: Where to.

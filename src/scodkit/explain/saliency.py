@@ -1,4 +1,4 @@
-"""Which parts of an input a score responds to: its derivative by the input."""
+"""Which parts of an input a score responds to: its derivative with respect to the input."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def differentiable_score(
     """Return scores with a graph to those tensors of the call that require gradients.
 
     What `Monitor.score` returns, up to rounding, but slower and with a graph as large as the
-    rows in weight space of all samples: for derivatives by the inputs alone. No weight of the
-    model is part of the graph.
+    rows in weight space of all samples: for derivatives with respect to inputs only. No weight
+    of the model is part of the graph.
 
     Args:
         network: The model.
@@ -128,7 +128,7 @@ def differentiable_score(
 def saliency_of(
     source: FactorSource, call: Inputs, basis: Eigenbasis, prior_scale: float
 ) -> Saliency:
-    """Return the derivative of each sample's score by its input.
+    """Return the derivative of each sample's score with respect to its input.
 
     Args:
         source: Says which model, weights and likelihood; its budget sets how many samples are
@@ -177,7 +177,7 @@ def saliency_of(
 
 @dataclass
 class _Scores:
-    """Scores as functions of the inputs: of all samples at once, where that can be trusted.
+    """Differentiable scores: of all samples at once, where that agrees with plain autograd.
 
     Args:
         network: The model.
@@ -258,7 +258,7 @@ class _Scores:
         return loop
 
     def _slopes(self, engine: AloneEngine, few: Inputs) -> list[Tensor]:
-        """Return derivatives of the energies by the inputs and by the rows at the output."""
+        """Return derivatives of the energies with respect to inputs and rows at the output."""
         few = few.map(_leaf)
         linear = engine.linearize(few)
         rows = self.likelihood.factor(linear.output).detach().requires_grad_()

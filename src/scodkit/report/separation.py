@@ -28,7 +28,7 @@ class Separation:
     """How well scores separate two sets; unknown inputs are the positives.
 
     None of the figures depends on how many inputs of either kind there are. Intervals are of
-    95 %, over samples drawn anew.
+    95 %, by the bootstrap.
 
     Args:
         auroc: Probability that an unknown input scores higher than a known one, ties half.
@@ -99,7 +99,7 @@ def separation(
     Args:
         known: Scores ``(n,)`` of known inputs, larger = more atypical; infinite is fine.
         unknown: Scores ``(m,)`` of unknown inputs.
-        resamples: Of the bootstrap, in which both sets are drawn anew with replacement. It
+        resamples: Of the bootstrap, in which both sets are resampled with replacement. It
             says nothing of other trained networks: that is what seeds are for.
         seed: Of the bootstrap.
 
@@ -128,13 +128,13 @@ def separation(
 
 
 def bootstrapped(known: Tensor, unknown: Tensor, resamples: int, seed: int) -> Iterator[Roc]:
-    """Yield the ROC curve, then those of both sets drawn anew with replacement.
+    """Yield the ROC curve, then those of both sets resampled with replacement.
 
     Args:
         known: Scores ``(n,)``, larger = more atypical.
         unknown: Scores ``(m,)``.
-        resamples: How often they are drawn.
-        seed: Of the draws.
+        resamples: How many.
+        seed: Of the bootstrap.
     """
     both = np.concatenate([_checked(known), _checked(unknown)])
     values, ranks = np.unique(-both, return_inverse=True)  # highest scores first
@@ -178,7 +178,7 @@ def _bounds(known: Tensor, unknown: Tensor) -> tuple[float, float, float]:
     return 1 - share, 1 - share * math.log1p(1 / share), share
 
 
-# where curves are looked at: closer where few false alarms are
+# where curves are evaluated: denser where there are few false alarms
 _GRID: Array = np.unique(
     np.append(np.linspace(0, 1, 201), np.geomspace(1e-4, 0.05, 25)).round(6)
 )
@@ -232,7 +232,7 @@ def curves(known: Tensor, unknown: Tensor, *, resamples: int = 300, seed: int = 
     Args:
         known: Scores ``(n,)`` of known inputs, larger = more atypical; infinite is fine.
         unknown: Scores ``(m,)`` of unknown inputs.
-        resamples: Of the bootstrap, in which both sets are drawn anew with replacement.
+        resamples: Of the bootstrap, in which both sets are resampled with replacement.
         seed: Of the bootstrap.
 
     Returns:
@@ -258,7 +258,7 @@ def _with_band(drawn: list[tuple[float, Array]], bound: float) -> Curve:
 
     Args:
         drawn: The curve, then those of resamples.
-        bound: Where the interval of the area begins at the latest.
+        bound: Upper bound on the lower end of the area's interval.
     """
     (area, y), *resampled = drawn
     area_low, area_high = _interval_95([area for area, _ in resampled]).tolist()
