@@ -67,6 +67,8 @@ def histogram(
     shares = [np.histogram(one.scores, edges)[0] * (100 / len(one)) for one in sets]
     top = 1.12 * max(float(share.max()) for share in shares)
     plot = _new_plot("score, nats", "% of the set", (low, high), (0.0, top), x_log=is_log)
+    medians = [f"{one.name}: median {float(one.scores.median()):.3g} nats" for one in sets]
+    says = "; ".join(medians) + "."
     keys: list[Key] = []
     for one, share, colour in zip(sets, shares, colours_of(sets), strict=True):
         source = {
@@ -84,22 +86,15 @@ def histogram(
         _mark(plot, (threshold, threshold), (0.0, top))
         accepted = f"{cell(100 * false_alarm).text} % false alarms accepted"
         keys.append((f"alarm, {accepted}", "ink", "dashed"))
+        says += f" The alarm rises above {threshold:.3g} nats."
+    infinite = int(scores.isinf().sum())
+    if infinite:
+        says += f" {infinite} infinite scores lie beyond the right end."
     rows = np.column_stack([edges[:-1], edges[1:], *shares]).tolist()
     titles = ["from", "to", *(f"{one.name}, %" for one in sets)]
     numbers = Table("Shares of the sets between scores", titles, rows)
     title = "Scores of known and unknown inputs"
-    return Chart("histogram", title, _medians(sets, threshold), plot, keys, numbers)
-
-
-def _medians(sets: Sequence[ScoredSet], threshold: float | None) -> str:
-    medians = [f"{one.name}: median {float(one.scores.median()):.3g} nats" for one in sets]
-    infinite = sum(int(one.scores.isinf().sum()) for one in sets)
-    says = "; ".join(medians) + "."
-    if threshold is not None:
-        says += f" The alarm rises above {threshold:.3g} nats."
-    if infinite:
-        says += f" {infinite} infinite scores lie beyond the right end."
-    return says
+    return Chart("histogram", title, says, plot, keys, numbers)
 
 
 def roc_chart(by_set: Mapping[str, Curves]) -> Chart:
