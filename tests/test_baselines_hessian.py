@@ -68,7 +68,7 @@ def test_products_are_those_of_the_dense_hessian(kind: str) -> None:
     model = network(kind)
     hessian = hessian_of(kind, model)  # batches of seven, and a last one of five
     dense = dense_hessian(kind)
-    assert hessian.size == len(dense)
+    assert hessian.parameters.num_parameters == len(dense)
     vector = torch.randn(len(dense), dtype=torch.float64)
     torch.testing.assert_close(hessian.times(vector), dense @ vector, rtol=1e-10, atol=1e-12)
 

@@ -17,13 +17,13 @@ from scodkit.baselines.baseline import Baseline, Picks, State
 from scodkit.baselines.predictions import CLOSED_FORM, mixture
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError, first_line
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs, Network, ordinary
+from scodkit.model.network import Inputs, Network
 
-# samples times sets of weights in one pass: beyond it memory grows, and nothing is gained
+# samples times sets of weights in one vectorised pass; larger ones take memory, not less time
 _TOGETHER = 256
 
-# samples in a trial, and the relative distance that rounding explains between two ways to
-# compute an output
+# samples in a trial, the relative distance that rounding explains between two ways to compute
+# an output, and the share of the largest outputs below which others need not be as precise
 _FEW = 2
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _TOLERANCE_HALF = 1e-1
@@ -72,11 +72,11 @@ class DeepEnsemble(Baseline):
             Network(model, picks.get("inputs"), picks.get("outputs")) for model in members[1:]
         ]
         self._members = [self._network, *others]
-        self._runs = WeightSets(self._network)
+        self._weight_sets = WeightSets(self._network)
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        # in one order for all ensembles: two that share networks must not wait for each other
+        # in one order for all ensembles: two that share networks must not deadlock
         with contextlib.ExitStack() as stack:
             for member in sorted(self._members, key=lambda member: id(member.model)):
                 stack.enter_context(member.evaluating())
@@ -92,36 +92,24 @@ class DeepEnsemble(Baseline):
                 "expected all networks of an ensemble on one device, got them on "
                 f"{', '.join(devices)}; type .to({devices[-1]!r})"
             )
-        outputs = self._runs.outputs(
-            call,
-            count=len(self._members),
-            stacked=self._stacked,
-            one_by_one=self._one_by_one,
-        )
+        outputs = self._weight_sets.outputs(call, self._members, self._stacked)
         predictive = mixture(self.likelihood, outputs)
         return predictive.output, predictive.score
 
-    def _one_by_one(self, call: Inputs) -> Tensor:
-        outputs = [member(call) for member in self._members]
-        shapes = {tuple(output.shape[1:]) for output in outputs}
-        if len(shapes) > 1:
-            raise BatchError(
-                "expected outputs of one shape from all networks of an ensemble, got "
-                f"{', '.join(map(str, sorted(shapes)))}; leave those out that predict "
-                "something else"
-            )
-        return torch.stack(outputs)
-
     def _stacked(self) -> dict[str, Tensor]:
-        """Return the weights of all networks; stacked anew, as they may have been changed.
+        """Return the weights of all networks; not cached, as they may have been changed.
 
         Raises:
             ValueError: If they cannot be stacked.
         """
-        members = [_named_tensors(member.model) for member in self._members]
-        if any(_shapes(tensors) != _shapes(members[0]) for tensors in members):
+        members = [
+            dict(itertools.chain(model.named_parameters(), model.named_buffers()))
+            for model in self._models()
+        ]
+        shapes = [{name: (t.shape, t.dtype) for name, t in own.items()} for own in members]
+        if any(others != shapes[0] for others in shapes):
             raise ValueError("the networks' weights differ in name, shape or dtype")
-        return {name: torch.stack([some[name] for some in members]) for name in members[0]}
+        return {name: torch.stack([own[name] for own in members]) for name in members[0]}
 
 
 def _checked(models: Sequence[nn.Module]) -> list[nn.Module]:
@@ -144,16 +132,6 @@ def _checked(models: Sequence[nn.Module]) -> list[nn.Module]:
     return members
 
 
-def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter and buffer by name, detached."""
-    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
-    return {name: ordinary(tensor.detach()) for name, tensor in tensors}
-
-
-def _shapes(tensors: dict[str, Tensor]) -> dict[str, tuple[object, ...]]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-
-
 class WeightSets:
     """Runs a network at several sets of weights.
 
@@ -174,18 +152,18 @@ class WeightSets:
     def outputs(
         self,
         call: Inputs,
-        *,
-        count: int,
+        runs: Sequence[Callable[[Inputs], Tensor]],
         stacked: Callable[[], dict[str, Tensor]],
-        one_by_one: Callable[[Inputs], Tensor],
     ) -> Tensor:
         """Return the outputs at each set of weights, ``(K, B, *shape)``, without gradients.
 
         Args:
             call: The batch; not empty. The network is held in eval mode.
-            count: ``K``.
+            runs: Functions that return the output at one of the ``K`` sets each.
             stacked: Returns the sets by name of the parameter or buffer, ``(K, ...)`` each.
-            one_by_one: Returns the outputs for a call, by one pass per set.
+
+        Raises:
+            BatchError: If the outputs differ in shape.
         """
 
         def at_once(some: Inputs) -> Tensor:
@@ -193,26 +171,20 @@ class WeightSets:
             return outputs
 
         with torch.no_grad():
-            if count * call.batch_size > _TOGETHER:
-                return one_by_one(call)
+            if len(runs) * call.batch_size > _TOGETHER:
+                return _one_by_one(runs, call)
             if self.works is None:
                 few = call.samples(slice(0, _FEW))
                 with self._network.in_full_precision():  # in TF32 the two differ by 1e-3
-                    self.works = self._agree(at_once, one_by_one, few)
-            return at_once(call) if self.works else one_by_one(call)
+                    self.works = self._agrees(lambda: at_once(few), _one_by_one(runs, few))
+            return at_once(call) if self.works else _one_by_one(runs, call)
 
-    def _agree(
-        self,
-        at_once: Callable[[Inputs], Tensor],
-        one_by_one: Callable[[Inputs], Tensor],
-        few: Inputs,
-    ) -> bool | None:
-        """Return whether both ways give the same outputs; None where these are not finite."""
-        expected = one_by_one(few)
+    def _agrees(self, at_once: Callable[[], Tensor], expected: Tensor) -> bool | None:
+        """Return whether both give the same outputs; None where these are not finite."""
         if not expected.isfinite().all():
             return None
         try:
-            distance = _distance(at_once(few), expected)
+            distance = _distance(at_once(), expected)
             reason = f"at once its outputs are {distance:.1e} off, relative"
         except Exception as error:  # whatever a third-party module raises under a transform
             distance = torch.inf
@@ -228,9 +200,20 @@ class WeightSets:
         return False
 
 
+def _one_by_one(runs: Sequence[Callable[[Inputs], Tensor]], call: Inputs) -> Tensor:
+    outputs = [run(call) for run in runs]
+    shapes = {tuple(output.shape[1:]) for output in outputs}
+    if len(shapes) > 1:
+        raise BatchError(
+            "expected outputs of one shape from all networks of an ensemble, got "
+            f"{', '.join(map(str, sorted(shapes)))}; leave those out that predict "
+            "something else"
+        )
+    return torch.stack(outputs)
+
+
 def _distance(actual: Tensor, expected: Tensor) -> float:
     """Return the largest distance of any set's outputs, relative to their size."""
     sizes = expected.flatten(1).norm(dim=1)
-    # outputs much smaller than those of other sets need not be as precise
     sizes = sizes.clamp_min(max(_SMALL_SHARE * float(sizes.max()), 1e-30))
     return float(((actual - expected).flatten(1).norm(dim=1) / sizes).max())

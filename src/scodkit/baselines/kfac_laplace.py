@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import warnings
 from collections import Counter
@@ -15,15 +16,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 from typing_extensions import Self, Unpack
 
+from scodkit.baselines import predictions
 from scodkit.baselines.baseline import Picks, State, TrainingData, check_finite, class_logits
 from scodkit.baselines.deep_ensemble import WeightSets
-from scodkit.baselines.predictions import (
-    Predictive,
-    check_targets,
-    mixture,
-    negative_log_likelihood,
-    noise_variance,
-)
+from scodkit.baselines.predictions import Predictive
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NonFiniteError, OptionError, optional
 from scodkit.factors import Factors
@@ -34,8 +30,8 @@ from scodkit.model.parameters import LastLayers, ParameterSet, select, select_na
 # prior precisions that `tune` tries by default: 1e-4, 10^-3.5, ..., 1e4
 GRID = tuple(10 ** (exponent / 2) for exponent in range(-8, 9))
 
-# steps of Adam: laplace-torch's default of 100 ends a percent away; and rounds of it, as steps
-# are too short where the best prior precision is far off
+# steps of Adam (laplace-torch's default of 100 ends a percent away), and rounds of it: its
+# steps are too short where the best prior precision is far off
 _STEPS, _ROUNDS = 300, 5
 # slope of the log evidence that counts as zero, relative to the prior's part of it
 _FLAT = 1e-2
@@ -105,9 +101,9 @@ class KFACLaplace(WeightSpaceBaseline):
             _check_precisions([prior_precision])
         self.last_layer, self.samples, self.seed = last_layer, samples, seed
         self.prior_precision, self.skip_unsupported = prior_precision, skip_unsupported
-        # a posterior, and the tensor of the prior precision it was made with
-        self._made: tuple[Tensor | None, Any] = (None, None)
-        self._runs = WeightSets(self._network)
+        # the latest posterior, after the tensor of its prior precision
+        self._cached: tuple[Tensor | None, Any] = (None, None)
+        self._weight_sets = WeightSets(self._network)
 
     @property
     def chosen_precision(self) -> float:
@@ -139,17 +135,19 @@ class KFACLaplace(WeightSpaceBaseline):
         # not laplace-torch's grid search: it carries its running loss from one precision to
         # the next, draws from the global generator, and judges regression by squared errors
         with self._network.evaluating():
-            losses = [math.inf] * len(grid)
+            best, chosen = math.inf, None
             # narrow posteriors first: they are seldom far off, and wide ones soon ruled out
-            for i in sorted(range(len(grid)), key=lambda i: -grid[i]):
-                losses[i] = self._loss(data, self._at(state, grid[i]), min(losses))
-            if min(losses) == math.inf:
+            for precision in sorted(grid, reverse=True):
+                loss = self._loss(data, self._with_precision(state, precision), best)
+                if loss < math.inf:
+                    best, chosen = loss, precision
+            if chosen is None:
                 raise NonFiniteError(
                     "expected finite predictions of the validation data at some prior "
                     f"precision, got none at {list(grid)}; mend or remove samples with a NaN "
                     "or an infinity, or try larger precisions"
                 )
-            self._state = self._at(state, grid[losses.index(min(losses))])
+            self._state = self._with_precision(state, chosen)
         return self
 
     def _learn(self, data: TrainingData) -> State:
@@ -162,7 +160,7 @@ class KFACLaplace(WeightSpaceBaseline):
         for call in data.calls():
             if posterior is None:
                 names = self._choose(call)
-                posterior = self._untrained(names)
+                posterior = self._new_posterior(names)
             with torch.no_grad():
                 output = check_finite(posterior.model(_batch(call)), "outputs")
             # the factors do not depend on targets: predictions stand in for them
@@ -178,17 +176,16 @@ class KFACLaplace(WeightSpaceBaseline):
                 values = values.clamp_min(0) / (count if side else 1)
                 state[f"values:{name}:{side}"] = values.to(factor)
                 state[f"vectors:{name}:{side}"] = vectors.to(factor).contiguous()
-        precision = self.prior_precision
-        if precision is None:
-            precision = _most_evident(self._posterior(state))
-        return self._at(state, precision)
+        if self.prior_precision is None:
+            return self._with_precision(state, _maximise_evidence(self._posterior(state)))
+        return self._with_precision(state, self.prior_precision)
 
     def _choose(self, call: Inputs) -> list[str]:
-        """Return the parameters to be uncertain about, in the model's order.
+        """Return the names of the uncertain parameters, in the model's order.
 
         Raises:
-            OptionError: If layers have no Kronecker factors and are not to be left out, or if
-                none has any.
+            OptionError: If layers without Kronecker factors are not to be skipped, or if no
+                layer has any.
         """
         selection = LastLayers(count=1) if self.last_layer else "all"
         names = select(selection, self._network, call).names
@@ -205,7 +202,7 @@ class KFACLaplace(WeightSpaceBaseline):
             )
         return supported
 
-    def _untrained(self, names: Sequence[str]) -> Any:
+    def _new_posterior(self, names: Sequence[str]) -> Any:
         """Return laplace-torch's posterior of some parameters, on a twin of the network.
 
         Its ``last_layer`` silently takes the network's output for that layer's, which is wrong
@@ -226,9 +223,9 @@ class KFACLaplace(WeightSpaceBaseline):
     def _posterior(self, state: State) -> Any:
         """Return laplace-torch's posterior, made from the state; cached for the next call."""
         prior = state["prior_precision"]
-        if self._made[0] is not prior:
+        if self._cached[0] is not prior:
             names = self._names(state)
-            posterior = self._untrained(names)
+            posterior = self._new_posterior(names)
             parts = (
                 [[state[k] for i in (0, 1) if (k := f"{part}:{n}:{i}") in state] for n in names]
                 for part in ("vectors", "values")
@@ -236,11 +233,11 @@ class KFACLaplace(WeightSpaceBaseline):
             posterior.H = posterior.H_facs = peer("laplace.utils").KronDecomposed(*parts)
             posterior.mean = parameters_to_vector(posterior.params).detach()
             posterior.prior_precision = prior
-            self._made = prior, posterior
-        return self._made[1]
+            self._cached = prior, posterior
+        return self._cached[1]
 
-    def _at(self, state: State, precision: float) -> State:
-        """Return the state with another prior precision, and weights drawn for it."""
+    def _with_precision(self, state: State, precision: float) -> State:
+        """Return the state at another prior precision, with weights drawn at it."""
         state = {**state, "prior_precision": state["prior_precision"].new_tensor([precision])}
         if self.samples is not None:
             names, posterior = self._names(state), self._posterior(state)
@@ -255,7 +252,7 @@ class KFACLaplace(WeightSpaceBaseline):
         return state
 
     def _names(self, state: State) -> list[str]:
-        """Return the parameters that are uncertain, in the model's order."""
+        """Return the names of the parameters that a state has factors of, in model order."""
         named = dict(self.model.named_parameters())
         return [name for name in named if f"values:{name}:0" in state]
 
@@ -271,14 +268,16 @@ class KFACLaplace(WeightSpaceBaseline):
         total = 0.0
         for call, targets in data.pairs():
             predicted = self._predict(call, state)
-            check_targets(self.likelihood, predicted.output, targets)
+            predictions.check_targets(self.likelihood, predicted.output, targets)
             if isinstance(self.likelihood, Gaussian):
                 assert predicted.variance is not None
                 error = predicted.output.flatten(1) - targets.reshape(len(targets), -1)
-                ratio = predicted.variance / noise_variance(self.likelihood, predicted.output)
+                ratio = predicted.variance / self.likelihood.noise_variance(predicted.output)
                 losses = (error.square() / predicted.variance + ratio.log()) / 2
             else:
-                losses = negative_log_likelihood(self.likelihood, predicted.output, targets)
+                losses = predictions.negative_log_likelihood(
+                    self.likelihood, predicted.output, targets
+                )
             total += float(losses.sum())  # of numbers >= 0
             if not total <= best:
                 return math.inf
@@ -291,24 +290,19 @@ class KFACLaplace(WeightSpaceBaseline):
     def _predict(self, call: Inputs, state: State) -> Predictive:
         if self.samples is not None:
             drawn = {name: state[f"samples:{name}"] for name in self._names(state)}
-            outputs = self._runs.outputs(
-                call,
-                count=self.samples,
-                stacked=lambda: drawn,
-                one_by_one=lambda some: self._one_by_one(some, drawn),
-            )
-            return mixture(self.likelihood, outputs)
+            sets = [
+                {name: some[k] for name, some in drawn.items()} for k in range(self.samples)
+            ]
+            runs = [functools.partial(self._network.at, weights) for weights in sets]
+            outputs = self._weight_sets.outputs(call, runs, lambda: drawn)
+            return predictions.mixture(self.likelihood, outputs)
         output, variance = self._linearised(call, state)
         if isinstance(self.likelihood, Gaussian):
-            noise = noise_variance(self.likelihood, output)
-            return Predictive(self.likelihood, output, variance + noise)
+            total = variance + self.likelihood.noise_variance(output)
+            return Predictive(self.likelihood, output, total)
         # the mean of a logistic function of a Gaussian variable (MacKay, 1992)
         scale = (1 + math.pi / 8 * variance).rsqrt()
         return Predictive(self.likelihood, output * scale.reshape(output.shape), None)
-
-    def _one_by_one(self, call: Inputs, drawn: Mapping[str, Tensor]) -> Tensor:
-        sets = [dict(zip(drawn, one, strict=True)) for one in zip(*drawn.values(), strict=True)]
-        return torch.stack([self._network.at(weights, call) for weights in sets])
 
     def _linearised(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         """Return outputs ``(B, *shape)`` and their variances due to the weights, ``(B, d)``.
@@ -324,12 +318,11 @@ class KFACLaplace(WeightSpaceBaseline):
             scaled: Tensor = precision.bmm(rows, exponent=-0.5).reshape(rows.shape)
             return scaled.square().sum(2)
 
-        def beside(some: Tensor, more: Tensor) -> Tensor:
-            return torch.cat([some, more], dim=1)
-
         # unit variances, so that the rows at the output are those of the identity
         source = replace(self._source(call), likelihood=Gaussian())
-        return over_pieces(source, call, variances, beside, hold=True)
+        return over_pieces(
+            source, call, variances, lambda *parts: torch.cat(parts, dim=1), hold=True
+        )
 
     def _parameters(self, call: Inputs) -> ParameterSet:
         return select_names(self.model, self._names(self._ready()))
@@ -346,7 +339,7 @@ class _Standardised(nn.Module):
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         output = self.network(batch["call"])
         if isinstance(self.likelihood, Gaussian):
-            return output.flatten(1) * noise_variance(self.likelihood, output).rsqrt()
+            return self.likelihood.root(output) * output.flatten(1)
         return class_logits(self.likelihood, output)
 
 
@@ -365,7 +358,13 @@ def _twin(network: Network, names: Sequence[str]) -> Network:
 
 
 def _without_factors(twin: Network, names: Sequence[str], few: Inputs) -> dict[str, str]:
-    """Return why layers have no Kronecker factors, or wrong ones, by name; hooks the twin."""
+    """Return why layers have no Kronecker factors, or wrong ones, by name.
+
+    Args:
+        twin: A throw-away copy of the network, which gets hooks and gradients.
+        names: Of the parameters in question.
+        few: Samples to run.
+    """
     places = Counter(id(p) for _, p in twin.model.named_parameters(remove_duplicate=False))
     owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
     layers = {name: twin.model.get_submodule(name) for name in owners}
@@ -392,7 +391,7 @@ def _without_factors(twin: Network, names: Sequence[str], few: Inputs) -> dict[s
 
 
 def _has_factors(layer: nn.Module) -> bool:
-    """Return whether a layer is of a kind with Kronecker factors: an allow-list."""
+    """Return whether laplace-torch is known to get such a layer right: an allow-list."""
     weights = dict(layer.named_parameters())
     return (
         type(layer) in {nn.Linear, nn.Conv2d}
@@ -404,7 +403,7 @@ def _has_factors(layer: nn.Module) -> bool:
     )
 
 
-def _most_evident(posterior: Any) -> float:
+def _maximise_evidence(posterior: Any) -> float:
     """Return the prior precision with the largest marginal likelihood of the training data.
 
     Raises:

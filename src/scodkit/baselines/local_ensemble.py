@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -14,27 +13,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from scodkit.baselines import predictions
 from scodkit.baselines.baseline import Picks, State, TrainingData, check_finite, whole_number
-from scodkit.baselines.predictions import (
-    CLOSED_FORM,
-    check_targets,
-    halves,
-    negative_log_likelihood,
-    noise_variance,
-)
+from scodkit.baselines.predictions import CLOSED_FORM, negative_log_likelihood
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NondeterministicError, OptionError, optional
 from scodkit.factors import Factors
-from scodkit.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-)
+from scodkit.likelihoods import Gaussian, Likelihood
 from scodkit.model.network import Inputs, Network, differentiable_attention
 from scodkit.model.parameters import ParameterSet, Selection
-from scodkit.numerics.matmul import matmul
+from scodkit.numerics.matmul import matmul, sum_dtype
 
 # relative difference between the mean losses of two passes that rounding may explain
 _SAME_LOSS = 1e-4
@@ -102,11 +90,10 @@ class LocalEnsemble(WeightSpaceBaseline):
         parameters = self._parameters_beyond(self.rank, data.first())
         hessian = LossHessian(self._network, parameters, self.likelihood, data)
         generator = torch.Generator().manual_seed(self.seed)
-        start = torch.randn(hessian.size, dtype=hessian.dtype, generator=generator)
-        vectors = top_eigenspace(
-            hessian.times, start.to(self._network.device), self.rank, self.tolerance
-        )
-        return {"vectors": vectors}
+        dtype = sum_dtype(*parameters.weights(self.model).values())
+        start = torch.randn(parameters.num_parameters, dtype=dtype, generator=generator)
+        start = start.to(self._network.device)
+        return {"vectors": top_eigenspace(hessian.times, start, self.rank, self.tolerance)}
 
     def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         source = replace(self._source(call), likelihood=self._gradients)
@@ -129,6 +116,7 @@ class LabelGradients(Likelihood):
         seed: Fixes a sample's draws, together with its key.
 
     Examples:
+        >>> from scodkit import Categorical
         >>> LabelGradients(Categorical(), 10, 0).factor(torch.zeros(1, 2), torch.tensor([7]))
         tensor([[[-0.5000,  0.5000],
                  [ 0.5000, -0.5000]]])
@@ -159,60 +147,31 @@ class LabelGradients(Likelihood):
 
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return how many rows there are for outputs of trailing shape ``shape``."""
-        if self._is_prediction(shape):
-            return 1
-        choices, variables = self._choices(shape)
-        return choices**variables if self._can_list(choices, variables) else self.labels
+        return 1 if self._is_prediction(shape) else self._num_listed(shape) or self.labels
 
     def _is_prediction(self, shape: Sequence[int]) -> bool:
         return isinstance(self.family, Gaussian) and math.prod(shape) == 1
 
-    def _can_list(self, choices: int, variables: int) -> bool:
-        # in logarithms: the labels of an image of classes are a number of many digits
-        few = variables * math.log(max(choices, 1)) <= math.log(self.labels) + 1e-9
-        return choices > 0 and few
-
-    def _choices(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Return how many values a variable can take (0: any), and how many variables."""
-        if isinstance(self.family, Categorical):
-            like = torch.empty(1, *shape, device="meta")
-            _, variables, classes = self.family.logits(like).shape
-            return classes, variables
-        outputs = math.prod(shape)
-        if isinstance(self.family, Bernoulli):
-            return 2, outputs
-        return 0, outputs // 2 if isinstance(self.family, HeteroscedasticGaussian) else outputs
+    def _num_listed(self, shape: Sequence[int]) -> int:
+        """Return how many labels are possible; 0 for numbers, and for more than ``labels``."""
+        variables, values = predictions.variables(self.family, shape)
+        # a map of classes has astronomically many: beyond 64 variables, too many in any case
+        possible = values ** min(variables, 64)
+        return possible if possible <= self.labels else 0
 
     def _targets(self, output: Tensor, keys: list[int]) -> Tensor:
         """Return the labels of each sample, ``(B, q, variables)`` on the CPU."""
-        choices, variables = self._choices(output.shape[1:])
-        if self._can_list(choices, variables):
-            values = torch.arange(choices)
-            every = torch.cartesian_prod(*[values] * variables).reshape(-1, variables)
-            return every.expand(len(keys), *every.shape)
-        noise = torch.stack([self._noise(key, variables) for key in keys])
-        return self._drawn(output.double().cpu(), noise)
-
-    def _noise(self, key: int, variables: int) -> Tensor:
-        """Return the random numbers behind a sample's draws, ``(labels, variables)``."""
-        generator = torch.Generator()
-        generator.manual_seed((self.seed * 0x9E3779B97F4A7C15 + key) % 2**63)
-        draw = torch.rand if isinstance(self.family, (Bernoulli, Categorical)) else torch.randn
-        return draw(self.labels, variables, dtype=torch.float64, generator=generator)
-
-    def _drawn(self, output: Tensor, noise: Tensor) -> Tensor:
-        if isinstance(self.family, Categorical):
-            cumulated = self.family.logits(output).softmax(-1).cumsum(-1)[:, None]
-            # probabilities may sum to a little less than 1: the last class gets the rest
-            return (noise[..., None] > cumulated[..., :-1]).sum(-1)
-        if isinstance(self.family, Bernoulli):
-            return (noise < output.flatten(1).sigmoid()[:, None]).double()
-        if isinstance(self.family, HeteroscedasticGaussian):
-            mean, log_variance = (half.flatten(1)[:, None] for half in halves(output, axis=1))
-            return mean + (0.5 * log_variance).exp() * noise
-        assert isinstance(self.family, Gaussian)
-        spread = noise_variance(self.family, output).sqrt()
-        return output.flatten(1)[:, None] + spread * noise
+        variables, values = predictions.variables(self.family, output.shape[1:])
+        if self._num_listed(output.shape[1:]):
+            every = torch.cartesian_prod(*[torch.arange(values)] * variables)
+            return every.reshape(-1, variables).expand(len(keys), -1, -1)
+        generator, noise = torch.Generator(), []
+        draw = torch.rand if values else torch.randn
+        for key in keys:
+            generator.manual_seed((self.seed * 0x9E3779B97F4A7C15 + key) % 2**63)
+            size = self.labels, variables
+            noise.append(draw(size, dtype=torch.float64, generator=generator))
+        return predictions.targets_at(self.family, output.double().cpu(), torch.stack(noise))
 
 
 def lengths_outside(factors: Factors, vectors: Tensor) -> Tensor:
@@ -236,7 +195,7 @@ def lengths_outside(factors: Factors, vectors: Tensor) -> Tensor:
     return squares.sqrt().reshape(blocks[0][1].shape[:2])
 
 
-@dataclass(frozen=True)
+@dataclass
 class LossHessian:
     """Products with the Hessian of the mean training loss, by differentiating twice.
 
@@ -244,7 +203,7 @@ class LossHessian:
         network: The model, held in eval mode.
         parameters: The chosen weights: the Hessian's rows and columns, in their order.
         likelihood: Its negative logarithm is the loss.
-        data: Read once to check it, before the first product, and once for each product.
+        data: Read once for each product; checked in the first pass.
 
     Examples:
         >>> from scodkit.model.parameters import select_names
@@ -259,46 +218,41 @@ class LossHessian:
     parameters: ParameterSet
     likelihood: Likelihood
     data: TrainingData
-
-    @property
-    def size(self) -> int:
-        """``N``."""
-        return self.parameters.num_parameters
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the products: float64 if a chosen weight is, else float32."""
-        weights = self.parameters.weights(self.network.model).values()
-        wide = any(weight.dtype == torch.float64 for weight in weights)
-        return torch.float64 if wide else torch.float32
+    # number of samples and mean loss of the first pass
+    _first: tuple[int, float] | None = None
 
     def times(self, vector: Tensor) -> Tensor:
         """Return the Hessian times a vector ``(N,)``, both on the model's device.
 
         Raises:
+            BatchError: If the loss is not defined for the data.
+            NonFiniteError: If the data has a NaN or an infinity.
             NondeterministicError: If the data is not what it was in the first pass.
         """
-        first_num_data, first_loss = self._checked  # before the first product
         weights = self.parameters.weights(self.network.model)
         leaves = [weight.requires_grad_() for weight in weights.values()]
         along = [
             vector[block.columns].reshape(block.shape).to(leaf)
             for block, leaf in zip(self.parameters.blocks, leaves, strict=True)
         ]
-        total = torch.zeros(self.size, dtype=torch.float64, device=vector.device)
+        total = torch.zeros_like(vector, dtype=torch.float64)
         num_data, loss_sum = 0, total.new_zeros(())
         for call, targets in self.data.pairs():
+            if self._first is None:
+                self._check(call, targets)
             with differentiable_attention():
                 output = self.network.at(weights, call)
                 loss = negative_log_likelihood(self.likelihood, output, targets).sum()
-                ones = [torch.ones_like(loss)]
-                gradients = _gradients([loss], ones, leaves, create_graph=True)
-                products = _gradients(gradients, along, leaves)
+                gradients = _gradients(loss, leaves, create_graph=True)
+                inner = [(own * part).sum() for own, part in zip(gradients, along, strict=True)]
+                products = _gradients(torch.stack(inner).sum(), leaves)
                 for block, product in zip(self.parameters.blocks, products, strict=True):
                     total[block.columns] += product.flatten()
             num_data += call.batch_size
             loss_sum += loss.detach()  # on a GPU: synchronised once, after the last batch
         mean_loss = float(loss_sum) / num_data
+        self._first = self._first or (num_data, mean_loss)
+        first_num_data, first_loss = self._first
         off = abs(mean_loss - first_loss)
         if num_data != first_num_data or not off <= _SAME_LOSS * max(abs(first_loss), 1e-6):
             raise NondeterministicError(
@@ -308,21 +262,13 @@ class LossHessian:
             )
         return (total / num_data).to(vector.dtype)
 
-    @functools.cached_property
-    def _checked(self) -> tuple[int, float]:
-        """Number of samples and their mean loss; raises where a loss is undefined."""
-        num_data, loss_sum = 0, 0.0
+    def _check(self, call: Inputs, targets: Tensor) -> None:
         with torch.no_grad():
-            for call, targets in self.data.pairs():
-                output = self.network(call)
-                for tensor in (*call.tensors(), output, targets):
-                    if tensor.is_floating_point():
-                        check_finite(tensor, "training data")
-                check_targets(self.likelihood, output, targets)
-                loss = negative_log_likelihood(self.likelihood, output, targets)
-                num_data += call.batch_size
-                loss_sum += float(loss.sum())
-        return num_data, loss_sum / num_data
+            output = self.network(call)
+        for tensor in (*call.tensors(), output, targets):
+            if tensor.is_floating_point():
+                check_finite(tensor, "training data")
+        predictions.check_targets(self.likelihood, output, targets)
 
 
 def top_eigenspace(
@@ -371,20 +317,9 @@ def top_eigenspace(
 
 
 def _gradients(
-    values: Sequence[Tensor],
-    along: Sequence[Tensor],
-    leaves: Sequence[Tensor],
-    *,
-    create_graph: bool = False,
+    value: Tensor, leaves: Sequence[Tensor], *, create_graph: bool = False
 ) -> Sequence[Tensor]:
-    """Return the gradients of the sum of ``values * along``; zero where it is constant."""
-    dependent = [i for i, value in enumerate(values) if value.requires_grad]
-    if not dependent:
+    """Return the gradients of a number; zero where it does not depend on a leaf."""
+    if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    return torch.autograd.grad(
-        [values[i] for i in dependent],
-        leaves,
-        [along[i] for i in dependent],
-        create_graph=create_graph,
-        materialize_grads=True,
-    )
+    return torch.autograd.grad(value, leaves, create_graph=create_graph, materialize_grads=True)

@@ -1,26 +1,22 @@
-"""What predictions say by a likelihood: their entropy, their loss, and the mean of several."""
+"""Predicted distributions: entropies, mixtures, and the loss and the draws of targets."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from scodkit import likelihoods
 from scodkit.baselines.baseline import wide
 from scodkit.errors import BatchError
-from scodkit.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-)
+from scodkit.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian, Likelihood
 
 # the likelihoods for which all of this has a closed form
-CLOSED_FORM = (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian)
+CLOSED_FORM = (Categorical, Bernoulli, likelihoods.Gaussian, HeteroscedasticGaussian)
 
 _LOG_TWO_PI_E = math.log(2 * math.pi * math.e)
 
@@ -31,7 +27,7 @@ def entropy(likelihood: Likelihood, output: Tensor) -> Tensor:
     Precise also where a class is all but certain: no difference of near-equal numbers.
 
     Args:
-        likelihood: `Categorical`, `Bernoulli`, `Gaussian` or `HeteroscedasticGaussian`.
+        likelihood: One of `CLOSED_FORM`.
         output: ``(B, *shape)``.
     """
     output = wide(output)
@@ -40,12 +36,8 @@ def entropy(likelihood: Likelihood, output: Tensor) -> Tensor:
     if isinstance(likelihood, Bernoulli):
         z = output.flatten(1)
         return -(z.sigmoid() * logsigmoid(z) + (-z).sigmoid() * logsigmoid(-z)).sum(1)
-    if isinstance(likelihood, HeteroscedasticGaussian):
-        log_variance = halves(output, axis=1)[1]
-        return 0.5 * (log_variance.flatten(1) + _LOG_TWO_PI_E).sum(1)
-    assert isinstance(likelihood, Gaussian)
-    total = 0.5 * (noise_variance(likelihood, output).log() + _LOG_TWO_PI_E).sum()
-    return total.expand(len(output)).clone()
+    _, log_variance = _gaussian(likelihood, output)
+    return 0.5 * (log_variance + _LOG_TWO_PI_E).sum(1)
 
 
 def _class_entropy(logits: Tensor) -> Tensor:
@@ -57,43 +49,14 @@ def _class_entropy(logits: Tensor) -> Tensor:
     return total.log1p() + (odds * -below).sum(-1) / (1 + total)
 
 
-def noise_variance(likelihood: Gaussian, output: Tensor) -> Tensor:
-    """Return the variance of the noise on each output, ``(d,)`` in squared output units.
-
-    Args:
-        likelihood: With one variance, or one per output.
-        output: ``(B, *shape)``.
-
-    Raises:
-        BatchError: If there are several variances, but not one per output.
-    """
-    variance = torch.as_tensor(likelihood.variance, dtype=output.dtype, device=output.device)
-    outputs = math.prod(output.shape[1:])
-    if variance.numel() not in (1, outputs):
-        raise BatchError(
-            f"expected {variance.numel()} outputs, one per variance given to Gaussian, got "
-            f"{outputs}; pass one variance or {outputs} of them"
-        )
-    return variance.expand(outputs)
-
-
-def halves(outputs: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return the means and the log-variances, the two halves of an axis.
-
-    Args:
-        outputs: ``(B, ...)``, or those of several networks.
-        axis: The axis, of even length.
-
-    Raises:
-        BatchError: If its length is odd.
-    """
-    if outputs.shape[axis] % 2:
-        raise BatchError(
-            "expected an even number of outputs (means, then log-variances) along axis 1, got "
-            f"{outputs.shape[axis]}; for a known noise level use Gaussian(variance=...)"
-        )
-    means, log_variances = outputs.chunk(2, dim=axis)
-    return means, log_variances
+def _gaussian(likelihood: Likelihood, output: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and the log-variance of each target, ``(B, d)``."""
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        mean, log_variance = likelihood.halves(output)
+        return mean.flatten(1), log_variance.flatten(1)
+    assert isinstance(likelihood, likelihoods.Gaussian)
+    mean = output.flatten(1)
+    return mean, likelihood.noise_variance(output).log().expand_as(mean)
 
 
 @dataclass(frozen=True)
@@ -141,17 +104,15 @@ def mixture(likelihood: Likelihood, outputs: Tensor) -> Predictive:
         odds = logsigmoid(outputs).logsumexp(0) - logsigmoid(-outputs).logsumexp(0)
         return Predictive(likelihood, odds, None)
     if isinstance(likelihood, HeteroscedasticGaussian):
-        means, log_variances = halves(outputs, axis=2)
+        means, log_variances = likelihood.halves(outputs, axis=2)
         # the variance of the means plus the mean variance, in logarithms as the outputs are
         spread = means.var(0, correction=0).log()
         log_total = torch.logaddexp(spread, log_variances.logsumexp(0) - count)
         output = torch.cat([means.mean(0), log_total], dim=1)
         return Predictive(likelihood, output, log_total.flatten(1).exp())
-    assert isinstance(likelihood, Gaussian)
-    variance = outputs.var(0, correction=0).flatten(1)
-    return Predictive(
-        likelihood, outputs.mean(0), variance + noise_variance(likelihood, outputs[0])
-    )
+    assert isinstance(likelihood, likelihoods.Gaussian)
+    variance = outputs.var(0, correction=0).flatten(1) + likelihood.noise_variance(outputs[0])
+    return Predictive(likelihood, outputs.mean(0), variance)
 
 
 def negative_log_likelihood(likelihood: Likelihood, output: Tensor, targets: Tensor) -> Tensor:
@@ -162,7 +123,7 @@ def negative_log_likelihood(likelihood: Likelihood, output: Tensor, targets: Ten
     prediction is confident and right.
 
     Args:
-        likelihood: Gaussian (with or without its own variance), Bernoulli or Categorical.
+        likelihood: One of `CLOSED_FORM`.
         output: ``(B, *shape)``.
         targets: Numbers, or class indices for Categorical: ``(B, ...)``, in the outputs' order.
     """
@@ -172,17 +133,52 @@ def negative_log_likelihood(likelihood: Likelihood, output: Tensor, targets: Ten
         # log(q / (1 - q)) of the target's class, without 1 - q
         others = logits.scatter(-1, labels, -torch.inf).logsumexp(-1)
         return -logsigmoid(logits.gather(-1, labels)[..., 0] - others).sum(1)
-    theta = output.flatten(1)
     if isinstance(likelihood, Bernoulli):
-        y = targets.reshape(theta.shape).to(theta)
-        return -(y * logsigmoid(theta) + (1 - y) * logsigmoid(-theta)).sum(1)
-    if isinstance(likelihood, HeteroscedasticGaussian):
-        mean, log_variance = (half.flatten(1) for half in halves(output, axis=1))
-        y = targets.reshape(mean.shape).to(mean)
-        return 0.5 * ((mean - y).square() * (-log_variance).exp() + log_variance).sum(1)
-    assert isinstance(likelihood, Gaussian)
-    error = theta - targets.reshape(theta.shape).to(theta)
-    return 0.5 * (error.square() / noise_variance(likelihood, theta)).sum(1)
+        z = output.flatten(1)
+        y = targets.reshape(z.shape).to(z)
+        return -(y * logsigmoid(z) + (1 - y) * logsigmoid(-z)).sum(1)
+    mean, log_variance = _gaussian(likelihood, output)
+    squares = (mean - targets.reshape(mean.shape).to(mean)).square()
+    if isinstance(likelihood, likelihoods.Gaussian):
+        return 0.5 * (squares / likelihood.noise_variance(output)).sum(1)
+    return 0.5 * (squares * (-log_variance).exp() + log_variance).sum(1)
+
+
+def variables(likelihood: Likelihood, shape: Sequence[int]) -> tuple[int, int]:
+    """Return how many targets a sample has, and how many values each can take.
+
+    Args:
+        likelihood: One of `CLOSED_FORM`.
+        shape: Of a sample's output.
+
+    Returns:
+        Numbers of targets and of values; 0 values for any number.
+    """
+    outputs = math.prod(shape)
+    if isinstance(likelihood, Categorical):
+        classes = likelihood.logits(torch.empty(1, *shape, device="meta")).shape[2]
+        return outputs // classes, classes
+    if isinstance(likelihood, Bernoulli):
+        return outputs, 2
+    return outputs // 2 if isinstance(likelihood, HeteroscedasticGaussian) else outputs, 0
+
+
+def targets_at(likelihood: Likelihood, output: Tensor, noise: Tensor) -> Tensor:
+    """Return draws from predicted distributions, by random numbers, ``(B, q, targets)``.
+
+    Args:
+        likelihood: One of `CLOSED_FORM`.
+        output: ``(B, *shape)``.
+        noise: ``(B, q, targets)``: uniform in [0, 1) for classes, else normal.
+    """
+    if isinstance(likelihood, Categorical):
+        cumulated = likelihood.logits(output).softmax(-1).cumsum(-1)[:, None]
+        # probabilities may sum to a little less than 1: the last class gets the rest
+        return (noise[..., None] > cumulated[..., :-1]).sum(-1)
+    if isinstance(likelihood, Bernoulli):
+        return (noise < output.flatten(1).sigmoid()[:, None]).double()
+    mean, log_variance = _gaussian(likelihood, output)
+    return mean[:, None] + (0.5 * log_variance).exp()[:, None] * noise
 
 
 def check_targets(likelihood: Likelihood, output: Tensor, targets: Tensor) -> None:
@@ -197,14 +193,12 @@ def check_targets(likelihood: Likelihood, output: Tensor, targets: Tensor) -> No
         BatchError: If number, type or range do not fit.
     """
     likelihood.factor(output[:1])  # raises if the output itself does not fit the likelihood
-    count, form, fits = output[0].numel(), "finite numbers", True
+    count, values = variables(likelihood, output.shape[1:])
+    form, fits = "finite numbers", True
     if isinstance(likelihood, Categorical):
-        _, count, classes = likelihood.logits(output).shape
-        form = f"class indices from 0 to {classes - 1}"
-        inside = (targets >= 0) & (targets < classes)
+        form = f"class indices from 0 to {values - 1}"
+        inside = (targets >= 0) & (targets < values)
         fits = not targets.is_floating_point() and bool(inside.all())
-    elif isinstance(likelihood, HeteroscedasticGaussian):
-        count //= 2
     elif isinstance(likelihood, Bernoulli):
         form = "numbers from 0 to 1"
         fits = bool(((targets >= 0) & (targets <= 1)).all())

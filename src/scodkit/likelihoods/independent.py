@@ -102,16 +102,27 @@ class Gaussian(Independent):
             ``variance^(-1/2)`` everywhere, ``(B, d)``.
 
         Raises:
-            BatchError: If the number of variances is neither 1 nor that of the outputs.
+            BatchError: If there are several variances, but not one per output.
         """
-        theta = output.flatten(1)
-        root = _constants(self._values(), theta.dtype, theta.device).rsqrt()
-        if root.numel() not in (1, theta.shape[1]):
+        return self.noise_variance(output).rsqrt().expand_as(output.flatten(1))
+
+    def noise_variance(self, output: Tensor) -> Tensor:
+        """Return the variance of the noise on each output, ``(d,)`` in squared output units.
+
+        Args:
+            output: What the model returned, ``(B, *shape)``.
+
+        Raises:
+            BatchError: If there are several variances, but not one per output.
+        """
+        variance = _constants(self._values(), output.dtype, output.device)
+        outputs = math.prod(output.shape[1:])
+        if variance.numel() not in (1, outputs):
             raise BatchError(
-                f"expected {root.numel()} outputs, one per variance given to Gaussian, got "
-                f"{theta.shape[1]}; pass one variance or {theta.shape[1]} of them"
+                f"expected {variance.numel()} outputs, one per variance given to Gaussian, got "
+                f"{outputs}; pass one variance or {outputs} of them"
             )
-        return root.expand_as(theta)
+        return variance.expand(outputs)
 
 
 @dataclass(frozen=True)
@@ -137,14 +148,27 @@ class HeteroscedasticGaussian(Independent):
         Raises:
             BatchError: If the outputs cannot be split into means and log-variances.
         """
-        if output.shape[1] % 2:
-            raise BatchError(
-                "expected an even number of outputs (means, then log-variances) along axis 1, "
-                f"got {output.shape[1]}; for a known noise level use Gaussian(variance=...)"
-            )
-        mean, log_variance = output.chunk(2, dim=1)
+        mean, log_variance = self.halves(output)
         root = torch.cat([(-0.5 * log_variance).exp(), torch.full_like(mean, 0.5**0.5)], dim=1)
         return root.flatten(1)
+
+    def halves(self, output: Tensor, axis: int = 1) -> tuple[Tensor, Tensor]:
+        """Return the means and the log-variances, the two halves of an axis.
+
+        Args:
+            output: What the model returned, ``(B, ...)``, or several networks.
+            axis: The axis, of even length.
+
+        Raises:
+            BatchError: If its length is odd.
+        """
+        if output.shape[axis] % 2:
+            raise BatchError(
+                "expected an even number of outputs (means, then log-variances) along axis 1, "
+                f"got {output.shape[axis]}; for a known noise level use Gaussian(variance=...)"
+            )
+        means, log_variances = output.chunk(2, dim=axis)
+        return means, log_variances
 
 
 @dataclass(frozen=True)
