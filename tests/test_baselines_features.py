@@ -22,8 +22,7 @@ from scodkit.baselines.features import forward_pass
 from scodkit.baselines.knn import KNN
 from scodkit.baselines.mahalanobis import Mahalanobis
 from scodkit.baselines.one_pass import GradNorm
-from scodkit.baselines.residual import Residual, settled_dim
-from scodkit.baselines.vim import ViM
+from scodkit.baselines.residual import Residual, ViM, settled_dim
 from scodkit.errors import BatchError, NonFiniteError, OptionError
 from scodkit.model.network import Inputs, Network
 

@@ -22,7 +22,7 @@ from scodkit.baselines.baseline import Baseline
 from scodkit.baselines.knn import KNN
 from scodkit.baselines.mahalanobis import Mahalanobis
 from scodkit.baselines.one_pass import GradNorm
-from scodkit.baselines.vim import ViM
+from scodkit.baselines.residual import ViM
 
 COUNT = 40
 X = some(50)

@@ -22,8 +22,7 @@ from scodkit.baselines.features import Moments
 from scodkit.baselines.knn import KNN
 from scodkit.baselines.mahalanobis import Mahalanobis
 from scodkit.baselines.one_pass import GradNorm
-from scodkit.baselines.residual import Residual
-from scodkit.baselines.vim import ViM
+from scodkit.baselines.residual import Residual, ViM
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 few = settings(max_examples=15, deadline=None)

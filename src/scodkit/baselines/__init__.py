@@ -1,6 +1,6 @@
 """Methods to compare with, all under the protocol of the `Monitor`.
 
-To add one, copy `residual.py`: an option, a fit, a score.
+To add one, copy the class `Residual`: an option, a fit, a score.
 """
 
 from scodkit.baselines.baseline import Baseline, Detector, Picks
@@ -10,9 +10,8 @@ from scodkit.baselines.knn import KNN
 from scodkit.baselines.local_ensemble import LocalEnsemble
 from scodkit.baselines.mahalanobis import Mahalanobis
 from scodkit.baselines.one_pass import Energy, GradNorm, MaxLogit, MaxSoftmax, Naive
-from scodkit.baselines.residual import Residual
+from scodkit.baselines.residual import Residual, ViM
 from scodkit.baselines.sketched_lanczos import SketchedLanczos
-from scodkit.baselines.vim import ViM
 from scodkit.baselines.weight_space import IdentityCurvature
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, one_hot
+from torch.nn import functional
 from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Baseline, Picks, TrainingData, check_finite
@@ -24,9 +24,9 @@ from scodkit.model.network import Inputs, Network
 _NO_VARIANCE = 1e-12
 # share of a sample's largest logit that rounding explains, in half precision too
 _OTHER_LOGITS = 0.02
-# how many names of modules a message lists, from the last backwards
+# how many module names a message lists; the last ones
 _LISTED = 20
-# rounding errors of a feature that a sum of products may be off by
+# rounding errors of one feature that a sum of products may accumulate
 _ROUNDINGS = 8
 
 
@@ -36,26 +36,26 @@ class ForwardPass:
 
     Args:
         output: Of the model, ``(B, *shape)``.
-        entered: The layer's input, ``(B, ..., m)``, as it was when the layer was called.
+        layer_input: The layer's input, ``(B, ..., m)``, as it was when the layer was called.
         layer: The layer.
         name: Its name in the model.
     """
 
     output: Tensor
-    entered: Tensor
+    layer_input: Tensor
     layer: nn.Module
     name: str
 
     @functools.cached_property
     def features(self) -> Tensor:
         """The layer's input in float64, flattened to ``(B, m)``."""
-        return self.entered.reshape(len(self.entered), -1).double()
+        return self.layer_input.reshape(len(self.layer_input), -1).double()
 
     @property
     def precision(self) -> float:
         """Relative rounding of the features."""
-        floating = self.entered.is_floating_point()
-        return torch.finfo(self.entered.dtype).eps if floating else 0.0
+        floating = self.layer_input.is_floating_point()
+        return torch.finfo(self.layer_input.dtype).eps if floating else 0.0
 
     def head(self) -> tuple[Tensor, Tensor]:
         """Return the weight ``(C, m)`` and the bias ``(C,)`` that make the ``C`` logits.
@@ -67,10 +67,10 @@ class ForwardPass:
                 is not what it returned.
         """
         layer = self.layer
-        if not isinstance(layer, nn.Linear) or self.entered.ndim != 2:
+        if not isinstance(layer, nn.Linear) or self.layer_input.ndim != 2:
             raise BatchError(
                 f"expected a Linear layer applied to features (B, m), got {self.name!r}, a "
-                f"{type(layer).__name__} applied to {tuple(self.entered.shape)}; name the "
+                f"{type(layer).__name__} applied to {tuple(self.layer_input.shape)}; name the "
                 "layer that makes the logits: layer='...', or compare with Mahalanobis or KNN "
                 "here"
             )
@@ -78,8 +78,8 @@ class ForwardPass:
         bias = weight.new_zeros(len(weight))
         if layer.bias is not None:
             bias = layer.bias.detach()[: len(weight)]
-        made = linear(self.entered.to(weight.dtype), weight, bias)
-        if made.shape != self.output.shape or not _same_logits(made, self.output):
+        logits = functional.linear(self.layer_input.to(weight.dtype), weight, bias)
+        if logits.shape != self.output.shape or not _same_logits(logits, self.output):
             raise BatchError(
                 f"expected a model that returns what its layer {self.name!r} makes, got other "
                 "numbers; let it return these logits as they are (all, or the first ones), "
@@ -89,10 +89,10 @@ class ForwardPass:
         return weight, bias
 
 
-def _same_logits(made: Tensor, output: Tensor) -> bool:
-    finite = (made.isfinite() & output.isfinite()).all(1, keepdim=True)
+def _same_logits(logits: Tensor, output: Tensor) -> bool:
+    finite = (logits.isfinite() & output.isfinite()).all(1, keepdim=True)
     allowed = _OTHER_LOGITS * output.abs().amax(1, keepdim=True)
-    return bool(((made - output).abs() <= allowed).logical_or(~finite).all())
+    return bool(((logits - output).abs() <= allowed).logical_or(~finite).all())
 
 
 def forward_pass(network: Network, call: Inputs, layer: str | None = None) -> ForwardPass:
@@ -112,26 +112,22 @@ def forward_pass(network: Network, call: Inputs, layer: str | None = None) -> Fo
     """
     model = network.running(call)
     modules = dict(model.named_modules())
-    if layer is None:
-        watched: dict[str, nn.Module] = {
-            name: module for name, module in modules.items() if isinstance(module, nn.Linear)
-        }
-    else:
-        watched = {layer: model.get_submodule(layer)}
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
     calls: Counter[str] = Counter()
     last: dict[str, Tensor | None] = {}
 
     def note(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = (v for v in (*args, *kwargs.values()) if isinstance(v, Tensor))
-        first = next(tensors, None)
+        # copies: the layer itself, or one after it, may change its input in place
+        copies = (
+            v.detach().clone() for v in (*args, *kwargs.values()) if isinstance(v, Tensor)
+        )
         calls[name] += 1
         last.clear()
-        # a copy: the layer itself, or one after it, may change its input in place
-        last[name] = None if first is None else first.detach().clone()
+        last[name] = next(copies, None)
 
     with contextlib.ExitStack() as hooks, torch.no_grad():
-        for name, module in watched.items():
-            hook = functools.partial(note, name)
+        for name in linear if layer is None else [layer]:
+            module, hook = model.get_submodule(name), functools.partial(note, name)
             hooks.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
         output = network(call)
     if not last:
@@ -140,15 +136,15 @@ def forward_pass(network: Network, call: Inputs, layer: str | None = None) -> Fo
             f"expected a forward pass that calls {expected}, got one that does not; name a "
             f"module that is called: layer=..., {_names(modules)}"
         )
-    ((name, entered),) = last.items()
-    if calls[name] > 1 or entered is None or entered.shape[:1] != (call.batch_size,):
-        got = None if entered is None else tuple(entered.shape)
+    ((name, layer_input),) = last.items()
+    if calls[name] > 1 or layer_input is None or layer_input.shape[:1] != (call.batch_size,):
+        got = None if layer_input is None else tuple(layer_input.shape)
         raise BatchError(
             f"expected the layer {name!r} to be called once per forward pass, with a tensor "
             f"({call.batch_size}, ...), one row per sample, got {calls[name]} calls, the last "
             f"with {got}; name another module: layer=..., {_names(modules)}"
         )
-    return ForwardPass(output, entered, watched[name], name)
+    return ForwardPass(output, layer_input, model.get_submodule(name), name)
 
 
 def _names(modules: Mapping[str, nn.Module]) -> str:
@@ -203,7 +199,7 @@ class Moments:
         if labels is None:
             labels = torch.zeros(len(features), dtype=torch.long, device=features.device)
         present, local = torch.unique(labels, return_inverse=True)
-        member = one_hot(local, len(present)).double()
+        member = functional.one_hot(local, len(present)).double()
         new, old = member.sum(0), self.counts[present]
         offset = features - self.means[labels]
         shift = member.T @ offset / new[:, None]
@@ -217,27 +213,27 @@ class Moments:
         """Return the covariance ``(m, m)`` about the classes' means: the mean over samples."""
         return self._scatter / self.counts.sum()
 
-    def rounding(self) -> float:
-        """Return the variance that rounding of the features alone may leave."""
-        largest = self.means.square().amax(0) + self.covariance().diagonal()
-        return float((_ROUNDINGS * self._precision) ** 2 * largest.max())
+    def principal_components(self, origin: Tensor | None = None) -> tuple[Tensor, Tensor, int]:
+        """Return variances ``(m,)``, largest first, their directions ``(m, m)``, and the rank.
 
+        Directions with less than 1e-12 of the largest variance do not count in the rank, nor
+        those with less than rounding of the features alone may leave.
 
-def principal_components(
-    covariance: Tensor, rounding: float = 0.0
-) -> tuple[Tensor, Tensor, int]:
-    """Return variances ``(m,)``, largest first, their directions ``(m, m)``, and the rank.
-
-    Args:
-        covariance: ``(m, m)``. Directions with less than 1e-12 of the largest variance do not
-            count in the rank: what is left there is rounding.
-        rounding: Variance that does not count either; see `Moments.rounding`.
-    """
-    values, vectors = torch.linalg.eigh(covariance)
-    values, vectors = values.flip(0), vectors.flip(1)
-    least = max(_NO_VARIANCE * float(values[0]), rounding)
-    rank = int((values > least).sum()) if values[0] > 0 else 0
-    return values, vectors, rank
+        Args:
+            origin: The point that the variances are about, ``(m,)``, for a single class; by
+                default each class's mean.
+        """
+        covariance = self.covariance()
+        largest = self.means.square().amax(0) + covariance.diagonal()
+        rounding = float((_ROUNDINGS * self._precision) ** 2 * largest.max())
+        if origin is not None:
+            offset = self.means[0] - origin
+            covariance = covariance + offset[:, None] * offset
+        values, vectors = torch.linalg.eigh(covariance)
+        values, vectors = values.flip(0), vectors.flip(1)
+        least = max(_NO_VARIANCE * float(values[0]), rounding)
+        rank = int((values > least).sum()) if values[0] > 0 else 0
+        return values, vectors, rank
 
 
 class FeatureBaseline(Baseline):

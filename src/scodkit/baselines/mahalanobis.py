@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scodkit.baselines.baseline import State, TrainingData, class_logits
-from scodkit.baselines.features import FeatureBaseline, Moments, principal_components
+from scodkit.baselines.features import FeatureBaseline, Moments
 from scodkit.baselines.predictions import CLOSED_FORM
 from scodkit.errors import BatchError
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
@@ -70,7 +70,7 @@ def _whitening(moments: Moments) -> State:
         BatchError: If the features do not vary within any class.
     """
     means = moments.means[moments.counts > 0]
-    variances, directions, rank = principal_components(moments.covariance(), moments.rounding())
+    variances, directions, rank = moments.principal_components()
     # a constant's mean is off by rounding, which is no variance
     if not rank or variances[0] <= (1e-14 * means.abs().max()).square():
         raise BatchError(
