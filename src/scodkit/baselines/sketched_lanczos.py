@@ -14,15 +14,8 @@ from typing_extensions import Unpack
 from scodkit.baselines.baseline import Picks, State, TrainingData
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NondeterministicError, NonFiniteError, OptionError
-from scodkit.factors import (
-    Factors,
-    FactorSource,
-    Jacobian,
-    ProductSource,
-    choose_jacobian,
-    squared_norms,
-)
-from scodkit.factors.engine import Sums
+from scodkit.factors import Factors, FactorSource, Jacobian, ProductSource, choose_jacobian
+from scodkit.factors.engine import Sums, squared_norms
 from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
 from scodkit.model.network import Inputs
@@ -231,11 +224,10 @@ class _Fisher:
     def __init__(self, data: TrainingData, source: FactorSource) -> None:
         self._data, self._source = data, source
         self._free_bytes = source.budget
-        self._cache: list[_Blocks] = []
+        self._cache: list[_Blocks] | None = []  # None once the budget is exceeded
+        self._products: ProductSource | None = None  # used then, where it can be trusted
         self._spread: float | None = None  # of all outputs, around the mean of the first batch
         self._centre: Tensor | None = None
-        self._products: ProductSource | None = None  # once the cache was too small
-        self._products_tried = False
         self.passes = 0
         self.dtype = torch.float64
 
@@ -247,57 +239,56 @@ class _Fisher:
             NondeterministicError: If the data is not what it was in the first pass.
         """
         product = torch.zeros_like(vector)
-        if self.passes and self._free_bytes >= 0:
+        if self.passes and self._cache is not None:
             for blocks in self._cache:
                 self._add_rows(blocks, vector, product)
             return product
-        # read after the pass: on a GPU each look would be a synchronisation
+        # read after the pass: on a GPU each read is a synchronisation
         finite = torch.ones((), dtype=torch.bool, device=vector.device)
-        spread = torch.zeros((), dtype=torch.float64, device=vector.device)
+        squares = torch.zeros((), dtype=torch.float64, device=vector.device)
         for call in self._data.calls():
-            output = self._add(call, vector, product)
+            add = self._add_by_rows if self._products is None else self._add_by_products
+            output = add(call, vector, product)
             finite &= finite_samples(call, output).all()
             if self._centre is None:  # a large common offset would hide differences
                 self._centre = output.double().mean()
-            spread += (output - self._centre).square().sum()
+            squares += (output - self._centre).square().sum()
         self.passes += 1
         if not bool(finite & product.isfinite().all()):
             raise NonFiniteError(
                 "expected finite training data, got a NaN or an infinity in a sample or in "
                 "what the model makes of it; mend or remove that sample"
             )
-        self._compare(float(spread))
+        spread = float(squares)
+        first = self._spread = spread if self._spread is None else self._spread
+        if abs(spread - first) > _SAME_OUTPUTS * first:
+            raise NondeterministicError(
+                f"expected the same data in every pass, but the spread of the outputs was "
+                f"{first:.6g} in the first and {spread:.6g} in a later one; switch random "
+                "augmentation, and dropping of a last batch, off"
+            )
         return product
 
-    def _add(self, call: Inputs, vector: Tensor, product: Tensor) -> Tensor:
-        """Add a batch's share to a product.
+    def _add_by_rows(self, call: Inputs, vector: Tensor, product: Tensor) -> Tensor:
+        """Add a batch's share to a product, by its factors, and cache these if they fit.
 
         Returns:
             The model's output for the batch.
         """
-        if self._free_bytes < 0 and not self._products_tried:
-            self._products, self._products_tried = self._trusted(call), True
         outputs: dict[int, Tensor] = {}
-        if self._products is not None:
-            step = self._products.portions(call.batch_size).samples
-            for start in range(0, call.batch_size, step):
-                some = call.samples(slice(start, start + step))
-                outputs[start] = self._add_products(self._products, some, vector, product)
-        else:
-            for piece in self._source.pieces(call, hold=True):
-                outputs[piece.samples.start] = piece.output
-                blocks = [(at, rows.flatten(0, 1)) for at, rows in piece.factors.blocks()]
-                self._add_rows(blocks, vector, product)
-                self._keep(blocks)
+        had_room = self._cache is not None
+        for piece in self._source.pieces(call, hold=True):
+            outputs[piece.samples.start] = piece.output
+            blocks = [(at, rows.flatten(0, 1)) for at, rows in piece.factors.blocks()]
+            self._add_rows(blocks, vector, product)
+            self._free_bytes -= sum(rows.nbytes for _, rows in blocks)
+            if self._cache is None or self._free_bytes < 0:
+                self._cache = None
+            else:
+                self._cache.append(blocks)
+        if had_room and self._cache is None:
+            self._products = self._trusted(call)
         return torch.cat(list(outputs.values()))
-
-    def _keep(self, blocks: _Blocks) -> None:
-        """Add rows to the cache; empty it for good where it cannot hold all rows."""
-        self._free_bytes -= sum(rows.nbytes for _, rows in blocks)
-        if self._free_bytes >= 0:
-            self._cache.append(blocks)
-        else:
-            self._cache.clear()
 
     def _add_rows(self, blocks: _Blocks, vector: Tensor, product: Tensor) -> None:
         self.dtype = blocks[0][1].dtype
@@ -312,37 +303,31 @@ class _Fisher:
         # drawn rows are few; in half precision a vector would lose too many digits
         if likelihood.draws or self.dtype not in (torch.float32, torch.float64):
             return None
-        together, _ = choose_jacobian(engine.network, engine.parameters, call)
-        if together is None:
+        network, parameters = engine.network, engine.parameters
+        if choose_jacobian(network, parameters, call)[0] is None:
             return None
-        source = ProductSource(
-            engine.network,
-            engine.parameters,
-            False,  # there is one vector at a time
-            likelihood,
-            columns=1,
-            budget=self._source.budget,
-        )
+        # one after the other: there is a single vector
+        source = ProductSource(network, parameters, False, likelihood, 1, self._source.budget)
         return replace(source, memory=source.counted(call))
 
-    def _add_products(
-        self, source: ProductSource, call: Inputs, vector: Tensor, product: Tensor
-    ) -> Tensor:
-        jacobian = Jacobian(source.network, source.parameters, call)
-        along = jacobian.push(vector.to(self.dtype)[None]).transpose(0, 1)
-        weighted = self._source.likelihood.curvature_times(jacobian.output, along)
-        for at, part in jacobian.pull(weighted.transpose(0, 1)):
-            product[at] += part.flatten()
-        return jacobian.output
+    def _add_by_products(self, call: Inputs, vector: Tensor, product: Tensor) -> Tensor:
+        """Add a batch's share to a product, forward through the network and back.
 
-    def _compare(self, spread: float) -> None:
-        first = self._spread = spread if self._spread is None else self._spread
-        if abs(spread - first) > _SAME_OUTPUTS * first:
-            raise NondeterministicError(
-                f"expected the same data in every pass, but the spread of the outputs was "
-                f"{first:.6g} in the first and {spread:.6g} in a later one; switch random "
-                "augmentation, and dropping of a last batch, off"
-            )
+        Returns:
+            The model's output for the batch.
+        """
+        source, outputs = self._products, []
+        assert source is not None
+        step = source.portions(call.batch_size).samples
+        for start in range(0, call.batch_size, step):
+            some = call.samples(slice(start, start + step))
+            jacobian = Jacobian(source.network, source.parameters, some)
+            along = jacobian.push(vector.to(self.dtype)[None]).transpose(0, 1)
+            weighted = source.likelihood.curvature_times(jacobian.output, along)
+            for at, part in jacobian.pull(weighted.transpose(0, 1)):
+                product[at] += part.flatten()
+            outputs.append(jacobian.output)
+        return torch.cat(outputs)
 
 
 def _orthonormal(vectors: Tensor, cutoff: float) -> Tensor:
