@@ -1,4 +1,4 @@
-"""What all baselines share: how they read data, fit, score, move, save and refuse."""
+"""What all baselines share: reading data, fitting, scoring, moving, saving, refusing."""
 
 from __future__ import annotations
 
@@ -14,43 +14,33 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, Unpack
 
-from scodkit import __version__
-from scodkit.errors import (
-    BatchError,
-    MismatchError,
-    NonFiniteError,
-    NotFittedError,
-    OptionError,
-    UnsupportedLikelihoodError,
-)
+from scodkit import __version__, errors
+from scodkit.errors import BatchError, MismatchError, OptionError
 from scodkit.factors.pieces import finite_samples
 from scodkit.fit.data import batches_of, num_batches, open_stream
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
-from scodkit.model.network import Inputs, Network, state_to_copy
+from scodkit.model.network import LABEL_KEYS, Inputs, Network, state_to_copy
 from scodkit.model.parameters import state_fingerprint
 from scodkit.numerics import artifact
-from scodkit.numerics.artifact import NUMBERS, OBJECT, TEXT, each, fields, refuse
 from scodkit.scoring.score import Scored
 from scodkit.sketch import documents
 
 _KIND = "baseline"
-_HEADER = fields(
+_HEADER = artifact.fields(
     {
-        "method": TEXT,
+        "method": artifact.TEXT,
         "likelihood": documents.DESCRIPTION,
-        "options": OBJECT,
-        "fingerprints": each(TEXT),
+        "options": artifact.OBJECT,
+        "fingerprints": artifact.each(artifact.TEXT),
     },
     others=True,
 )
-
-_TARGET_KEYS = ("label", "labels", "target", "targets")
 
 State = dict[str, Tensor]
 
 
 class Picks(TypedDict, total=False):
-    """Functions that say what is what in a batch and in the model's result.
+    """Functions that pick inputs and targets from a batch, and outputs from a result.
 
     Attributes:
         inputs: As for `Monitor`.
@@ -65,7 +55,7 @@ class Picks(TypedDict, total=False):
 
 
 class Baseline(ABC):
-    """A method scores are compared with; a `Detector`, as the `Monitor` is.
+    """Base class of the methods that a `Monitor` is compared with; all are `Detector`s.
 
     Args:
         model: The trained network; left as found.
@@ -74,8 +64,8 @@ class Baseline(ABC):
 
     Attributes:
         handles: Likelihoods the method is defined for.
-        because: Why not for others, to end the sentence "... is not for this one: ".
-        learns: Whether it has to be fitted before it can score.
+        because: Why other likelihoods are refused, for the error message.
+        learns: Whether the method has to be fitted before it can score.
         learnt: Names of the tensors that a fit returns; None where they depend on the model.
         options: Names of the constructor's other options, which are attributes as well: a
             saved file has them, and ``repr`` shows them, in this order.
@@ -104,7 +94,7 @@ class Baseline(ABC):
             )
         if not isinstance(likelihood, self.handles):
             known = " or ".join(f"{kind.__name__}()" for kind in self.handles)
-            raise UnsupportedLikelihoodError(
+            raise errors.UnsupportedLikelihoodError(
                 f"expected {known} for {type(self).__name__}, got {likelihood!r}: "
                 f"{self.because}; compare with another baseline here"
             )
@@ -119,14 +109,14 @@ class Baseline(ABC):
         return self._network.model
 
     def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
-        """Learn from training data; methods that do not learn leave it unread.
+        """Fit to training data; methods that learn nothing do not read it.
 
         Args:
             loader: Batches of training data; with targets for methods that say so.
             progress: Show a progress bar.
 
         Returns:
-            The method itself, fitted. If anything goes wrong it is as it was before.
+            The method itself, fitted. A fit that raises leaves it as it was before.
         """
         if not self.learns:
             return self
@@ -134,7 +124,7 @@ class Baseline(ABC):
         data = TrainingData(self._network, loader, self._targets, description)
         with self._evaluating():
             state = self._learn(data)
-        # in the layout a file restores: products of another layout may round differently
+        # contiguous, as a loaded file is: products of another layout may round differently
         self._state = {n: tensor.detach().contiguous() for n, tensor in state.items()}
         return self
 
@@ -180,10 +170,10 @@ class Baseline(ABC):
         return self
 
     def save(self, path: str | Path) -> None:
-        """Write what was learnt to one file, atomically; the model itself is not in it.
+        """Write the fitted state to one file, atomically; the model itself is not in it.
 
         Args:
-            path: Where to.
+            path: File to write.
         """
         state = self._ready()
         header = {
@@ -207,17 +197,17 @@ class Baseline(ABC):
         """Read what `save` wrote.
 
         Args:
-            path: Where from.
-            model: What the method was made with, with the same weights.
-            likelihood: Needed only where a file cannot describe it.
-            picks: The same functions the method was made with, if there were any.
+            path: File to read.
+            model: The first argument of the constructor, with the same weights.
+            likelihood: Needed only for likelihoods that a file cannot describe.
+            picks: The functions that were given to the constructor, if any.
 
         Returns:
             The method, on the model's device.
 
         Raises:
-            MismatchError: If the file is of another method, or of other weights.
-            ArtifactError: As a subclass: a file cut off or altered.
+            MismatchError: If the file belongs to another method or to other weights.
+            ArtifactError: A subclass of it, if the file is cut off or altered.
         """
         header, tensors = artifact.read(path, _KIND, _HEADER)
         if header["method"] != cls.__name__:
@@ -226,12 +216,12 @@ class Baseline(ABC):
                 f"{header['method']}.load(...)"
             )
         learnt = (tensors if cls.learnt is None else cls.learnt) if cls.learns else ()
-        fields(dict.fromkeys(learnt, NUMBERS))(str(path), tensors)
+        artifact.fields(dict.fromkeys(learnt, artifact.NUMBERS))(str(path), tensors)
         likelihood = likelihood or documents.build(header["likelihood"], Likelihood)
         try:
             method = cls(model, likelihood, **header["options"], **picks)
         except TypeError as error:
-            refuse(f"options of {cls.__name__} in {path}", f"others ({error})")
+            artifact.refuse(f"options of {cls.__name__} in {path}", f"others ({error})")
         fingerprints = [state_fingerprint(model) for model in method._models()]
         if fingerprints != header["fingerprints"]:
             raise MismatchError(
@@ -251,32 +241,34 @@ class Baseline(ABC):
         return f"{type(self).__name__}({what}{fitted})"
 
     def _ready(self) -> State:
-        """Return what was learnt, on the model's device.
+        """Return the fitted state, on the model's device.
 
         Raises:
-            NotFittedError: If there was no fit.
+            NotFittedError: If the method is not fitted.
         """
         if self._state is None:
             name = type(self).__name__
-            raise NotFittedError(f"expected a fitted {name}; type .fit(train_loader) first")
+            raise errors.NotFittedError(
+                f"expected a fitted {name}; type .fit(train_loader) first"
+            )
         device = self._network.device
         self._state = {name: tensor.to(device) for name, tensor in self._state.items()}
         return self._state
 
     def _evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that holds the networks alone, in eval mode."""
+        """Return a context that holds the networks in eval mode, for this thread alone."""
         return self._network.evaluating()
 
     def _models(self) -> list[nn.Module]:
-        """Return the networks the method looks at."""
+        """Return the networks the method runs."""
         return [self.model]
 
     def _options(self) -> Mapping[str, Any]:
-        """Return the constructor's other options as plain data, as a file has them."""
+        """Return the constructor's other options as plain data, for a file."""
         return {name: getattr(self, name) for name in self.options}
 
     def _learn(self, data: TrainingData) -> State:
-        """Return the tensors that `_judge` needs, by name; the model is in eval mode."""
+        """Return the tensors that scoring needs, by name; the model is in eval mode."""
         raise NotImplementedError
 
     @abstractmethod
@@ -292,7 +284,7 @@ class TrainingData:
         network: The model they are for.
         loader: Batches as the loader yields them.
         targets: Picks the targets from a batch; None for the default, see `Picks`.
-        description: What a progress bar says; None for no bar.
+        description: Text of the progress bar; None for no bar.
     """
 
     network: Network
@@ -301,13 +293,13 @@ class TrainingData:
     description: str | None = None
 
     def check_repeatable(self, method: str) -> None:
-        """Make sure the batches can be read more than once.
+        """Raise if the batches can be read only once.
 
         Args:
             method: Name of the method that needs several passes.
 
         Raises:
-            OptionError: If they are an iterator, which is spent after one pass.
+            OptionError: If the loader is an iterator, which is exhausted after one pass.
         """
         if iter(self.loader) is self.loader:
             raise OptionError(
@@ -364,18 +356,18 @@ class TrainingData:
 
 def _default_targets(batch: Any) -> Any:
     if isinstance(batch, Mapping):
-        return next((batch[key] for key in _TARGET_KEYS if key in batch), None)
+        return next((batch[key] for key in LABEL_KEYS if key in batch), None)
     if isinstance(batch, (tuple, list)) and len(batch) > 1:
         return batch[1]
     return None
 
 
 def check_finite(values: Tensor, what: str) -> Tensor:
-    """Return values that a fit is about to use, once they are known to be finite.
+    """Return values unchanged, after a check that all are finite.
 
     Args:
         values: ``(B, ...)``.
-        what: What they are, for the message.
+        what: Name of the values, for the message.
 
     Raises:
         NonFiniteError: If there is a NaN or an infinity among them.
@@ -383,7 +375,7 @@ def check_finite(values: Tensor, what: str) -> Tensor:
     finite = values.reshape(len(values), -1).isfinite().all(1)
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0])
-        raise NonFiniteError(
+        raise errors.NonFiniteError(
             f"expected finite {what}, got a NaN or an infinity in row {row} of a batch; mend "
             "or remove that sample"
         )
@@ -391,7 +383,7 @@ def check_finite(values: Tensor, what: str) -> Tensor:
 
 
 def wide(output: Tensor) -> Tensor:
-    """Return numbers in float32 at least: half precision ties what differs."""
+    """Return an output in float32 or wider: half precision would tie different scores."""
     return output.to(torch.promote_types(output.dtype, torch.float32))
 
 
@@ -416,11 +408,11 @@ def class_logits(likelihood: Likelihood, output: Tensor) -> Tensor:
 
 
 def whole_number(name: str, value: object) -> int:
-    """Return an option that counts something as a plain integer.
+    """Return a counting option as a plain integer.
 
     Args:
         name: Of the option.
-        value: What was given; numpy's integers will do.
+        value: Its value; numpy's integers are accepted.
 
     Raises:
         OptionError: If it is no integer, or less than 1.

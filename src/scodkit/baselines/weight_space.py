@@ -1,4 +1,4 @@
-"""Methods that look at gradients in weight space: which weights, which engine, which rows."""
+"""Methods that score gradients in weight space: which weights, which engine, which rows."""
 
 from __future__ import annotations
 
@@ -45,21 +45,18 @@ class WeightSpaceBaseline(Baseline):
     ) -> None:
         super().__init__(model, likelihood, **picks)
         self._selection = parameters
-        self._chosen: ParameterSet | None = None
         self._last_source: FactorSource | None = None
 
     @property
     def parameters(self) -> Selection:
         """Names of the chosen weights; before the first batch, the choice as it was given."""
-        if self._chosen is None:
-            return self._selection
-        return [block.name for block in self._chosen.blocks]
+        chosen = self._selection
+        return list(chosen.names) if isinstance(chosen, ParameterSet) else chosen
 
     def _parameters(self, call: Inputs) -> ParameterSet:
         """Return the chosen weights; the first call settles the choice."""
-        if self._chosen is None:
-            self._chosen = select(self._selection, self._network, call)
-        return self._chosen
+        self._selection = chosen = select(self._selection, self._network, call)
+        return chosen
 
     def _parameters_beyond(self, rank: int, call: Inputs) -> ParameterSet:
         """Return the chosen weights, of which there must be more than ``rank``.
@@ -87,16 +84,16 @@ class WeightSpaceBaseline(Baseline):
         return replace(source, budget=self.memory_budget)
 
     def save(self, path: str | Path) -> None:
-        """Write what was learnt to one file, atomically; the model itself is not in it.
+        """Write the fitted state to one file, atomically; the model itself is not in it.
 
         Args:
-            path: Where to.
+            path: File to write.
 
         Raises:
-            OptionError: If the choice of weights needs a batch, and there was none yet.
+            OptionError: If the choice of weights needs a batch, and none was seen yet.
         """
         self._ready()
-        if self._chosen is None and not isinstance(self._selection, (str, list, tuple)):
+        if not isinstance(self.parameters, (str, list, tuple)):
             raise OptionError(
                 f"expected settled parameters, but {self._selection!r} is settled by the "
                 "first batch; fit or score one before saving"

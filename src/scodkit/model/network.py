@@ -36,7 +36,8 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")  # that torch has a switch for autocast
 
 _NOTHING = contextlib.nullcontext()
 
-_LABEL_KEYS = frozenset({"label", "labels", "target", "targets"})
+# where a dict has its labels, which are no inputs
+LABEL_KEYS = ("label", "labels", "target", "targets")
 
 _ONE_BY_ONE = (
     "score the batches one by one: torch.cat([monitor.score(batch) for batch in batches])"
@@ -318,7 +319,7 @@ class Network:
             picked = {
                 str(key): value
                 for key, value in batch.items()
-                if (anything or key in accepted) and key not in _LABEL_KEYS
+                if (anything or key in accepted) and key not in LABEL_KEYS
             }
             if not picked:
                 raise BatchError(
