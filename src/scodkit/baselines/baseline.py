@@ -143,7 +143,7 @@ class Baseline(ABC):
             if call.batch_size == 0:
                 output = self._network(call).detach()
                 return Scored(output, wide(output).new_empty(0), None)
-            output, score = self._judge(call, state)
+            output, score = self._output_and_score(call, state)
             output = output.detach()
             score = score.detach().to(torch.promote_types(output.dtype, torch.float32))
             usable = finite_samples(call, output) & ~score.isnan()
@@ -272,7 +272,7 @@ class Baseline(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         """Return output ``(B, *shape)`` and scores ``(B,)`` of at least one sample."""
 
 

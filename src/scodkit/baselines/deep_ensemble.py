@@ -85,7 +85,7 @@ class DeepEnsemble(Baseline):
     def _models(self) -> list[nn.Module]:
         return [member.model for member in self._members]
 
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         devices = sorted({str(member.device) for member in self._members})
         if len(devices) > 1:
             raise OptionError(

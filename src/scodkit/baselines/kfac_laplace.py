@@ -283,7 +283,7 @@ class KFACLaplace(WeightSpaceBaseline):
                 return math.inf
         return total
 
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         predictive = self._predict(call, state)
         return predictive.output, predictive.score
 

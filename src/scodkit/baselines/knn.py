@@ -86,7 +86,7 @@ class KNN(FeatureBaseline):
             )
         return {"bank": bank, "squares": bank.square().sum(1)}
 
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         bank, squares = state["bank"], state["squares"]
         forward = self._pass(call, bank.shape[1])
         largest = max(len(bank), (self.k + _SPARE) * bank.shape[1])

@@ -95,7 +95,7 @@ class LocalEnsemble(WeightSpaceBaseline):
         start = start.to(self._network.device)
         return {"vectors": top_eigenspace(hessian.times, start, self.rank, self.tolerance)}
 
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         source = replace(self._source(call), likelihood=self._gradients)
 
         def shortest(factors: Factors) -> Tensor:

@@ -54,7 +54,7 @@ class Mahalanobis(FeatureBaseline):
         assert moments is not None  # data without samples is refused before
         return _whitening(moments)
 
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         forward = self._pass(call, len(state["centre"]))
         white = (forward.features - state["centre"]) @ state["whitener"]
         # by differences: near a mean, squares that are expanded would cancel

@@ -22,7 +22,7 @@ class OutputBaseline(Baseline):
 
     learns: ClassVar = False
 
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             output = self._network(call)
             return output, self._score_of(output)
@@ -175,7 +175,7 @@ class GradNorm(FeatureBaseline):
     because: ClassVar = "it compares class probabilities with equal ones"
     learns: ClassVar = False
 
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         forward = self._pass(call)
         forward.head()  # refuses outputs that are not the layer's
         logits = class_logits(self.likelihood, forward.output).double()

@@ -69,7 +69,7 @@ class Residual(FeatureBaseline):
         outside = directions[:, min(dim, rank) :].contiguous()  # frees the other directions
         return {"mean": moments.means[0], "outside": outside}
 
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         forward = self._pass(call, len(state["mean"]))
         return forward.output, length_outside(forward.features, state["mean"], state["outside"])
 
@@ -180,7 +180,7 @@ class ViM(Residual):
             )
         return largest / length
 
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         forward = self._pass(call, len(state["origin"]))
         logits = baseline.class_logits(self.likelihood, forward.output).double()
         length = length_outside(forward.features, state["origin"], state["outside"])

@@ -131,7 +131,7 @@ class SketchedLanczos(WeightSpaceBaseline):
         basis = _orthonormal(sketches.mT, math.sqrt(precision))
         return {"basis": basis, "passes": torch.tensor([fisher.passes])}
 
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         sketch = self._sketch(self._parameters(call).num_parameters)
 
         def outside(factors: Factors) -> Tensor:

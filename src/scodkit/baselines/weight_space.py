@@ -149,5 +149,5 @@ class IdentityCurvature(WeightSpaceBaseline):
 
     learns: ClassVar = False
 
-    def _judge(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
+    def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         return over_pieces(self._source(call), call, lambda factors: factors.squared_norms())
