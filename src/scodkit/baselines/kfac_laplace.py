@@ -161,11 +161,13 @@ class KFACLaplace(WeightSpaceBaseline):
             if posterior is None:
                 names = self._choose(call)
                 posterior = self._new_posterior(names)
+            # a dict, the form in which laplace-torch takes more than one tensor
+            batch = {"call": call, "first": call.tensors()[0]}
             with torch.no_grad():
-                output = check_finite(posterior.model(_batch(call)), "outputs")
+                output = check_finite(posterior.model(batch), "outputs")
             # the factors do not depend on targets: predictions stand in for them
             targets = output if isinstance(self.likelihood, Gaussian) else output.argmax(1)
-            posterior.H += posterior.backend.kron(_batch(call), targets, N=1)[1]
+            posterior.H += posterior.backend.kron(batch, targets, N=1)[1]
             count += call.batch_size
         state: State = {"prior_precision": posterior.prior_precision}
         for name, factors in zip(names, posterior.H.kfacs, strict=True):
@@ -341,11 +343,6 @@ class _Standardised(nn.Module):
         if isinstance(self.likelihood, Gaussian):
             return self.likelihood.root(output) * output.flatten(1)
         return class_logits(self.likelihood, output)
-
-
-def _batch(call: Inputs) -> dict[str, Any]:
-    """Return a batch in the form in which laplace-torch takes more than one tensor."""
-    return {"call": call, "first": call.tensors()[0]}
 
 
 def _twin(network: Network, names: Sequence[str]) -> Network:
