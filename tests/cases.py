@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 
 class Attention(nn.Module):

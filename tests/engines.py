@@ -19,7 +19,8 @@ from scodkit.factors import (
     choose_engine,
 )
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet, select_names
 
 BY_NAME = {case.name: case for case in CASES}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from oracles import dense_jacobian
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 
 def patches(layer: nn.Module, x: Tensor) -> Tensor:

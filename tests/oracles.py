@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 
 def flat_parameters(model: nn.Module, names: list[str] | None = None) -> dict[str, Tensor]:

@@ -11,7 +11,8 @@ from scodkit import Bernoulli, Categorical, Gaussian, MonteCarlo, Task
 from scodkit.explain import Split
 from scodkit.factors import Engine, FactorSource, choose_engine
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.sketch import Exact
 from scodkit.sketch.eigenbasis import Eigenbasis
 

@@ -18,7 +18,8 @@ from scodkit import (
     Task,
 )
 from scodkit.explain import differentiable_score
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 OUTPUTS = 4
 QUIET = pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")

@@ -23,7 +23,7 @@ from engines import (
 )
 from scodkit.factors import HookEngine, LoopEngine, pullback
 from scodkit.factors.pullback import Edges, Take, _folded, backward
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 
 def test_directions_folded_into_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:

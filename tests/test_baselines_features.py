@@ -24,7 +24,8 @@ from scodkit.baselines.mahalanobis import Mahalanobis
 from scodkit.baselines.one_pass import GradNorm
 from scodkit.baselines.residual import Residual, ViM, settled_dim
 from scodkit.errors import BatchError, NonFiniteError, OptionError
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 EVERY = tuple(OUTPUTS)
 

@@ -30,7 +30,7 @@ from scodkit.baselines.sketched_lanczos import (
 )
 from scodkit.errors import NondeterministicError, NonFiniteError, OptionError
 from scodkit.likelihoods import MonteCarlo
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 from scodkit.sketch import SRFT, Fold, Map, SparseSign
 from scodkit.sketch import Gaussian as GaussianMap
 from scodkit.sketch.base import FlatFactors

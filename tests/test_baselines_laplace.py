@@ -34,7 +34,7 @@ from scodkit.baselines.kfac_laplace import KFACLaplace
 from scodkit.baselines.predictions import entropy
 from scodkit.errors import NonFiniteError
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 KINDS = ("categorical", "bernoulli", "gaussian", "scaled")
 PRIOR = 0.7

@@ -29,7 +29,7 @@ from scodkit.errors import BatchError, OptionError
 from scodkit.factors import HeldFactors
 from scodkit.factors.pieces import sample_keys
 from scodkit.likelihoods import HeteroscedasticGaussian, Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 EVERY = tuple(OUTPUTS)
 

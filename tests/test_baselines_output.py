@@ -25,7 +25,7 @@ from scodkit import Bernoulli, Categorical, Gaussian, LastLayers, Monitor
 from scodkit.baselines import Energy, IdentityCurvature, MaxLogit, MaxSoftmax, Naive
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import HeteroscedasticGaussian, Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 EVERY = tuple(OUTPUTS)
 

@@ -23,7 +23,8 @@ from scodkit.factors import Engine, HookEngine, LoopEngine, pullback
 from scodkit.factors.rules import broadcast
 from scodkit.fit.data import digests_of
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.numerics import kernels
 from scodkit.numerics.matmul import _is_long, add_matmul, matmul
 from scodkit.sketch import (

@@ -9,7 +9,7 @@ from torch import nn
 from scodkit import Categorical, Gaussian, LastLayers, Monitor, Task
 from scodkit.errors import BatchError, NotFittedError
 from scodkit.explain import differentiable_score
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 
 def images(count: int, seed: int = 0) -> torch.Tensor:

@@ -36,7 +36,8 @@ from scodkit.factors import (
 )
 from scodkit.factors import choose as choose_module
 from scodkit.likelihoods import Categorical, Gaussian
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 ENGINE_CASES = [
     pytest.param(engine, case, id=f"{engine.__name__}-{case.name}")

@@ -28,7 +28,8 @@ from engines import (
 )
 from scodkit.factors import FunctionalEngine, HookEngine, LoopEngine
 from scodkit.factors.rules import UnsupportedCallError
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 # --- In-place operations -------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from torch.nn.utils import parametrizations
 from oracles import dense_factors, dense_fisher, dense_score
 from scodkit import Categorical, Gaussian, LastLayers, Monitor
 from scodkit.errors import BatchError, OptionError
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import select
 from scodkit.sharded import ShardedMonitor
 from scodkit.sketch import Exact, Nystrom

@@ -20,7 +20,7 @@ from scodkit import (
 )
 from scodkit.errors import EngineFallbackWarning, NotFittedError, OptionError
 from scodkit.factors.pieces import sample_keys
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
 
 LIKELIHOODS = {

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from cases import conv_batchnorm, mlp
 from scodkit.errors import BatchError
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 X = torch.arange(6.0).reshape(2, 3)
 Y = torch.tensor([0, 1])

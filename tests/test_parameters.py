@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from cases import CASES, TiedEmbedding, conv_batchnorm, mlp
 from scodkit.errors import ParameterSelectionError
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import (
     LastLayers,
     ParameterSet,

@@ -14,7 +14,8 @@ from oracles import dense_factors
 from scodkit.factors import Engine, FactorsOf, FactorSource, LoopEngine, squared_norms
 from scodkit.factors.pieces import sample_keys
 from scodkit.likelihoods import Categorical, Gaussian, Likelihood, MonteCarlo
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 POISSON = MonteCarlo(lambda out: Poisson(out.exp()), samples=2, seed=3)
 LIKELIHOODS = [Gaussian((0.5, 1.0, 2.0)), Categorical(), Categorical(directions=1), POISSON]

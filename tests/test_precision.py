@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from oracles import dense_factors
 from scodkit import Categorical, Gaussian, Monitor
 from scodkit.errors import MismatchError, NonFiniteError, OptionError
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
 
 BF16 = torch.bfloat16

@@ -26,7 +26,8 @@ from scodkit.factors import (
 )
 from scodkit.factors.jacobian import Jacobian
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.sketch import SRFT, Fold, Map, Nystrom, Sketch, SparseSign, TwoSided
 from scodkit.sketch import Gaussian as GaussianMap
 from scodkit.sketch.base import FlatFactors

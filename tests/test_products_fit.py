@@ -19,7 +19,8 @@ from scodkit.errors import (
     UncertifiedError,
 )
 from scodkit.factors import MANY, choose_jacobian
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import select
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
 from test_products import Custom, OnceOnly

@@ -11,7 +11,7 @@ from torch import nn
 from oracles import dense_factors
 from own_process import printed_by
 from scodkit import Categorical, LastLayers, Monitor
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 from scodkit.sketch import Nystrom
 
 pytestmark = pytest.mark.slow

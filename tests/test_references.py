@@ -18,7 +18,8 @@ from scodkit import explain as explain_module
 from scodkit.errors import BatchError, OptionError
 from scodkit.explain import Nearest, References, explain
 from scodkit.factors import FactorSource, HookEngine
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 
 def brute_force(known: Tensor, asked: Tensor, count: int) -> tuple[list, list]:

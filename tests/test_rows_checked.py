@@ -17,7 +17,8 @@ from scodkit.factors import Factors, FunctionalEngine, HeldFactors, HookEngine, 
 from scodkit.factors.checks import distinct
 from scodkit.factors.engine import Linearization
 from scodkit.factors.hooks import Checksum
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 slower = pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")
 far = pytest.mark.filterwarnings("ignore::scodkit.errors.SuspiciousInputWarning")

@@ -18,7 +18,8 @@ from scodkit.errors import BatchError, OptionError
 from scodkit.explain import Saliency, differentiable_score, saliency_of
 from scodkit.explain import saliency as saliency_module
 from scodkit.factors import FactorSource, LoopEngine
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from slopes import (
     NETS,
     OUTPUTS,

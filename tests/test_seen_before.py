@@ -25,7 +25,7 @@ from scodkit.errors import (
 )
 from scodkit.fit import data as data_room
 from scodkit.fit.data import digests_of, nothing, seen_again
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 from scodkit.numerics import artifact
 from scodkit.sharded import ShardedMonitor
 from together import run

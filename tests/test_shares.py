@@ -29,7 +29,8 @@ from scodkit.explain import shares_of
 from scodkit.factors import FactorSource, Linearization, LoopEngine
 from scodkit.factors.pieces import sample_keys
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.sketch import Exact, TwoSided
 from scodkit.sketch.eigenbasis import Eigenbasis
 

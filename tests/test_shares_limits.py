@@ -25,7 +25,7 @@ from scodkit.errors import BatchError, OptionError, ScodError
 from scodkit.explain import Shares, shares_of
 from scodkit.factors import FactorSource
 from scodkit.factors.pieces import Piece
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 # --- Names ---------------------------------------------------------------------------------
 

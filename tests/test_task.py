@@ -11,7 +11,7 @@ from oracles import dense_factors, dense_fisher, dense_jacobian
 from scodkit import Bernoulli, Categorical, Gaussian, LastLayers, Monitor, MonteCarlo, Task
 from scodkit.errors import BatchError, MismatchError, OptionError
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 TRAIN, TEST = noise(40, 3, seed=1), noise(6, 3, seed=2)
 

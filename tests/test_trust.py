@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from cases import mlp
 from engines import Uses, chosen_engine, joined, noise, randomised, right_rows
 from scodkit.factors import HookEngine, LoopEngine, checks
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import select_names
 
 # --- Layouts -------------------------------------------------------------------------------

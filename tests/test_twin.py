@@ -16,7 +16,8 @@ from cases import conv_batchnorm, mlp
 from engines import Uses, noise
 from scodkit import Gaussian, Monitor
 from scodkit.errors import CaptureWarning
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 
 def contents(model: nn.Module) -> list[tuple[int, dict[str, int]]]:
@@ -314,6 +315,48 @@ def test_layers_with_two_parents_keep_their_parameters() -> None:
     model = SharedLayer()
     Monitor(model, Gaussian(), rank=2).fit([torch.randn(8, 3)], progress=False)
     assert all(isinstance(p, nn.Parameter) for p in model.left[0]._parameters.values())
+
+
+# --- The first call ------------------------------------------------------------------------
+
+
+class Counts(nn.Module):
+    """Counts its calls in a list, which is the same in the twin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(3, 2), [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls[0] += 1
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_a_first_call_without_gradients_is_one_pass(precision: torch.dtype | None) -> None:
+    model = Counts()
+    network, call = Network(model).at_precision(precision), Inputs((torch.randn(4, 3),), {})
+    with network.evaluating(), torch.no_grad():
+        first = network(call)
+        assert model.calls == [1]
+        assert torch.equal(network(call), first)
+
+
+def test_a_first_call_with_gradients_has_them() -> None:
+    model = Counts()
+    network, call = Network(model), Inputs((torch.randn(4, 3),), {})
+    with network.evaluating():
+        network(call).sum().backward()
+    assert model.layer.weight.grad is not None
+    assert model.calls == [2]  # one of them shows, once, that the twin can be run
+
+
+def test_a_first_call_takes_the_same_kernels_as_the_next() -> None:
+    torch.manual_seed(0)
+    network = Network(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True))
+    call = Inputs((torch.randn(16, 5, 32),), {})
+    with network.evaluating(), torch.no_grad():
+        assert torch.equal(network(call), network(call))
 
 
 # --- The twin follows ----------------------------------------------------------------------

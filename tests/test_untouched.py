@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from engines import Uses, noise
 from scodkit import Categorical, Gaussian, Monitor
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.sketch import Exact
 
 WAIT_S = 20.0
@@ -123,6 +124,7 @@ def test_attributes_that_a_forward_pass_writes_are_those_of_the_model_at_each_ca
         with network.evaluating():
             outputs.append(network(call))
     assert (model.calls, model.last) == (0, None)
+    assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[1], outputs[2])
 
 

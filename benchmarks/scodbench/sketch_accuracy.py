@@ -25,7 +25,8 @@ from torch import Tensor
 from scodbench.speed.real_nets import TrainedNet, mnist_net, wine_net
 from scodkit import Eigenbasis
 from scodkit.factors import FactorSource, FunctionalEngine
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import select
 from scodkit.scoring.score import Energies, score
 from scodkit.sketch import (

@@ -28,9 +28,8 @@ from scodkit.fit.probes import check_probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Likelihood
 from scodkit.likelihoods.task import Task
-from scodkit.model.network import Network, state_to_copy
+from scodkit.model.network import Network, StateWatch, state_to_copy
 from scodkit.model.parameters import ParameterSet, Selection, select
-from scodkit.model.state import StateWatch
 from scodkit.numerics import artifact
 from scodkit.scoring import score as scoring
 from scodkit.scoring.score import Question, Scorer, Scores

@@ -19,9 +19,8 @@ from scodkit.fit.fitted import Fitted
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import files_of_all
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Form
-from scodkit.model.parameters import ParameterSet, select_names
-from scodkit.model.state import Fingerprints
+from scodkit.model.inputs import Form
+from scodkit.model.parameters import Fingerprints, ParameterSet, select_names
 from scodkit.numerics import artifact
 from scodkit.numerics.files import file_errors
 from scodkit.numerics.matmul import sum_dtype, tall_chunks

@@ -21,9 +21,9 @@ from scodkit.fit.fitted import UNFITTED, Fitted, Recipe, check_options
 from scodkit.fit.probes import Probes, check_probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Form, Inputs, Network
-from scodkit.model.parameters import Selection, select, select_names
-from scodkit.model.state import Fingerprints, StateWatch
+from scodkit.model.inputs import Form, Inputs
+from scodkit.model.network import Network, StateWatch
+from scodkit.model.parameters import Fingerprints, Selection, select, select_names
 from scodkit.numerics.artifact import check_place
 from scodkit.numerics.matmul import sum_dtype
 from scodkit.scoring import score as scoring

@@ -23,8 +23,8 @@ from scodbench.nets import ResNet18
 from scodbench.speed.paper_nets import SMALL, Domain
 from scodbench.speed.turns import Run, machine, settle
 from scodkit import Categorical, Monitor
-from scodkit.model.network import Inputs, Network
-from scodkit.model.state import StateWatch
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network, StateWatch
 from scodkit.sketch import Nystrom
 
 BATCHES = (1, 64)

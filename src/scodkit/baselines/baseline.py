@@ -19,7 +19,8 @@ from scodkit.errors import BatchError, MismatchError, OptionError
 from scodkit.factors.pieces import finite_samples
 from scodkit.fit.data import batches_of, num_batches, open_stream
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
-from scodkit.model.network import LABEL_KEYS, Inputs, Network, state_to_copy
+from scodkit.model.inputs import LABEL_KEYS, Inputs
+from scodkit.model.network import Network, state_to_copy
 from scodkit.model.parameters import state_fingerprint
 from scodkit.numerics import artifact
 from scodkit.scoring.score import Scored

@@ -17,7 +17,8 @@ from scodkit.baselines.baseline import Baseline, Picks, State
 from scodkit.baselines.predictions import CLOSED_FORM, mixture
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError, first_line
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 # samples times sets of weights in one vectorised pass; larger ones take memory, not less time
 _TOGETHER = 256

@@ -17,7 +17,8 @@ from typing_extensions import Unpack
 from scodkit.baselines.baseline import Baseline, Picks, TrainingData, check_finite
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 # share of the largest variance below which a direction counts as constant; rounding of
 # features in float32 leaves about 1e-14

@@ -24,7 +24,8 @@ from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NonFiniteError, OptionError, optional
 from scodkit.factors import Factors
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from scodkit.model.network import Inputs, Network, ordinary
+from scodkit.model.inputs import Inputs, ordinary
+from scodkit.model.network import Network
 from scodkit.model.parameters import LastLayers, ParameterSet, select, select_names
 
 # prior precisions that `tune` tries by default: 1e-4, 10^-3.5, ..., 1e4

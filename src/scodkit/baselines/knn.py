@@ -13,7 +13,7 @@ from scodkit.baselines.baseline import Picks, State, TrainingData, whole_number
 from scodkit.baselines.features import FeatureBaseline
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 # candidates beyond the k nearest whose distances are computed by differences
 _SPARE = 16

@@ -20,7 +20,8 @@ from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NondeterministicError, OptionError, optional
 from scodkit.factors import Factors
 from scodkit.likelihoods import Gaussian, Likelihood
-from scodkit.model.network import Inputs, Network, differentiable_attention
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network, differentiable_attention
 from scodkit.model.parameters import ParameterSet, Selection
 from scodkit.numerics.matmul import matmul, sum_dtype
 

@@ -12,7 +12,7 @@ from scodkit.baselines.features import FeatureBaseline, Moments
 from scodkit.baselines.predictions import CLOSED_FORM
 from scodkit.errors import BatchError
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 
 class Mahalanobis(FeatureBaseline):

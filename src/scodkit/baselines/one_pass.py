@@ -14,7 +14,7 @@ from scodkit.baselines.features import FeatureBaseline
 from scodkit.baselines.predictions import CLOSED_FORM, entropy
 from scodkit.errors import OptionError
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 
 class OutputBaseline(Baseline):

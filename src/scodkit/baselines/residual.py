@@ -20,7 +20,7 @@ from scodkit.baselines.features import FeatureBaseline, Moments
 from scodkit.baselines.one_pass import energy
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import Categorical, Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 
 
 class Residual(FeatureBaseline):

@@ -18,7 +18,7 @@ from scodkit.factors import Factors, FactorSource, Jacobian, ProductSource, choo
 from scodkit.factors.engine import Sums, squared_norms
 from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import Selection
 from scodkit.numerics.matmul import tall_svd
 from scodkit.sketch import Map, SparseSign, documents

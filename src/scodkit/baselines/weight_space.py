@@ -15,7 +15,7 @@ from scodkit.baselines.baseline import Baseline, Picks, State
 from scodkit.errors import OptionError
 from scodkit.factors import Factors, FactorSource, MemoryBudget, choose_engine
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import ParameterSet, Selection, select
 
 

@@ -14,7 +14,7 @@ from scodkit.explain import plots
 from scodkit.explain.saliency import Saliency, differentiable_score, saliency_of
 from scodkit.explain.shares import Shares, Split, shares_of
 from scodkit.factors import FactorSource
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from scodkit.factors.alone import AloneEngine, FunctionalEngine, LoopEngine
 from scodkit.factors.checks import tolerance
 from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs, Network, differentiable_attention, ordinary
+from scodkit.model.inputs import Inputs, ordinary
+from scodkit.model.network import Network, differentiable_attention
 from scodkit.model.parameters import ParameterSet
 from scodkit.scoring import score as scoring
 from scodkit.scoring.score import Energies

@@ -17,7 +17,7 @@ from scodkit.errors import BatchError, OptionError
 from scodkit.explain import plots
 from scodkit.factors import Factors, FactorSource
 from scodkit.factors.engine import Sums
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import ParameterSet
 from scodkit.scoring import score as scoring
 from scodkit.scoring.score import Energies

@@ -8,7 +8,8 @@ from torch.func import vjp, vmap
 
 from scodkit.factors.checks import check_alone
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
-from scodkit.model.network import Inputs, Network, ordinary
+from scodkit.model.inputs import Inputs, ordinary
+from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 
 
@@ -139,10 +140,10 @@ class _FunctionalLinearization(Linearization):
         def one_sample(
             tensors: list[Tensor], own_rows: Tensor
         ) -> tuple[Tensor, dict[str, Tensor]]:
-            args, kwargs = self._call.with_tensors([t[None] for t in tensors])
+            sample = self._call.with_tensors(t[None] for t in tensors)
 
             def output_at(at: dict[str, Tensor]) -> Tensor:
-                return network.at_raw({**others, **at}, args, kwargs, 1)[0].flatten()
+                return network.at({**others, **at}, sample)[0].flatten()
 
             output, pull, *_ = vjp(output_at, weights)
             return output, vmap(lambda row: pull(row)[0])(own_rows)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from scodkit.errors import BatchError
 from scodkit.factors.pieces import finite_samples, sample_keys
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 
 # relative distance allowed between two ways to round the same numbers

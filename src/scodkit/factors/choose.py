@@ -21,7 +21,8 @@ from scodkit.factors.checks import (
 from scodkit.factors.engine import Engine, Factors, Linearization
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.jacobian import Jacobian
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.matmul import sum_dtype
 

@@ -18,7 +18,8 @@ from typing_extensions import Self
 
 from scodkit.factors.head import Head
 from scodkit.factors.rules.layer import project_whole
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics import kernels
 from scodkit.numerics.matmul import matmul, sum_dtype

@@ -24,7 +24,8 @@ from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.factors.samples import Strangers, constants_of
 from scodkit.factors.script import OtherCallsError, Replay, Script
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 
 # bytes at the layers' outputs up to which directions are copies of the samples

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from scodkit.model.network import Inputs, Network, differentiable_attention, ordinary
+from scodkit.model.inputs import Inputs, ordinary
+from scodkit.model.network import Network, differentiable_attention
 from scodkit.model.parameters import ParameterSet
 
 

@@ -17,7 +17,7 @@ from scodkit.factors.engine import Engine, Factors, SharedFactors, Tall
 from scodkit.factors.head import Head
 from scodkit.factors.memory import Memory
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 from scodkit.numerics.matmul import add_matmul, matmul, sum_dtype
 
 # directions of a sample from which on it is worth to go without rows; fewer are left to rows,

@@ -21,7 +21,8 @@ from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.memory import Memory
 from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.matmul import sum_dtype
 

@@ -22,7 +22,7 @@ from scodkit.factors.rules import RULES, Batch, Layer, Place, UnsupportedCallErr
 from scodkit.factors.rules.layer import Linear
 from scodkit.factors.samples import Samples, Strangers, constants_of
 from scodkit.factors.script import Script, attention
-from scodkit.model.network import ordinary
+from scodkit.model.inputs import ordinary
 from scodkit.model.parameters import ParameterSet
 
 # what they return is, to autograd, no longer the parameter

@@ -16,8 +16,7 @@ from scodkit.errors import (
     NonFiniteError,
 )
 from scodkit.fit.data import Seen, nothing
-from scodkit.model.network import Inputs
-from scodkit.model.ranges import Ranges, ranges_of, seen_in, widen
+from scodkit.model.inputs import Inputs, Ranges, ranges_of, seen_in, widen
 from scodkit.numerics import artifact
 from scodkit.numerics.artifact import (
     DIGESTS,

@@ -28,7 +28,7 @@ from torch.utils.data import (
 from tqdm.auto import tqdm
 
 from scodkit.errors import BatchError, EmptyLoaderError, OptionError
-from scodkit.model.network import Inputs
+from scodkit.model.inputs import Inputs
 from scodkit.numerics.hashing import hashed
 from scodkit.parts import plain_sampler
 

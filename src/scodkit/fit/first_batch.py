@@ -21,7 +21,8 @@ from scodkit.errors import (
 )
 from scodkit.factors import distinct
 from scodkit.likelihoods import Likelihood
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 
 # samples of the first batch whose outputs are looked at
 _LOOKED_AT = 16

@@ -28,10 +28,9 @@ from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.fit.memory import Preparation, check_ways
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import Processes
-from scodkit.model import ranges
-from scodkit.model.network import Form, Inputs, Network
-from scodkit.model.parameters import ParameterSet, select, select_names
-from scodkit.model.state import Fingerprints
+from scodkit.model.inputs import Form, Inputs, joined_ranges
+from scodkit.model.network import Network
+from scodkit.model.parameters import Fingerprints, ParameterSet, select, select_names
 from scodkit.numerics.matmul import sum_dtype
 
 # pieces a GPU may be behind before it is waited for
@@ -128,7 +127,7 @@ def fit(
         shape=terms.shape,
         skipped=skipped,
         engine=next((one["engine"] for one in told if one["engine"]), None),
-        input_range=reduce(ranges.joined, (one["range"] for one in told)),
+        input_range=reduce(joined_ranges, (one["range"] for one in told)),
         samples=samples,
         form=terms.form,
         probes=next((one["probes"] for one in told if one["probes"]), None),

@@ -14,11 +14,9 @@ from scodkit.factors import CHECK_EVERY, FactorSource, choose_engine, named_engi
 from scodkit.fit.data import joined, seen_again
 from scodkit.fit.probes import Probes
 from scodkit.likelihoods import Likelihood
-from scodkit.model import ranges
-from scodkit.model.network import Form, Inputs, Network
-from scodkit.model.parameters import ParameterSet, Selection
-from scodkit.model.ranges import Ranges
-from scodkit.model.state import Fingerprints, StateWatch
+from scodkit.model.inputs import Form, Inputs, Ranges, joined_ranges
+from scodkit.model.network import Network, StateWatch
+from scodkit.model.parameters import Fingerprints, ParameterSet, Selection
 from scodkit.sketch import Sketch, SketchState, documents
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -258,6 +256,6 @@ class Fitted:
             basis = replace(basis, certified=False)
         basis = replace(basis, offloaded=self.basis.offloaded)  # as the state is
         seen = replace(self, skipped=self.skipped + other.skipped, samples=samples)
-        input_range = ranges.joined(self.input_range, other.input_range)
+        input_range = joined_ranges(self.input_range, other.input_range)
         probes = self.probes or other.probes
         return replace(seen, basis=basis, state=state, input_range=input_range, probes=probes)

@@ -28,7 +28,8 @@ from scodkit.factors import (
     row_bytes,
 )
 from scodkit.fit.fitted import Recipe
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.matmul import sum_dtype
 

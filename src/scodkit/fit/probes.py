@@ -20,7 +20,8 @@ from torch import Tensor
 from scodkit.calibration import groups_of
 from scodkit.errors import CorruptArtifactError, MismatchError, NoProbesWarning
 from scodkit.likelihoods.task import Task
-from scodkit.model.network import Inputs, Network
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
 from scodkit.numerics.hashing import hashed, shares
 
 _SAMPLES = 4

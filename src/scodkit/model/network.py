@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import itertools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter, getitem, is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from scodkit.errors import BatchError, ModelCallError, OptionError
-from scodkit.model.twin import Twin, own_tensors
+from scodkit.errors import BatchError, ModelCallError, OptionError, StaleMonitorError
+from scodkit.model.inputs import Form, Inputs, default_inputs, ordinary
+from scodkit.model.parameters import Fingerprints, ParameterSet
+from scodkit.model.structure import OF_EVERY_MODULE
+from scodkit.model.twin import Twin, Watcher
 from scodkit.numerics.matmul import tf32_products
 
 # torch chooses kernels for the whole process: whoever changes that must change it back first
@@ -36,197 +38,11 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")  # that torch has a switch for autocast
 
 _NOTHING = contextlib.nullcontext()
 
-# where a dict has its labels, which are no inputs
-LABEL_KEYS = ("label", "labels", "target", "targets")
+# tensors that the message of a `StaleMonitorError` names
+_NAMED = 4
 
-_ONE_BY_ONE = (
-    "score the batches one by one: torch.cat([monitor.score(batch) for batch in batches])"
-)
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The arguments of one call of the model; tensors share their first axis, the batch.
-
-    Args:
-        args: Positional arguments.
-        kwargs: Keyword arguments. Values that are not tensors are passed on as they are.
-
-    Attributes:
-        batch_size: Number of samples.
-        shapes: Shape and dtype of each tensor.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    batch_size: int = field(init=False, repr=False, compare=False)
-    shapes: tuple[Any, ...] = field(init=False, repr=False, compare=False)
-    _tensors: list[Tensor] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        values = (*self.args, *self.kwargs.values()) if self.kwargs else self.args
-        tensors, shapes, sizes = [], [], set()
-        for value in values:
-            if isinstance(value, Tensor):
-                tensors.append(value)
-                shapes.append((value.shape, value.dtype))
-                sizes.add(len(value) if value.ndim else None)
-        size = next(iter(sizes), None)
-        vars(self).update(_tensors=tensors, shapes=tuple(shapes), batch_size=size)
-        if len(tensors) < len(values):
-            _check_not_nested(values)
-        if not sizes:
-            raise BatchError(
-                "expected at least one tensor among the model's inputs, got "
-                f"{[type(value).__name__ for value in values]}; "
-                "pick them with Monitor(..., inputs=lambda batch: ...)"
-            )
-        if len(sizes) > 1 or None in sizes:
-            listed = [tuple(t.shape) for t in tensors]
-            raise BatchError(
-                "expected every input tensor to have the batch as its first axis, got shapes "
-                f"{listed}; pick or reshape them with Monitor(..., inputs=lambda batch: ...)"
-            )
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors, positional ones first, keywords in their order."""
-        return self._tensors
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
-        """Return the same call with ``function`` applied to each tensor."""
-        args, kwargs = self.with_tensors([function(t) for t in self.tensors()])
-        return Inputs(args, kwargs)
-
-    def with_tensors(self, tensors: list[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return ``(args, kwargs)`` with the tensors replaced, in the order of `tensors`."""
-        fresh = iter(tensors)
-
-        def swap(value: object) -> object:
-            return next(fresh) if isinstance(value, Tensor) else value
-
-        return tuple(map(swap, self.args)), {k: swap(v) for k, v in self.kwargs.items()}
-
-    def check_some(self) -> None:
-        """Make sure there is a sample to choose an engine with.
-
-        Raises:
-            BatchError: If there is none.
-        """
-        if self.batch_size == 0:
-            raise BatchError("expected samples in the first batch, got none; leave it out")
-
-    def samples(self, which: slice) -> Inputs:
-        """Return the call restricted to some samples."""
-        return self.map(lambda t: t[which])
-
-    def repeated(self, count: int) -> Inputs:
-        """Return the call with each sample several times, one after the other."""
-        if len(self.args) == 1 and not self.kwargs:
-            return Inputs((self.args[0].repeat_interleave(count, 0),), {})
-        return self.map(lambda t: t.repeat_interleave(count, 0))
-
-    def joined(self, other: Inputs) -> Inputs:
-        """Return the samples of both calls; those of this one, if they do not go together."""
-        pairs = list(zip(self.tensors(), other.tensors(), strict=False))
-        alike = len(self.tensors()) == len(other.tensors()) == len(pairs) and all(
-            a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs
-        )
-        if not alike:
-            return self
-        return Inputs(*self.with_tensors([torch.cat(pair) for pair in pairs]))
-
-    def first(self, count: int) -> Inputs:
-        """Return the call with its first samples, the last of them again if there are fewer."""
-        order = torch.arange(count).clamp_max(self.batch_size - 1)
-        return self.map(lambda t: t[order.to(t.device)])
-
-
-@dataclass(frozen=True)
-class Form:
-    """How the batches of a fit look, for later ones to be compared with.
-
-    Args:
-        parts: In a tuple or list; 1 for anything else.
-        axes: Of each input tensor.
-    """
-
-    parts: int
-    axes: Sequence[int]
-
-    @staticmethod
-    def of(batch: object, call: Inputs) -> Form:
-        """Return the form of a batch with these inputs."""
-        parts = len(batch) if isinstance(batch, (tuple, list)) else 1
-        return Form(parts, [tensor.ndim for tensor in call.tensors()])
-
-    def document(self) -> dict[str, Any]:
-        """Return it as plain data, what it is made of."""
-        return asdict(self)
-
-    def check(self, call: Inputs) -> None:
-        """Refuse a sample without a batch axis: some layers would take it for a batch.
-
-        Raises:
-            BatchError: If that is what it looks like.
-        """
-        for (shape, _), axes in zip(call.shapes, self.axes, strict=False):
-            if len(shape) + 1 != axes:
-                return
-        if len(call.shapes) == len(self.axes):
-            shapes = [tuple(shape) for shape, _ in call.shapes]
-            raise BatchError(
-                f"expected inputs of {', '.join(map(str, self.axes))} axes, the batch first, "
-                f"as in the fit, got shapes {shapes}; for a single sample type x[None]; "
-                "otherwise pick the inputs with Monitor(..., inputs=lambda batch: ...)"
-            )
-
-
-def _check_not_nested(values: Iterable[object]) -> None:
-    """Refuse tensors inside of other values.
-
-    Raises:
-        BatchError: If there are such.
-    """
-    for value in values:
-        inner = list(value.values()) if isinstance(value, Mapping) else value
-        if isinstance(inner, (list, tuple)) and any(isinstance(v, Tensor) for v in inner):
-            raise BatchError(
-                f"expected tensors as the model's inputs, got a {type(value).__name__} of "
-                "them; pass them one by one (inputs=lambda batch: (a, b) or {'name': a}), with "
-                "a small module around the model that puts them together"
-            )
-
-
-def _check_one_batch(batch: object, form: Form | None) -> None:
-    """Refuse several batches in place of one, of which all but the first would be dropped.
-
-    Tensors of one form may also be inputs and targets, as an autoencoder has them: they are
-    taken for that where the batches of the fit had as many parts or, if nobody knows, where
-    they have as many samples.
-
-    Raises:
-        BatchError: If that is what they look like.
-    """
-    if not isinstance(batch, (tuple, list)):
-        return
-    like = [p for p in batch if isinstance(p, Tensor) and p.ndim]
-    like = [p for p in like if p.dtype == like[0].dtype and p.shape[1:] == like[0].shape[1:]]
-    if len(like) < 2 or like[0] is not batch[0]:
-        return
-    several = len({len(p) for p in like}) > 1
-    if several or (form is not None and form.parts != len(batch)):
-        raise BatchError(
-            f"expected one batch, got {len(like)} tensors that look like one each, of shapes "
-            f"{[tuple(p.shape) for p in like]}; {_ONE_BY_ONE}; or, if the others are targets, "
-            "pass batch[0], or inputs=lambda batch: batch[0] to the Monitor"
-        )
-
-
-class Watcher(contextlib.AbstractContextManager[Any], Protocol):
-    """Looks at a forward pass."""
-
-    def watch(self, tensor: Tensor) -> None:
-        """Note a tensor that the model is run on: a copy of an input."""
+_version = attrgetter("_version")
+_place = Tensor.data_ptr
 
 
 class Network:
@@ -280,57 +96,20 @@ class Network:
         picked = batch
         if self._pick_inputs is None:
             if not isinstance(batch, Tensor):
-                _check_one_batch(batch, form)
-                picked = self._default_inputs(batch)
+                picked = default_inputs(batch, self.model.forward, form)
         elif not isinstance(batch, Inputs):
             picked = self._pick_inputs(batch)
-        if isinstance(picked, Inputs):
-            call = picked
-        elif isinstance(picked, Mapping):
-            call = Inputs((), dict(picked))
-        elif isinstance(picked, (tuple, list)):
-            call = Inputs(tuple(picked), {})
-        elif isinstance(picked, Tensor):
-            call = Inputs((picked,), {})
-        else:
-            advice = "pass inputs=lambda batch: ... to the Monitor"
-            if isinstance(picked, Iterable):  # a loader, or something like it
-                advice += f"; of a loader, {_ONE_BY_ONE}"
-            raise BatchError(
-                f"expected a tensor, tuple, list or dict as a batch, got "
-                f"{type(picked).__name__}; {advice}"
-            )
+        call = Inputs.of(picked)
         if form is not None:
             form.check(call)
         device = self.device
         if device.type == "meta":
             raise OptionError("expected a model with weights, got one on meta; load them first")
+        cuda = device.type == "cuda"  # only there is a copy waited for by what uses it
         for tensor in call.tensors():
             if tensor.device != device or tensor.is_inference():
-                break
-        else:
-            return call
-        return call.map(lambda t: ordinary(t.to(device, non_blocking=device.type == "cuda")))
-
-    def _default_inputs(self, batch: object) -> object:
-        if isinstance(batch, Mapping):
-            accepted = inspect.signature(self.model.forward).parameters
-            anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-            picked = {
-                str(key): value
-                for key, value in batch.items()
-                if (anything or key in accepted) and key not in LABEL_KEYS
-            }
-            if not picked:
-                raise BatchError(
-                    f"expected a dict with inputs of the model ({', '.join(accepted)}), got "
-                    f"{', '.join(map(str, batch))}; pick them with inputs=lambda batch: ..."
-                )
-            return picked
-        if isinstance(batch, (tuple, list)) and batch:
-            first = batch[0]
-            return self._default_inputs(first) if isinstance(first, Mapping) else first
-        return batch
+                return call.map(lambda t: ordinary(t.to(device, non_blocking=cuda)))
+        return call
 
     def __call__(self, call: Inputs, watcher: Watcher | None = None) -> Tensor:
         """Return the output ``(B, *shape)`` of the model as it stands.
@@ -343,73 +122,60 @@ class Network:
             ModelCallError: If the model fails on inputs of another dtype than its weights'.
             RuntimeError: If it fails for another reason.
         """
-        self._twin.prove(call.args, call.kwargs)
-        args, kwargs = own_tensors(
-            call.args, call.kwargs, None if watcher is None else watcher.watch
-        )
         try:
             with self._autocast():
-                result = self._twin.run(args, kwargs, None, watcher)
+                result = self._twin.prove(call)
+                if result is None or watcher is not None or torch.is_grad_enabled():
+                    result = self._twin.run(call, None, watcher)
             output = self._output(result, call.batch_size)
             if watcher is not None and output is not result:  # it is to see how that is made
                 with watcher:
                     output = self._output(result, call.batch_size)
             return output
         except RuntimeError as error:
-            own = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
-            given = {t.dtype for t in call.tensors() if t.is_floating_point()}
-            advice = ""
-            if not given and own and self._takes_floats(call, min(own, key=str)):
-                given = {t.dtype for t in call.tensors()}
-                advice = "x.float() / 255 for bytes of images, or "
-            if self.precision is None and given - own and own:
-                wanted = " or ".join(sorted(map(str, own)))
-                raise ModelCallError(
-                    f"expected inputs in {wanted}, as the model's weights are, got "
-                    f"{', '.join(sorted(map(str, given)))}, and the model failed on them; type "
-                    f"{advice}x.to({wanted.split(' ')[0]})"
-                ) from error
+            self._check_dtypes(call, error)
             raise
 
-    def _takes_floats(self, call: Inputs, dtype: torch.dtype) -> bool:
-        """Return whether a model that failed on integers can be run on the same as floats."""
-        floats = call.map(lambda t: t.to(dtype))
+    def _check_dtypes(self, call: Inputs, error: RuntimeError) -> None:
+        """Say so if inputs of another dtype than the weights' are why the model failed.
+
+        Raises:
+            ModelCallError: If they are.
+        """
+        own = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        given = {t.dtype for t in call.tensors() if t.is_floating_point()}
+        advice = ""
+        if own and not given and self._takes(call, min(own, key=str)):
+            given = {t.dtype for t in call.tensors()}
+            advice = "x.float() / 255 for bytes of images, or "
+        if self.precision is None and given - own and own:
+            wanted = " or ".join(sorted(map(str, own)))
+            raise ModelCallError(
+                f"expected inputs in {wanted}, as the model's weights are, got "
+                f"{', '.join(sorted(map(str, given)))}, and the model failed on them; type "
+                f"{advice}x.to({wanted.split(' ')[0]})"
+            ) from error
+
+    def _takes(self, call: Inputs, dtype: torch.dtype) -> bool:
+        """Return whether the model can be run on the same inputs in another dtype."""
         try:
             with torch.no_grad():
-                self.model(*floats.args, **floats.kwargs)
+                self._twin.run(call.map(lambda t: t.to(dtype)))
         except Exception:  # it is about something else, then
             return False
         return True
 
     def at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
         """Return the output ``(B, *shape)`` with some weights replaced."""
-        return self.at_raw(weights, call.args, call.kwargs, call.batch_size)
-
-    def at_raw(
-        self,
-        weights: Mapping[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        batch_size: int,
-    ) -> Tensor:
-        """Return what `at` does, from bare arguments (inside function transforms)."""
-        weights = {**dict(_made_in_inference_mode(self.model)), **weights}
-        return self._run_at(weights, args, kwargs, batch_size)
+        tensors = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
+        # autograd refuses to save what was made in inference mode
+        copies = {name: ordinary(t.detach()) for name, t in tensors if t.is_inference()}
+        return self.run_at({**copies, **weights}, call)
 
     def run_at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
         """Return what `at` does, of a model without weights made in inference mode."""
-        return self._run_at(weights, call.args, call.kwargs, call.batch_size)
-
-    def _run_at(
-        self,
-        weights: Mapping[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        batch_size: int,
-    ) -> Tensor:
-        own, named = own_tensors(args, kwargs)
         with self._autocast():
-            return self._output(self._twin.run(own, named, weights), batch_size)
+            return self._output(self._twin.run(call, weights), call.batch_size)
 
     def running(self, example: Inputs) -> nn.Module:
         """Return what is run for the model, held in eval mode: its twin, or the model itself.
@@ -417,7 +183,7 @@ class Network:
         Args:
             example: Inputs to tell with whether the model can have a twin.
         """
-        self._twin.prove(example.args, example.kwargs)
+        self._twin.prove(example)
         with self._twin.held() as module:
             return module
 
@@ -511,11 +277,6 @@ class Network:
         """Names of the buffers that a call of the model was seen to change."""
         return self._twin.volatile
 
-    @property
-    def changes_buffers(self) -> bool:
-        """Whether a call of the model was seen to change its buffers."""
-        return bool(self._twin.volatile)
-
     def storage(self) -> tuple[int, ...]:
         """Return where weights and buffers lie in memory, and the model's revision.
 
@@ -570,12 +331,6 @@ def _not_detecting_anomalies() -> Iterator[None]:
                     torch.set_anomaly_enabled(*_anomalies_before)
 
 
-def _made_in_inference_mode(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Return copies of the weights and buffers that autograd would refuse."""
-    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
-    return ((name, ordinary(t.detach())) for name, t in tensors if t.is_inference())
-
-
 def state_to_copy(owner: object, *parts: object) -> dict[str, Any]:
     """Return the attributes of a detector, for ``__getstate__``.
 
@@ -587,17 +342,17 @@ def state_to_copy(owner: object, *parts: object) -> dict[str, Any]:
         OptionError: If pickle cannot find one of its functions by name.
     """
     caller = sys._getframe(2).f_globals["__name__"]
-    by_name = caller != "copy" and "cloudpickle" not in caller  # these take any function
-    for name, value in [
-        item for part in (owner, *parts) for item in getattr(part, "__dict__", {}).items()
-    ]:
-        if by_name and isinstance(value, types.FunctionType) and "<" in value.__qualname__:
-            raise OptionError(
-                "expected functions that pickle finds by name, got "
-                f"{value.__qualname__} as {name.removeprefix('_pick').lstrip('_')}; write it "
-                "with def at the top level of a module, or type .save(path) here and "
-                ".load(path, model, ...) there"
-            )
+    if caller == "copy" or "cloudpickle" in caller:  # these take any function
+        return vars(owner)
+    for part in (owner, *parts):
+        for name, value in getattr(part, "__dict__", {}).items():
+            if isinstance(value, types.FunctionType) and "<" in value.__qualname__:
+                raise OptionError(
+                    "expected functions that pickle finds by name, got "
+                    f"{value.__qualname__} as {name.removeprefix('_pick').lstrip('_')}; write "
+                    "it with def at the top level of a module, or type .save(path) here and "
+                    ".load(path, model, ...) there"
+                )
     return vars(owner)
 
 
@@ -614,9 +369,170 @@ def _bare(model: nn.Module) -> nn.Module:
             return model
 
 
-def ordinary(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor made under inference_mode: autograd refuses to save those."""
-    if not tensor.is_inference():
-        return tensor
-    with torch.inference_mode(False):
-        return tensor.clone()
+# --- Is it the model of the fit? ---
+
+
+class StateWatch:
+    """Notices that a model has changed, in microseconds as long as it has not.
+
+    Looked at are the identities of all modules, parameters and buffers, the version counters of
+    all tensors, and where parameters lie in memory. What is written past the counters, through
+    ``.data`` or a numpy view, is seen by a look at the contents alone.
+
+    Args:
+        network: The model, as it is meant to stay.
+        renewal: What to type to fit again, for messages.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        renewal: str = "monitor.renew(train_loader, heldout_loader)",
+    ) -> None:
+        self._network, self._renewal = network, renewal
+        self._noted = _Noted(network)
+
+    def unmoved(self) -> bool:
+        """Return whether nothing has happened that may have changed the model."""
+        noted = self._noted
+        try:
+            return (
+                all(map(is_, map(getitem, noted.owners, noted.keys), noted.values))
+                and list(map(len, noted.children)) == noted.sizes
+                and list(map(_version, noted.counted)) == noted.versions
+                and list(map(_place, noted.placed)) == noted.places
+                and noted.exempt == self._network.volatile
+            )
+        except KeyError:  # something was taken out
+            return False
+
+    def settled(
+        self, fingerprints: Fingerprints, parameters: ParameterSet, doing: str
+    ) -> Fingerprints:
+        """Look at the model's contents, and go by what it is now from here on.
+
+        Args:
+            fingerprints: Of the model that was noted.
+            parameters: The chosen weights.
+            doing: What is about to be done, for the message.
+
+        Returns:
+            The fingerprints, which leave out what the model was seen to change itself.
+
+        Raises:
+            StaleMonitorError: If the model is not the one of the fit any more.
+        """
+        model, exempt = self._network.model, self._network.volatile
+        noted, now = self._noted, _Noted(self._network)
+        moved = [
+            name
+            for name in {**noted.marks, **now.marks}
+            if name not in exempt and noted.marks.get(name) != now.marks.get(name)
+        ]
+        known = exempt <= set(fingerprints.exempt)
+        difference = _other_layer(noted.layers, now.layers)
+        # a buffer that nobody knew to change is in the fingerprints: then only counters tell
+        if difference is None and (moved or known):
+            difference = fingerprints.difference_to(model, parameters)
+        if difference is not None:
+            some = ", ".join(moved[:_NAMED]) + (" ..." if len(moved) > _NAMED else "")
+            raise StaleMonitorError(
+                f"expected the model of the fit for {doing}, but {difference}"
+                + (f" (touched since: {some})" if moved else "")
+                + f"; load the weights of that time, or fit again: {self._renewal}"
+            )
+        if not known:
+            names = exempt.union(fingerprints.exempt)
+            fingerprints = Fingerprints.of(model, parameters, names)
+        self._noted = now
+        return fingerprints
+
+
+class _Noted:
+    """A model at a glance: where its tensors and layers are kept, and what is there.
+
+    Args:
+        network: The model; buffers that its own forward pass changes are left out.
+
+    Attributes:
+        owners, keys, values: The dicts that keep tensors and layers, under what, and which.
+        children, sizes: The dicts of layers, which may grow, and how many are in each.
+        counted, versions: The tensors with a version counter, and what it is at.
+        placed, places: The parameters, which may be moved without a new one being made, and
+            where they lie in memory.
+        layers: The layers by name.
+        marks: Identity, version and place of each tensor by name.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.exempt = exempt = network.volatile
+        modules = dict(network.model.named_modules())
+        kept = {
+            name: (owner, key)
+            for prefix, module in modules.items()
+            for owner in (module._parameters, module._buffers, module._modules)
+            for key in list(owner.keys())
+            if (name := f"{prefix}.{key}".lstrip(".")) not in exempt
+        }
+        self.owners: list[Any] = [owner for owner, _ in kept.values()]
+        self.keys = [key for _, key in kept.values()]
+        self.values: list[Any] = list(map(getitem, self.owners, self.keys))
+        self.children = [module._modules for module in modules.values()]
+        self.sizes = list(map(len, self.children))
+        tensors = [value for value in self.values if isinstance(value, Tensor)]
+        self.counted = [tensor for tensor in tensors if not tensor.is_inference()]
+        self.versions = list(map(_version, self.counted))
+        self.placed = [t for t in tensors if isinstance(t, nn.Parameter) and _has_place(t)]
+        self.places = list(map(_place, self.placed))
+        named = dict(zip(kept, self.values, strict=True))
+        self.layers = {name: v for name, v in named.items() if isinstance(v, nn.Module)}
+        versions = dict(zip(map(id, self.counted), self.versions, strict=True))
+        places = dict(zip(map(id, self.placed), self.places, strict=True))
+        self.marks = {
+            name: (id(value), versions.get(id(value)), places.get(id(value)))
+            for name, value in named.items()
+            if name not in self.layers
+        }
+
+
+def _has_place(tensor: Tensor) -> bool:
+    """Return whether a tensor has a place in memory, as some kinds have not."""
+    try:
+        return _place(tensor) is not None
+    except (RuntimeError, NotImplementedError, ValueError):
+        return False
+
+
+def _other_layer(before: Mapping[str, nn.Module], now: Mapping[str, nn.Module]) -> str | None:
+    """Return in words which layer came or went, or took the place of one unlike it."""
+    for name in {**before, **now}:
+        if name not in now:
+            return f"the layer {name} is gone"
+        if name not in before:
+            return f"the layer {name} is new"
+        old, new = before[name], now[name]
+        if old is not new and not _alike(old, new):
+            return f"the layer {name} was {old} and is {new}"
+    return None
+
+
+def _alike(old: nn.Module, new: nn.Module) -> bool:
+    """Return whether a layer does what another did, but for its tensors and layers inside."""
+    own, other = (
+        {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
+        for module in (old, new)
+    )
+    return (
+        type(old) is type(new)
+        and own.keys() == other.keys()
+        and all(_equal(own[name], other[name]) for name in own)
+    )
+
+
+def _equal(one: object, other: object) -> bool:
+    try:
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            return one is other or torch.equal(one, other)
+        return one is other or (type(one) is type(other) and bool(one == other))
+    except Exception:  # arrays and others that do not say yes or no
+        return False

@@ -1,25 +1,31 @@
-"""Which weights the monitor reasons about, and where each one sits in the flat vector.
+"""Which weights the monitor reasons about, where each one is, and their fingerprints.
 
-A choice (`All`, `LastLayers`, names and globs, a callable) is resolved once, against a model
-and, for `LastLayers`, one forward pass; the result is a `ParameterSet`.
+A choice (``"all"``, `LastLayers`, names and globs, a callable) is resolved once, against a
+model and, for `LastLayers`, one forward pass; the result is a `ParameterSet`, in which each
+weight has a place in the flat vector.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from operator import itemgetter
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from scodkit.errors import ParameterSelectionError
-from scodkit.model.network import Inputs, Network, ordinary
+from scodkit.model.inputs import Inputs, ordinary
 from scodkit.numerics.hashing import digest_of
+
+if TYPE_CHECKING:
+    from scodkit.model.network import Network
 
 # layers after a network's last convolution, norms included, that still count as its head
 _LONGEST_HEAD = 8
@@ -197,21 +203,6 @@ def select_names(model: nn.Module, names: Sequence[str]) -> ParameterSet:
     return _tile({name: named[name] for name in names}, names)
 
 
-def state_fingerprint(model: nn.Module, but: Iterable[str] = ()) -> str:
-    """Return a hash of the whole state of a model: every parameter and buffer.
-
-    Args:
-        model: The model.
-        but: Names of buffers to leave out.
-    """
-    # not state_dict: it leaves out buffers that are not saved, and may hold other objects
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    buffers = dict(model.named_buffers(remove_duplicate=False))
-    for name in but:
-        buffers.pop(name, None)
-    return digest_of(parameters | buffers)
-
-
 def _tile(chosen: Mapping[str, Tensor], selection: Selection) -> ParameterSet:
     if not chosen:
         raise ParameterSelectionError(
@@ -267,7 +258,7 @@ def _last_layers(
         first = len(layers) - max(2, share)
         # one that many layers follow is no part of a network's end: it makes tokens of pixels
         end = range(max(0, len(layers) - _LONGEST_HEAD - 1), len(layers))
-        convolutions = [i for i in end if _is_convolution(layers[i])]
+        convolutions = [i for i in end if isinstance(layers[i], nn.modules.conv._ConvNd)]
         first = max(0, min([first, *convolutions[-1:]]))
     kept = {id(p) for layer in layers[first:] for p in _own_parameters(layer)}
     return {name for name, parameter in named.items() if id(parameter) in kept}
@@ -286,18 +277,16 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
 
     few = example.samples(slice(0, 2))
     model = network.running(few)
-    handles = [m.register_forward_pre_hook(note) for m in model.modules()]
-    try:
-        with torch.no_grad():
-            network(few)
-    finally:
-        for handle in handles:
-            handle.remove()
-    ranked: list[tuple[int, int, nn.Module]] = []
-    for position, (module, rank) in enumerate(_with_rank(model, order, -1, set())):
-        if _own_parameters(module):
-            ranked.append((rank, position, module))
-    return [module for _, _, module in sorted(ranked, key=lambda entry: entry[:2])]
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(note))
+        network(few)
+    ranked = [
+        (rank, module)
+        for module, rank in _with_rank(model, order, -1, set())
+        if _own_parameters(module)
+    ]
+    return [module for _, module in sorted(ranked, key=itemgetter(0))]
 
 
 def _with_rank(
@@ -321,11 +310,73 @@ def _own_parameters(layer: nn.Module) -> list[nn.Parameter]:
     return own
 
 
-def _is_convolution(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.conv._ConvNd)
-
-
 def _some(names: Iterable[str], most: int = 12) -> str:
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
+
+
+# --- Fingerprints ---
+
+
+def state_fingerprint(model: nn.Module, but: Iterable[str] = ()) -> str:
+    """Return a hash of the whole state of a model: every parameter and buffer.
+
+    Args:
+        model: The model.
+        but: Names of buffers to leave out.
+    """
+    # not state_dict: it leaves out buffers that are not saved, and may hold other objects
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    for name in but:
+        buffers.pop(name, None)
+    return digest_of(parameters | buffers)
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """Hashes that tie a fit to the weights it was made with.
+
+    Args:
+        parameters: Of the chosen weights.
+        model: Of the model's whole state, buffers included.
+        exempt: Buffers left out of it, as the model's own forward pass changes them.
+    """
+
+    parameters: str
+    model: str
+    exempt: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        model: nn.Module, parameters: ParameterSet, exempt: Iterable[str] = ()
+    ) -> Fingerprints:
+        """Return the hashes of a model as it stands."""
+        names = tuple(sorted(exempt))
+        state = state_fingerprint(model, names)
+        return Fingerprints(parameters.fingerprint(model), state, names)
+
+    def document(self) -> dict[str, str]:
+        """Return the hashes as plain data."""
+        return {"parameters": self.parameters, "model": self.model}
+
+    def difference(self, other: Fingerprints) -> str | None:
+        """Return in words what differs, or None."""
+        if self.parameters != other.parameters:
+            return "the chosen weights differ"
+        if self.model != other.model:
+            return "the chosen weights agree, but other weights or buffers differ"
+        return None
+
+    def difference_to(self, model: nn.Module, parameters: ParameterSet) -> str | None:
+        """Return in words how a model's contents differ, or None.
+
+        Args:
+            model: As it is now.
+            parameters: The chosen weights of the fit.
+        """
+        gone = set(parameters.names) - dict(model.named_parameters()).keys()
+        if gone:
+            return f"of the chosen weights {min(gone)} is gone"
+        return self.difference(Fingerprints.of(model, parameters, self.exempt))

@@ -10,7 +10,7 @@ import operator
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from torch import Tensor, nn
 
 # where a parameter or a buffer is: among those of a module, by its name there
 Place = tuple[dict[str, Any], str]
+
+# the buffers of a module: its name, if it has one, what it holds now, and what it is to hold
+Slot = tuple[str | None, dict[str, Any], dict[str, Any]]
 
 # the first hold nothing, the second are made again, at the third a search for modules ends
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype})
@@ -27,21 +30,16 @@ _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 
 _MOST = 20_000  # objects to look at in search of a module, behind one that is not known
 
-# whatever changes these changes the hooks they belong to as well
-_BESIDE_HOOKS = frozenset(
-    {
-        "_forward_hooks_with_kwargs",
-        "_forward_hooks_always_called",
-        "_forward_pre_hooks_with_kwargs",
-        "_non_persistent_buffers_set",
-    }
-)
-_OF_TORCH = frozenset(vars(nn.Module()))
+# attributes of every module; those that end like this change with the hooks or the buffers
+# they belong to
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_BESIDE = ("_with_kwargs", "_always_called", "_buffers_set")
 
 # bytes of a buffer up to which it is copied on every call: not every change is counted (the
 # running statistics of BatchNorm are not). Larger ones are tables, and go by their counter.
 _COPIED = 1 << 22
 
+_END = object()  # at the end of what is compared, so that lengths need not be
 
 _version = operator.attrgetter("_version")
 
@@ -55,50 +53,45 @@ class Structure:
 
     Args:
         model: The model.
-        clones: By id: buffers with copies of them from before, to be used again: a recorded
-            call has them.
 
     Attributes:
         module: The twin of the model.
         tensors: Its weights and buffers.
         places: Where they are, by name.
         first: The first parameter; None of a model without any.
-        clones: Buffers with their copies, by id.
+        clones: Buffers of the model with their copies in the twin, by id.
 
     Raises:
         NoTwinError: If the model cannot have one.
     """
 
-    def __init__(self, model: nn.Module, clones: dict[int, tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._made: dict[int, tuple[Any, Any]] = {}  # by id of the original, which lives on
         self._harmless: dict[int, object] = {}
         self._names = {id(module): name for name, module in model.named_modules()}
         self._watched: list[Iterable[object]] = []  # what the model was made of, live
         self._state: list[object] = []  # and as it was
         self._flags: set[int] = set()  # where among that the modes are
-        self._kinds: list[type] = []
         self._modules: list[nn.Module] = []
         self._own: list[tuple[Any, Any]] = []  # attributes of the twin, as they are and were
-        self._slots: list[tuple[str | None, dict[str, Any], dict[str, Any]]] = []
-        self._before, self.clones = clones, dict[int, tuple[Tensor, Tensor]]()
+        self._slots: list[Slot] = []
+        self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         self.module: nn.Module = self._twin(model)
-        end = object()  # so that no length has to be compared
-        self._watch([end], [end])
+        self._watch([_END], [_END])
+        self._kinds = list(map(type, self._modules))
         self.places = places_of(self.module)
         self.first = next(self.module.parameters(), None)
-        self._held_buffers = [own.values() for _, own, _ in self._slots] + [[end]]
-        self._end = end
-        values = [own.values() if isinstance(own, dict) else own for own, _ in self._own]
-        self._own_values: list[Iterable[object]] = [*values, [end]]
-        was = [was.values() if isinstance(was, dict) else was for _, was in self._own]
-        self._was = [*itertools.chain.from_iterable(was), end]
+        self._own_values = [*(_values(own) for own, _ in self._own), [_END]]
+        self._was = [value for _, was in self._own for value in _values(was)] + [_END]
+        self._held_buffers = [*(_values(held) for _, held, _ in self._slots), [_END]]
         self._index()
 
     def _index(self) -> None:
         """Note which buffers there are, to look at them and to copy them many at a time."""
         self.tensors = [*self.module.parameters(), *self.module.buffers()]
-        pristine = (pristine.values() for _, _, pristine in self._slots)
-        self._buffers = [*itertools.chain.from_iterable(pristine), self._end]
+        self._buffers = [b for _, _, pristine in self._slots for b in pristine.values()] + [
+            _END
+        ]
         self._counted = [own for _, own in self.clones.values()]
         self._versions = [own._version for own in self._counted]
         self._alike: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
@@ -110,15 +103,14 @@ class Structure:
                 pair[1].append(theirs)
             else:
                 self._large.append((own.data, theirs, -1))
-        self.refresh()
 
     # --- Is it the model's? ---
 
     def is_current(self) -> bool:
         """Return whether the model still is what this was made of, modes aside."""
-        now = itertools.chain.from_iterable(self._watched)
         if not all(map(operator.is_, map(type, self._modules), self._kinds)):
             return False
+        now = itertools.chain.from_iterable(self._watched)
         if all(map(operator.is_, now, self._state)):
             return True
         found = list(itertools.chain.from_iterable(self._watched))
@@ -152,35 +144,24 @@ class Structure:
         if same and all(map(operator.is_, there, self._buffers)):
             return frozenset()
         fresh: dict[int, Tensor] = {}  # a backward pass may need what was written to
-        names = set()
         with torch.inference_mode(False), torch.no_grad():
             for version, (theirs, own) in zip(
-                self._versions, [*self.clones.values()], strict=True
+                self._versions, list(self.clones.values()), strict=True
             ):
                 if own._version != version:
                     fresh[id(own)] = theirs.detach().clone()
                     self.clones[id(theirs)] = theirs, fresh[id(own)]
-        for name, held, pristine in self._slots:
-            for key, buffer in pristine.items():
-                if name is not None and (id(buffer) in fresh or held.get(key) is not buffer):
-                    names.add(f"{name}.{key}" if name else key)
-                pristine[key] = fresh.get(id(buffer), buffer)
-            _refill(held, pristine)
+        names = put_back(self._slots, fresh)
         self._index()
         return names
 
     def put_back_attributes(self) -> None:
         """Put back the attributes that changed."""
         # values alone, in their order: a new one, or one that is gone, shifts the others
-        if all(map(operator.is_, itertools.chain.from_iterable(self._own_values), self._was)):
-            return
-        for live, pristine in self._own:
-            try:
-                same = live == pristine  # whatever is the same object is not compared
-            except Exception:  # tensors, for instance, are not to be compared as a whole
-                same = False
-            if not same:
-                _refill(live, pristine)
+        now = itertools.chain.from_iterable(self._own_values)
+        if not all(map(operator.is_, now, self._was)):
+            for own, was in self._own:
+                _refill(own, was)
 
     # --- How it is made ---
 
@@ -209,7 +190,6 @@ class Structure:
         twin: nn.Module = object.__new__(kind)
         self._made[id(module)] = module, twin
         self._modules.append(module)
-        self._kinds.append(kind)
         theirs = vars(module).copy()  # at once, whatever other threads do
         if id(module) in self._names:
             self._flags.add(len(self._state) + list(theirs).index("training"))
@@ -224,7 +204,7 @@ class Structure:
             return False
         if name == "_compiled_call_impl":  # compiled for the model
             return None
-        if name not in _OF_TORCH:
+        if name not in OF_EVERY_MODULE:
             return self._twin(value)
         if type(value) in _PLAIN or "state_dict" in name:
             return value
@@ -232,7 +212,7 @@ class Structure:
             raise NoTwinError
         if name == "_buffers":
             return self._buffers_of(module, value)
-        if name in _BESIDE_HOOKS:
+        if name.endswith(_BESIDE):
             return value.copy()
         if not value:  # most hooks: not worth more than a look
             self._watch(value.values(), ())
@@ -240,40 +220,33 @@ class Structure:
         return self._container(value, shared=False)
 
     def _buffers_of(self, module: nn.Module, buffers: dict[str, Any]) -> dict[str, Any]:
-        theirs = buffers.copy()
-        self._watch(buffers.values(), theirs.values())
-        own = copy.copy(buffers)
-        for name, buffer in theirs.items():
-            own[name] = None if buffer is None else self._clone(buffer)
+        own = buffers.copy()
+        self._watch(buffers.values(), own.values())
+        for name, buffer in own.items():
+            if buffer is not None:
+                if id(buffer) not in self.clones:
+                    self.clones[id(buffer)] = buffer, buffer.detach().clone()
+                own[name] = self.clones[id(buffer)][1]
         self._slots.append((self._names.get(id(module)), own, own.copy()))
         return own
-
-    def _clone(self, buffer: Tensor) -> Tensor:
-        if id(buffer) not in self.clones:
-            _, own = self._before.get(id(buffer), (buffer, buffer))
-            kinds = {(tensor.shape, tensor.dtype, tensor.device) for tensor in (own, buffer)}
-            if own is buffer or len(kinds) > 1:
-                own = buffer.detach().clone()
-            self.clones[id(buffer)] = buffer, own
-        return self.clones[id(buffer)][1]
 
     def _container(self, value: Any, *, shared: bool = True) -> Any:
         """Return a container once more; one without tensors or modules may be shared."""
         own = copy.copy(value)
         self._made[id(value)] = value, own
         named = isinstance(value, dict)
-        theirs = value.copy() if named else list(value)  # at once, as above
-        keys = list(theirs)
-        values = [theirs[key] for key in keys] if named else keys
-        own_keys = [self._twin(key) for key in keys]
-        own_values = [self._twin(item) for item in values] if named else own_keys
-        same = all(map(operator.is_, own_keys + own_values, keys + values))
-        if shared and same and not any(isinstance(item, Tensor) for item in keys + values):
+        theirs: Any = value.copy() if named else list(value)  # at once, as above
+        parts = [*theirs, *theirs.values()] if named else theirs
+        twins: Any = [self._twin(part) for part in parts]
+        same = all(map(operator.is_, twins, parts))
+        if shared and same and not any(isinstance(part, Tensor) for part in parts):
             self._made[id(value)] = value, value
             return value
-        _refill(own, dict(zip(own_keys, own_values, strict=True)) if named else own_keys)
-        self._watch(value.values() if named else value, values)
-        self._own.append((own, copy.copy(own)))
+        if named:
+            twins = dict(zip(twins[: len(theirs)], twins[len(theirs) :], strict=True))
+        _refill(own, twins)
+        self._watch(_values(value), _values(theirs))
+        self._own.append((own, own.copy() if named else list(own)))
         return own
 
     def _object(self, value: Any) -> Any:
@@ -333,9 +306,37 @@ def _seen_by(function: types.FunctionType) -> Iterator[object]:
                 yield value
 
 
+def _values(container: Any) -> Any:
+    """Return what is in a container: of a dict the values, as they are at any time."""
+    return container.values() if isinstance(container, dict) else container
+
+
 def _refill(container: Any, parts: Any) -> None:
     container.clear()
     (container.update if isinstance(container, (dict, set)) else container.extend)(parts)
+
+
+def put_back(slots: Iterable[Slot], fresh: Mapping[int, Tensor]) -> set[str]:
+    """Put the buffers of modules back.
+
+    Args:
+        slots: The modules.
+        fresh: By id: buffers that were written to, with what takes their place.
+
+    Returns:
+        Names of those that were written to, or replaced.
+    """
+    names = set()
+    for name, held, pristine in slots:
+        now = dict(held.items())
+        for key, buffer in pristine.items():
+            if id(buffer) in fresh or now.get(key) is not buffer:
+                held[key] = pristine[key] = fresh.get(id(buffer), buffer)
+                if name is not None:
+                    names.add(f"{name}.{key}".lstrip("."))
+        for key in now.keys() - pristine.keys():
+            del held[key]
+    return names
 
 
 def places_of(module: nn.Module) -> dict[str, list[Place]]:

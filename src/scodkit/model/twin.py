@@ -13,19 +13,18 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from scodkit.model.structure import Structure, places_of
+from scodkit.model.inputs import Inputs
+from scodkit.model.structure import Slot, Structure, places_of, put_back
 
 # held by whoever runs a model itself: any other model may have layers in common with it
 _ITSELF = threading.RLock()
-
-_NOTHING = contextlib.nullcontext()
 
 # activation checkpointing, which a model may have for training, is passed over
 _LOOKING = threading.Lock()
@@ -34,6 +33,13 @@ _looking = 0  # how many threads are
 
 _apply = checkpoint.CheckpointFunction.apply
 _around = checkpoint._checkpoint_without_reentrant_generator
+
+
+class Watcher(contextlib.AbstractContextManager[Any], Protocol):
+    """Looks at a forward pass."""
+
+    def watch(self, tensor: Tensor) -> None:
+        """Note a tensor that the model is run on: a copy of an input."""
 
 
 class Twin:
@@ -53,10 +59,9 @@ class Twin:
         self.revision = 0
         self._model = model
         self._apart = apart
+        self._proven = not apart
         self._copy: Structure | None = None
-        self._proven = False
         self._lock = threading.RLock()
-        self._depth = 0
         self._holder: int | None = None  # the thread that holds it
         self._inside = False  # whether the model itself is held
 
@@ -72,10 +77,10 @@ class Twin:
             itself meanwhile.
         """
         with self._lock:
-            if not self._depth:
+            outermost = self._holder is None
+            if outermost:
                 self._follow()
-            self._depth += 1
-            self._holder = threading.get_ident()
+                self._holder = threading.get_ident()
             own, outer = self._copy, _looks()
             _look(1, True)
             try:
@@ -86,34 +91,30 @@ class Twin:
                         yield self._model
             finally:
                 _look(-1, outer)
-                self._depth -= 1
-                if not self._depth:
+                if outermost:
                     self._holder = None
                     if own is not None:
                         own.put_back_attributes()
 
     def run(
         self,
-        args: Iterable[Any],
-        kwargs: Mapping[str, Any],
+        call: Inputs,
         weights: Mapping[str, Tensor] | None = None,
-        watcher: contextlib.AbstractContextManager[Any] | None = None,
+        watcher: Watcher | None = None,
     ) -> Any:
         """Return what one forward pass returns; buffers that it changes are put back.
 
         Args:
-            args: Of the model, which may be written to.
-            kwargs: Likewise.
+            call: The inputs, of which the model gets copies: it may write to them.
             weights: Parameters and buffers that others take the place of meanwhile, by name.
-            watcher: Entered around the pass.
+            watcher: Entered around the pass; shown the copies.
         """
-        if self._holder != threading.get_ident():
-            with self.held():
-                return self.run(args, kwargs, weights, watcher)
         own = self._copy
-        if own is None and not self._inside:
-            with self._itself():
-                return self.run(args, kwargs, weights, watcher)
+        if self._holder != threading.get_ident() or (own is None and not self._inside):
+            with self.held():
+                return self.run(call, weights, watcher)
+        args = [v.clone() if isinstance(v, Tensor) else v for v in call.args]
+        kwargs = {k: v.clone() if isinstance(v, Tensor) else v for k, v in call.kwargs.items()}
         module = self._model if own is None else own.module
         before: list[tuple[dict[str, Any], str, Any]] = []
         try:
@@ -127,6 +128,9 @@ class Twin:
                         place[key] = tensor
             if watcher is None:
                 return module(*args, **kwargs)
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor):
+                    watcher.watch(value)
             with watcher:
                 return module(*args, **kwargs)
         finally:
@@ -140,38 +144,39 @@ class Twin:
         """The first parameter, as it was when the twin was last brought up to date."""
         return None if self._copy is None else self._copy.first
 
-    def prove(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def prove(self, call: Inputs) -> Any:
         """Make sure, once, that the twin leads to itself: else the model itself is run.
 
         Args:
-            args: Of a forward pass; not altered.
-            kwargs: Likewise.
+            call: Inputs of a forward pass.
+
+        Returns:
+            What that pass returned, without gradients, if it is what any pass would return;
+            None if it is not, or if there was no need of a pass.
         """
-        if self._proven or not self._apart:
-            return
+        if self._proven:
+            return None
         named = dict(self._model.named_parameters())
         watch = _Watch(itertools.chain(named.values(), self._model.buffers()))
         others = {name: parameter.detach() for name, parameter in named.items()}
-        own, named_own = own_tensors(args, kwargs)
+        result = None
         try:
-            with self.held() as module, torch.no_grad():
-                if module is not self._model:
-                    self.run(own, named_own, others, watch)
+            with self.held(), torch.no_grad():
+                if self._copy is not None:
+                    result = self.run(call, others, watch)
+                    self._copy.put_back_attributes()
         except Exception:  # the call that this is done for will say what is wrong
-            return
+            return None
         self._proven = True
         if watch.seen:
             self._apart, self._copy = False, None
+        return None if watch.seen or watch.slower_kernels else result
 
     def tensors(self) -> Iterable[Tensor]:
         """Return the weights and buffers that are run; the twin's are brought up to date."""
-        # not to wait: whoever holds it has done so
-        if self._lock.acquire(blocking=False):
-            try:
-                if not self._depth:
-                    self._follow()
-            finally:
-                self._lock.release()
+        with self._lock:
+            if self._holder is None:
+                self._follow()
         if self._copy is not None:
             return self._copy.tensors
         return itertools.chain(self._model.parameters(), self._model.buffers())
@@ -180,27 +185,24 @@ class Twin:
         """Bring the twin up to what the model is now."""
         if not self._apart:
             return
-        current = self._copy is not None and self._copy.is_current()
-        if self._copy is not None and current and not self._copy.clones:
-            return  # there are no buffers to copy
-        with torch.inference_mode(False), torch.no_grad():
-            if not current:
-                self._make()
+        if self._copy is None or not self._copy.is_current():
+            self._make()
+        if self._copy is not None and self._copy.clones:
             try:
-                if self._copy is not None:
+                with torch.inference_mode(False), torch.no_grad():
                     self._copy.refresh()
             except RuntimeError:  # a buffer has another size now
                 self._copy = None
                 self._make()
 
     def _make(self) -> None:
-        with _ITSELF:  # no weights are exchanged meanwhile
-            old = self._copy
-            if old is not None and old.is_current():
+        # no weights are exchanged meanwhile
+        with _ITSELF, torch.inference_mode(False), torch.no_grad():
+            if self._copy is not None and self._copy.is_current():
                 return
             self.revision += 1
             try:
-                self._copy = Structure(self._model, {} if old is None else old.clones)
+                self._copy = Structure(self._model)
             except Exception:  # whatever a third-party object raises when it is looked at
                 self._apart, self._copy = False, None
 
@@ -214,15 +216,15 @@ class Twin:
             self._inside = True
             modules = dict(self._model.named_modules())
             training = [module for module in modules.values() if module.training]
-            slots = [
+            slots: list[Slot] = [
                 (name, m._buffers, dict(m._buffers.items())) for name, m in modules.items()
             ]
             with torch.inference_mode(False), torch.no_grad():
-                kept = {
-                    id(buffer): (buffer, buffer._version, buffer.clone())
+                kept = [
+                    (buffer, buffer._version, buffer.clone())
                     for buffer in self._model.buffers()
                     if not buffer.is_inference()  # which nobody writes to outside
-                }
+                ]
             try:
                 for module in training:
                     module.training = False
@@ -231,59 +233,12 @@ class Twin:
                 self._inside = False
                 for module in training:
                     module.training = True
-                self.volatile |= _restored(slots, kept)
-
-
-def _restored(
-    slots: list[tuple[str, dict[str, Any], dict[str, Any]]],
-    kept: dict[int, tuple[Tensor, int, Tensor]],
-) -> set[str]:
-    """Put back the buffers of a model that was run itself.
-
-    Returns:
-        Which had changed.
-    """
-    moved = {i for i, (buffer, version, _) in kept.items() if buffer._version != version}
-    names = set()
-    for name, own, before in slots:
-        now = dict(own.items())
-        for key, buffer in before.items():
-            if id(buffer) in moved or now.get(key) is not buffer:
-                names.add(f"{name}.{key}" if name else key)
-                own[key] = buffer
-        for key in now.keys() - before.keys():
-            del own[key]
-    with torch.inference_mode(False), torch.no_grad():
-        for buffer, _, value in (kept[i] for i in moved):
-            buffer.copy_(value)
-    return names
-
-
-def own_tensors(
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    see: Callable[[Tensor], None] | None = None,
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return arguments with copies of their tensors: a model may write to its inputs.
-
-    Args:
-        args: Of a call.
-        kwargs: Likewise.
-        see: Shown each of the copies.
-    """
-    own: list[Any] = list(args)
-    named: dict[str, Any] = dict(kwargs)
-    for i, value in enumerate(args):
-        if isinstance(value, Tensor):
-            own[i] = value.clone()
-            if see is not None:
-                see(own[i])
-    for name, value in kwargs.items():
-        if isinstance(value, Tensor):
-            named[name] = value.clone()
-            if see is not None:
-                see(named[name])
-    return own, named
+                written = {}
+                with torch.inference_mode(False), torch.no_grad():
+                    for buffer, version, value in kept:
+                        if buffer._version != version:
+                            written[id(buffer)] = buffer.copy_(value)
+                self.volatile |= put_back(slots, written)
 
 
 class _Watch(TorchFunctionMode):
@@ -294,13 +249,16 @@ class _Watch(TorchFunctionMode):
 
     Attributes:
         seen: Whether one of them was used.
+        slower_kernels: Whether torch took others than it does when nobody watches.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
-        self._alive = list(tensors)
-        self._ids = {id(tensor) for tensor in self._alive}
-        self.seen = False
+        self._looked_for = {id(tensor): tensor for tensor in tensors}
+        self.seen = self.slower_kernels = False
+
+    def watch(self, tensor: Tensor) -> None:
+        """Take no notice of the inputs."""
 
     def __torch_function__(
         self,
@@ -313,9 +271,11 @@ class _Watch(TorchFunctionMode):
         parts: list[Any] = [*args, *kwargs.values()]
         while parts and not self.seen:
             part = parts.pop()
-            self.seen = id(part) in self._ids
+            self.seen = id(part) in self._looked_for
             if type(part) in (list, tuple):
                 parts += part
+        # watched, attention does not take its kernel for inference, which rounds otherwise
+        self.slower_kernels |= func is nn.functional.multi_head_attention_forward
         # whoever else watches is not to see a call that is not theirs
         with torch._C.DisableTorchFunction():
             return func(*args, **kwargs)

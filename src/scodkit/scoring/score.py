@@ -27,9 +27,8 @@ from scodkit.errors import (
 from scodkit.factors import Factors, FactorSource, LoopEngine, Whole, default_budget
 from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.likelihoods.task import Task
-from scodkit.model.network import Inputs, Network
-from scodkit.model.ranges import Ranges, extremes
-from scodkit.model.state import StateWatch
+from scodkit.model.inputs import Inputs, Ranges, extremes
+from scodkit.model.network import Network, StateWatch
 from scodkit.scoring.compiled import Captured, capture
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -553,7 +552,7 @@ class Scorer:
                 "expected a basis on the model's device, got one that was offloaded; go on "
                 "without monitor.compile, or fit or load again without monitor.offload"
             )
-        if source.likelihood.draws or self._network.changes_buffers:
+        if source.likelihood.draws or self._network.volatile:
             raise CaptureError(
                 f"expected a likelihood without random draws, got {source.likelihood}, "
                 "and a model that leaves its buffers alone; go on without monitor.compile"
@@ -562,7 +561,7 @@ class Scorer:
         with self._network.evaluating():
 
             def score(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-                found = self._scores(Inputs(*call.with_tensors(list(tensors))), basis, source)
+                found = self._scores(call.with_tensors(tensors), basis, source)
                 assert found.parts is not None
                 return found.output, found.score, found.parts.total, found.parts.along
 

@@ -1,0 +1,315 @@
+"""What a batch may look like: the model's inputs in it, their form and their ranges."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scodkit.errors import BatchError
+
+# smallest and largest value of each floating input, by its position or keyword in the call
+Ranges = dict[str, tuple[float, float]]
+
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+# where a dict has its labels, which are no inputs
+LABEL_KEYS = ("label", "labels", "target", "targets")
+
+_ONE_BY_ONE = (
+    "score the batches one by one: torch.cat([monitor.score(batch) for batch in batches])"
+)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of one call of the model; tensors share their first axis, the batch.
+
+    Args:
+        args: Positional arguments.
+        kwargs: Keyword arguments. Values that are not tensors are passed on as they are.
+
+    Attributes:
+        batch_size: Number of samples.
+        shapes: Shape and dtype of each tensor.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    batch_size: int = field(init=False, repr=False, compare=False)
+    shapes: tuple[Any, ...] = field(init=False, repr=False, compare=False)
+    _tensors: list[Tensor] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        values = (*self.args, *self.kwargs.values()) if self.kwargs else self.args
+        tensors, shapes, sizes = [], [], set()
+        for value in values:
+            if isinstance(value, Tensor):
+                tensors.append(value)
+                shapes.append((value.shape, value.dtype))
+                sizes.add(len(value) if value.ndim else None)
+        size = next(iter(sizes), None)
+        vars(self).update(_tensors=tensors, shapes=tuple(shapes), batch_size=size)
+        if len(tensors) < len(values):
+            _check_not_nested(values)
+        if not sizes:
+            raise BatchError(
+                "expected at least one tensor among the model's inputs, got "
+                f"{[type(value).__name__ for value in values]}; "
+                "pick them with Monitor(..., inputs=lambda batch: ...)"
+            )
+        if len(sizes) > 1 or None in sizes:
+            listed = [tuple(t.shape) for t in tensors]
+            raise BatchError(
+                "expected every input tensor to have the batch as its first axis, got shapes "
+                f"{listed}; pick or reshape them with Monitor(..., inputs=lambda batch: ...)"
+            )
+
+    @staticmethod
+    def of(picked: object) -> Inputs:
+        """Return the call that a tensor, a tuple, a list or a dict stands for.
+
+        Raises:
+            BatchError: If it is something else.
+        """
+        if isinstance(picked, Inputs):
+            return picked
+        if isinstance(picked, Tensor):
+            return Inputs((picked,), {})
+        if isinstance(picked, Mapping):
+            return Inputs((), dict(picked))
+        if isinstance(picked, (tuple, list)):
+            return Inputs(tuple(picked), {})
+        advice = "pass inputs=lambda batch: ... to the Monitor"
+        if isinstance(picked, Iterable):  # a loader, or something like it
+            advice += f"; of a loader, {_ONE_BY_ONE}"
+        raise BatchError(
+            f"expected a tensor, tuple, list or dict as a batch, got "
+            f"{type(picked).__name__}; {advice}"
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors, positional ones first, keywords in their order."""
+        return self._tensors
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
+        """Return the same call with ``function`` applied to each tensor."""
+        return self.with_tensors([function(t) for t in self._tensors])
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> Inputs:
+        """Return the same call with other tensors, in the order of `tensors`."""
+        fresh = iter(tensors)
+        args = [next(fresh) if isinstance(v, Tensor) else v for v in self.args]
+        kwargs = self.kwargs and {
+            k: next(fresh) if isinstance(v, Tensor) else v for k, v in self.kwargs.items()
+        }
+        return Inputs(tuple(args), kwargs)
+
+    def check_some(self) -> None:
+        """Make sure there is a sample to choose an engine with.
+
+        Raises:
+            BatchError: If there is none.
+        """
+        if self.batch_size == 0:
+            raise BatchError("expected samples in the first batch, got none; leave it out")
+
+    def samples(self, which: slice) -> Inputs:
+        """Return the call restricted to some samples."""
+        return self.map(lambda t: t[which])
+
+    def repeated(self, count: int) -> Inputs:
+        """Return the call with each sample several times, one after the other."""
+        return self.map(lambda t: t.repeat_interleave(count, 0))
+
+    def joined(self, other: Inputs) -> Inputs:
+        """Return the samples of both calls; those of this one, if they do not go together."""
+
+        def alike(call: Inputs) -> list[Any]:
+            return [(shape[1:], dtype) for shape, dtype in call.shapes]
+
+        if alike(self) != alike(other):
+            return self
+        pairs = zip(self._tensors, other._tensors, strict=True)
+        return self.with_tensors(map(torch.cat, pairs))
+
+    def first(self, count: int) -> Inputs:
+        """Return the call with its first samples, the last of them again if there are fewer."""
+        order = torch.arange(count).clamp_max(self.batch_size - 1)
+        return self.map(lambda t: t[order.to(t.device)])
+
+
+def _check_not_nested(values: Iterable[object]) -> None:
+    """Refuse tensors inside of other values.
+
+    Raises:
+        BatchError: If there are such.
+    """
+    for value in values:
+        inner = list(value.values()) if isinstance(value, Mapping) else value
+        if isinstance(inner, (list, tuple)) and any(isinstance(v, Tensor) for v in inner):
+            raise BatchError(
+                f"expected tensors as the model's inputs, got a {type(value).__name__} of "
+                "them; pass them one by one (inputs=lambda batch: (a, b) or {'name': a}), with "
+                "a small module around the model that puts them together"
+            )
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of the batches of a fit, which later batches are compared with.
+
+    Args:
+        parts: Number of elements of a tuple or list; 1 for anything else.
+        axes: Number of axes of each input tensor.
+    """
+
+    parts: int
+    axes: Sequence[int]
+
+    @staticmethod
+    def of(batch: object, call: Inputs) -> Form:
+        """Return the form of a batch with these inputs."""
+        parts = len(batch) if isinstance(batch, (tuple, list)) else 1
+        return Form(parts, [tensor.ndim for tensor in call.tensors()])
+
+    def document(self) -> dict[str, Any]:
+        """Return the form as plain data, the arguments of `Form`."""
+        return asdict(self)
+
+    def check(self, call: Inputs) -> None:
+        """Refuse a sample without a batch axis: some layers would take it for a batch.
+
+        Raises:
+            BatchError: If every input lacks one axis.
+        """
+        for (shape, _), axes in zip(call.shapes, self.axes, strict=False):
+            if len(shape) + 1 != axes:
+                return
+        if len(call.shapes) == len(self.axes):
+            shapes = [tuple(shape) for shape, _ in call.shapes]
+            raise BatchError(
+                f"expected inputs of {', '.join(map(str, self.axes))} axes, the batch first, "
+                f"as in the fit, got shapes {shapes}; for a single sample type x[None]; "
+                "otherwise pick the inputs with Monitor(..., inputs=lambda batch: ...)"
+            )
+
+
+def default_inputs(batch: object, forward: Callable[..., Any], form: Form | None) -> object:
+    """Return what the model is called with where nobody said how to pick it from a batch.
+
+    Args:
+        batch: As the loader yields it: of a tuple or list the first element is taken, of a dict
+            the keys that ``forward`` names, without labels.
+        forward: Of the model.
+        form: What the batches of the fit looked like, where that is known.
+
+    Raises:
+        BatchError: If the batch has no inputs of the model, or looks like several batches.
+    """
+    if isinstance(batch, (tuple, list)) and batch:
+        _check_one_batch(batch, form)
+        batch = batch[0]
+    if not isinstance(batch, Mapping):
+        return batch
+    accepted = inspect.signature(forward).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    picked = {
+        str(key): value
+        for key, value in batch.items()
+        if (anything or key in accepted) and key not in LABEL_KEYS
+    }
+    if not picked:
+        raise BatchError(
+            f"expected a dict with inputs of the model ({', '.join(accepted)}), got "
+            f"{', '.join(map(str, batch))}; pick them with inputs=lambda batch: ..."
+        )
+    return picked
+
+
+def _check_one_batch(batch: Sequence[object], form: Form | None) -> None:
+    """Refuse several batches in place of one, of which all but the first would be dropped.
+
+    Tensors of one form may also be inputs and targets, as an autoencoder has them: they are
+    taken for that where the batches of the fit had as many parts or, if nobody knows, where
+    they have as many samples.
+
+    Raises:
+        BatchError: If the elements look like batches.
+    """
+    like = [p for p in batch if isinstance(p, Tensor) and p.ndim]
+    like = [p for p in like if p.dtype == like[0].dtype and p.shape[1:] == like[0].shape[1:]]
+    if len(like) < 2 or like[0] is not batch[0]:
+        return
+    several = len({len(p) for p in like}) > 1
+    if several or (form is not None and form.parts != len(batch)):
+        raise BatchError(
+            f"expected one batch, got {len(like)} tensors that look like one each, of shapes "
+            f"{[tuple(p.shape) for p in like]}; {_ONE_BY_ONE}; or, if the others are targets, "
+            "pass batch[0], or inputs=lambda batch: batch[0] to the Monitor"
+        )
+
+
+def ordinary(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor made under inference_mode: autograd refuses to save those."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
+
+
+# --- Ranges ---
+
+
+def widen(seen: dict[str, Tensor], call: Inputs) -> None:
+    """Take a batch into the ranges seen so far, without waiting for a GPU.
+
+    Token ids and boolean masks have no range; values that are not finite are left out.
+
+    Args:
+        seen: By input, its smallest value (negated) and its largest, ``(2,)``; changed.
+        call: The batch.
+    """
+    for key, value in chain(enumerate(call.args), call.kwargs.items()):
+        is_tensor = isinstance(value, Tensor) and value.layout is torch.strided
+        if is_tensor and value.dtype in _FLOATING and value.numel():
+            name, found = str(key), extremes(value.detach())
+            seen[name] = found.maximum(seen[name]) if name in seen else found
+
+
+def ranges_of(seen: Mapping[str, Tensor]) -> Ranges:
+    """Return the ranges that `widen` found, without inputs that never were finite."""
+    listed = {name: found.tolist() for name, found in seen.items()}
+    return {name: (-low, high) for name, (low, high) in listed.items() if high > -math.inf}
+
+
+def seen_in(ranges: Ranges, device: torch.device) -> dict[str, Tensor]:
+    """Return ranges as `widen` takes them, the reverse of `ranges_of`."""
+    return {
+        name: torch.tensor([-low, high], dtype=torch.float64, device=device)
+        for name, (low, high) in ranges.items()
+    }
+
+
+def joined_ranges(one: Ranges | None, other: Ranges | None) -> Ranges | None:
+    """Return the ranges of two sets of data together; None where one is not known."""
+    if one is None or other is None:
+        return None
+    both = dict(one)
+    for name, (low, high) in other.items():
+        first, last = both.get(name, (low, high))
+        both[name] = min(low, first), max(high, last)
+    return both
+
+
+def extremes(value: Tensor) -> Tensor:
+    """Return the smallest finite value (negated) and the largest; minus infinity for none."""
+    finite = value.isfinite()
+    low = torch.where(finite, value, math.inf).amin()
+    return torch.stack([-low, torch.where(finite, value, -math.inf).amax()]).double()
