@@ -22,7 +22,7 @@ from scodkit.errors import (
     NoProbesWarning,
     RepeatedDataWarning,
 )
-from scodkit.fit.probes import Probes
+from scodkit.fit.probes import Probes, check_probes
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.numerics import artifact
@@ -196,9 +196,9 @@ def test_large_outputs_are_kept_in_part() -> None:
     probes = Probes.of(Network(model), X, Inputs((X,), {}))
     assert probes is not None
     assert probes.answers["output"].shape == (4, 3334)
-    probes.check(Network(model))
+    check_probes(probes, Network(model))
     with pytest.raises(MismatchError, match="made-up"):
-        probes.check(Network(model, outputs=lambda out: out.flip(1)))
+        check_probes(probes, Network(model, outputs=lambda out: out.flip(1)))
 
 
 class CallCounting(nn.Module):
@@ -218,6 +218,17 @@ def test_a_load_runs_the_model_on_the_probes_alone(path: Path) -> None:
     model.calls[0] = 0
     Monitor.load(path, model)
     assert model.calls == [1]  # which shows that the twin can be run, too
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_model_that_is_known_to_be_deterministic_is_asked_once(deterministic: bool) -> None:
+    model = CallCounting()
+    network, call = Network(model), Inputs((X,), {})
+    with torch.no_grad():
+        network(call)
+    model.calls[0] = 0
+    assert Probes.of(network, X, call, deterministic=deterministic) is not None
+    assert model.calls == [1 if deterministic else 2]
 
 
 def test_merged_and_updated_monitors_keep_them(path: Path) -> None:

@@ -212,7 +212,8 @@ class _Pass:
             about = (recipe, network, parameters, call, output, data.num_samples(self.loader))
             how = (options.products, options.precision, example)
             source, products = Preparation(*about, *how).sources()
-            probes = Probes.of(network, first, call)
+            checked = options.check_deterministic
+            probes = Probes.of(network, first, call, deterministic=checked)
         terms = {
             "parameters": list(parameters.names),
             "output shape": list(output.shape[1:]),

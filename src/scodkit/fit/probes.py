@@ -24,6 +24,9 @@ from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.numerics.hashing import hashed, shares
 
+# a function of outputs ``(B, *shape)`` that says which group each sample is in
+Groups = Callable[[Tensor], Tensor]
+
 _SAMPLES = 4
 # made-up outputs that functions of outputs are asked about, and numbers in all of them
 _OUTPUTS, _MOST_OUTPUTS = 64, 2**20
@@ -44,6 +47,8 @@ _ASKED = {
     "task": "task= gives others; pass the task of that time",
     "by": "by= gives others; pass the function it was calibrated with",
 }
+
+_HEADER = ("batch", "picked", "outputs", "seed")
 
 _CORRUPT = (
     "expected probe inputs as monitor.save describes them, got others ({}); save the monitor "
@@ -71,13 +76,17 @@ class Probes:
     seed: int = 0
 
     @staticmethod
-    def of(network: Network, batch: object, call: Inputs) -> Probes | None:
+    def of(
+        network: Network, batch: object, call: Inputs, *, deterministic: bool = False
+    ) -> Probes | None:
         """Return probes like a batch.
 
         Args:
             network: The model, held in eval mode.
             batch: As the loader yields it.
             call: The inputs in it.
+            deterministic: Whether the model gave the same outputs twice for real data. It is
+                asked once then, unless it draws random numbers.
 
         Returns:
             None where the model fails on what is made up, or has no finite answer, or two.
@@ -86,24 +95,20 @@ class Probes:
         forms = {True: batch, False: [list(call.args), dict(call.kwargs)]}
         # a mask may mean what to look at, or what not to
         for picked, mask in itertools.product(forms, (True, False)):
-            with contextlib.suppress(
-                Exception
-            ):  # of the user's code, which never saw such data
-                like = _Like(call.batch_size, samples, mask)
-                asked = Probes(like.described(forms[picked]), picked)
-                found, again = asked._output(network), asked._output(network)
+            # whatever the user's code raises, which never saw such data
+            with contextlib.suppress(Exception):
+                described = _described(forms[picked], call.batch_size, samples, mask)
+                asked, before = Probes(described, picked), _generators(network)
+                found = asked._output(network)
+                once = deterministic and torch.equal(before, _generators(network))
+                again = found if once else asked._output(network)
                 if bool(found.isfinite().all()) and _distance(found, again) is None:
                     count = max(1, min(_OUTPUTS, _MOST_OUTPUTS // found[0].numel()))
-                    outputs = _Like(len(found), count, mask).described(found)
+                    outputs = _described(found, len(found), count, mask)
                     return replace(asked, outputs=outputs, answers={"output": _kept(found)})
         return None
 
-    def answered(
-        self,
-        network: Network,
-        task: Task | None,
-        by: Callable[[Tensor], Tensor] | None,
-    ) -> Probes:
+    def answered(self, network: Network, task: Task | None, by: Groups | None) -> Probes:
         """Return the same probes with the answers of a user's functions of outputs.
 
         Args:
@@ -111,55 +116,34 @@ class Probes:
             task: The monitor's task.
             by: What it is calibrated by.
         """
-        answers = dict(self.answers)
-        for name, ask in self._functions(network, task, by).items():
+        answers, questions = dict(self.answers), self.questions(network, task, by)
+        del questions["output"]
+        for name, ask in questions.items():
             answers.pop(name, None)
             with contextlib.suppress(Exception):  # as above
                 answers[name] = ask()
         return replace(self, answers=answers)
 
-    def check(
-        self,
-        network: Network,
-        task: Task | None = None,
-        by: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        """Make sure that a model, and functions of its outputs, answer as those of the fit did.
+    def questions(
+        self, network: Network, task: Task | None, by: Groups | None
+    ) -> dict[str, Callable[[], Tensor]]:
+        """Return functions that ask the model, its task and its groups, by name."""
 
-        Args:
-            network: The model, held in eval mode.
-            task: The monitor's task.
-            by: What it is calibrated by.
+        def outputs() -> Tensor:
+            made: Tensor = self._made(self.outputs)
+            return made.to(network.device)
 
-        Raises:
-            MismatchError: If they do not.
-            CorruptArtifactError: If there is nothing to ask.
-        """
-        asking = {
-            "output": lambda: _kept(self._output(network)),
-            **self._functions(network, task, by),
-        }
-        for name, ask in asking.items():
-            if name not in self.answers:
-                continue
-            cause = None
-            try:
-                difference = _distance(ask(), self.answers[name])
-            except CorruptArtifactError:
-                raise
-            except Exception as error:
-                difference, cause = f"{type(error).__name__}: {error}", error
-            if difference is not None:
-                raise MismatchError(
-                    "expected the answers of the fit to made-up inputs, but "
-                    f"{_ASKED[name]} ({difference})"
-                ) from cause
+        asking = {"output": lambda: _kept(self._output(network))}
+        if task is not None:
+            asking["task"] = lambda: _kept(task.factor(outputs()))
+        if by is not None:
+            asking["by"] = lambda: groups_of(by, outputs())
+        return asking
 
     def pack(self, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the probes as header data and tensors with prefixed names."""
-        header = {"batch": self.batch, "picked": self.picked, "outputs": self.outputs}
         answers = {prefix + name: tensor for name, tensor in self.answers.items()}
-        return {**header, "seed": self.seed}, answers
+        return {name: getattr(self, name) for name in _HEADER}, answers
 
     @staticmethod
     def unpack(
@@ -168,12 +152,11 @@ class Probes:
         """Return the probes that `pack` took apart; None where a file has none.
 
         Raises:
-            CorruptArtifactError: If they are none.
+            CorruptArtifactError: If the header describes no probes.
         """
         if header is None:
             return None
-        given = {name: tensors.get(prefix + name) for name in _ASKED}
-        answers = {name: answer for name, answer in given.items() if answer is not None}
+        answers = {n: tensors[prefix + n] for n in _ASKED if prefix + n in tensors}
         try:
             return Probes(answers=answers, **header)
         except TypeError as error:
@@ -181,11 +164,7 @@ class Probes:
 
     def _output(self, network: Network) -> Tensor:
         made = self._made(self.batch)
-        if self.picked:
-            call = network.inputs_of(made)
-        else:
-            args, kwargs = made
-            call = Inputs(tuple(args), kwargs).map(lambda t: t.to(network.device))
+        call = network.inputs_of(made if self.picked else Inputs(tuple(made[0]), made[1]))
         with torch.no_grad(), network.in_full_precision():
             return network(call)
 
@@ -197,108 +176,109 @@ class Probes:
         """
         try:
             return _made(description, self.seed, itertools.count())
-        except (
-            *(ArithmeticError, AttributeError, LookupError),
-            *(RuntimeError, TypeError, ValueError),
-        ) as error:
+        except Exception as error:  # whatever there may be in a file
             raise CorruptArtifactError(_CORRUPT.format(error)) from error
-
-    def _functions(
-        self, network: Network, task: Task | None, by: Callable[[Tensor], Tensor] | None
-    ) -> dict[str, Callable[[], Tensor]]:
-        """Return what asks the user's functions of outputs, by name."""
-        asking: dict[str, Callable[[], Tensor]] = {}
-        if task is not None:
-            asking["task"] = lambda: _kept(task.factor(self._outputs(network)))
-        if by is not None:
-            asking["by"] = lambda: groups_of(by, self._outputs(network))
-        return asking
-
-    def _outputs(self, network: Network) -> Tensor:
-        made: Tensor = self._made(self.outputs)
-        return made.to(network.device)
 
 
 def check_probes(
     probes: Probes | None,
     network: Network,
     task: Task | None = None,
-    by: Callable[[Tensor], Tensor] | None = None,
+    by: Groups | None = None,
 ) -> None:
-    """Make sure that a monitor which is loaded belongs to a model, or say that nobody can.
+    """Make sure that a model, and functions of its outputs, answer as those of the fit did.
 
     Args:
-        probes: Of the monitor.
+        probes: Of the monitor that is loaded; without any, a warning says that nobody can tell.
         network: The model.
         task: The monitor's task.
         by: What it is calibrated by.
+
+    Raises:
+        MismatchError: If they do not.
+        CorruptArtifactError: If the probes cannot be made.
     """
-    if probes is not None:
-        with network.evaluating():
-            probes.check(network, task, by)
+    if probes is None:
+        warnings.warn(
+            "the file has no probe inputs: it was saved by an earlier version, or the model "
+            "takes none; its weights were compared, but the same weights in another "
+            "architecture, or another inputs=, would not be noticed; to have them in it, fit "
+            "and save it again",
+            NoProbesWarning,
+            stacklevel=3,
+        )
         return
-    warnings.warn(
-        "the file has no probe inputs: it was saved by an earlier version, or the model takes "
-        "none; its weights were compared, but the same weights in another architecture, or "
-        "another inputs=, would not be noticed; to have them in it, fit and save it again",
-        NoProbesWarning,
-        stacklevel=3,
-    )
+    for name, ask in probes.questions(network, task, by).items():
+        if name not in probes.answers:
+            continue
+        cause = None
+        try:
+            with network.evaluating():
+                difference = _distance(ask(), probes.answers[name])
+        except CorruptArtifactError:
+            raise
+        except Exception as error:
+            difference, cause = f"{type(error).__name__}: {error}", error
+        if difference is not None:
+            raise MismatchError(
+                "expected the answers of the fit to made-up inputs, but "
+                f"{_ASKED[name]} ({difference})"
+            ) from cause
 
 
-@dataclass(frozen=True)
-class _Like:
-    """Describes batches like one that was seen.
+def _generators(network: Network) -> Tensor:
+    """Return the state of torch's random number generators, which changes with each draw."""
+    cuda = network.device.type == "cuda"
+    states = [torch.cuda.get_rng_state(network.device)] if cuda else []
+    return torch.cat([torch.get_rng_state(), *states])
+
+
+def _described(value: object, size: int, samples: int, mask: bool) -> dict[str, Any]:
+    """Return how to make something like a value.
 
     Args:
-        size: Samples in that one.
-        samples: Samples in those that are made up.
+        value: A batch, or what is in one.
+        size: Samples in that batch.
+        samples: Samples in the batches that are made up.
         mask: What all of a mask is.
+
+    Raises:
+        TypeError: If it cannot be described without being kept.
     """
+    if isinstance(value, Tensor):
+        low, high = _range(value.detach(), mask)
+        shape = list(value.shape)
+        if shape and shape[0] == size:
+            shape[0] = samples
+        if math.prod(shape) > _MOST:
+            raise TypeError("too large to make up")
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"tensor": {"shape": shape, "dtype": dtype, "low": low, "high": high}}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        inside = {key: _described(v, size, samples, mask) for key, v in value.items()}
+        return {"dict": inside}
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return {type(value).__name__: [_described(v, size, samples, mask) for v in value]}
+    # words are not to be in the file: they may be a user's
+    if value is None or (isinstance(value, (bool, int, float)) and math.isfinite(value)):
+        return {"number": value}
+    raise TypeError(f"cannot make up a {type(value).__name__}")
 
-    size: int
-    samples: int
-    mask: bool
 
-    def described(self, value: object) -> dict[str, Any]:
-        """Return how to make something like a value.
-
-        Raises:
-            TypeError: If it cannot be described without being kept.
-        """
-        if isinstance(value, Tensor):
-            low, high = self._range(value.detach())
-            shape = list(value.shape)
-            if shape and shape[0] == self.size:
-                shape[0] = self.samples
-            if math.prod(shape) > _MOST:
-                raise TypeError("too large to make up")
-            dtype = str(value.dtype).removeprefix("torch.")
-            return {"tensor": {"shape": shape, "dtype": dtype, "low": low, "high": high}}
-        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-            return {"dict": {key: self.described(inner) for key, inner in value.items()}}
-        if type(value) in (list, tuple):
-            inside: Any = value
-            return {type(value).__name__: [self.described(inner) for inner in inside]}
-        # words are not to be in the file: they may be a user's
-        if value is None or (isinstance(value, (bool, int, float)) and math.isfinite(value)):
-            return {"number": value}
-        raise TypeError(f"cannot make up a {type(value).__name__}")
-
-    def _range(self, tensor: Tensor) -> tuple[Any, Any]:
-        """Return the least and the greatest number to draw."""
-        if tensor.numel() == 0 or tensor.dtype == torch.bool:
-            return self.mask, self.mask
-        if tensor.is_floating_point():
-            finite = tensor[tensor.isfinite()].double()
-            return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
-        least, greatest = int(tensor.min()), int(tensor.max())
-        if least >= 0 and greatest <= 1:  # a mask, very likely
-            return int(self.mask), int(self.mask)
-        # each place may have a vocabulary of its own, and on a GPU a wrong one is the end of
-        # the process: only what was seen in every place
-        low, high = int(tensor.amin(0).max()), int(tensor.amax(0).min())
-        return (low, high) if low <= high else (least, least)
+def _range(tensor: Tensor, mask: bool) -> tuple[Any, Any]:
+    """Return the least and the greatest number to draw for a tensor like this one."""
+    if tensor.numel() == 0 or tensor.dtype == torch.bool:
+        return mask, mask
+    if tensor.is_floating_point():
+        finite = tensor[tensor.isfinite()].double()
+        return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+    least, greatest = int(tensor.min()), int(tensor.max())
+    if least >= 0 and greatest <= 1:  # a mask, very likely
+        return int(mask), int(mask)
+    # each place may have a vocabulary of its own, and on a GPU a wrong one is the end of the
+    # process: only what was seen in every place
+    low, high = int(tensor.amin(0).max()), int(tensor.amax(0).min())
+    return (low, high) if low <= high else (least, least)
 
 
 def _made(description: Any, seed: int, streams: Iterator[int]) -> Any:
