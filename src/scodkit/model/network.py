@@ -28,13 +28,13 @@ from scodkit.model.structure import OF_EVERY_MODULE
 from scodkit.model.twin import Twin, Watcher
 from scodkit.numerics.matmul import tf32_products
 
-# torch chooses kernels for the whole process: whoever changes that must change it back first
+# torch chooses kernels for the whole process: one thread at a time may change that
 _SWITCH = threading.RLock()
 _ANOMALIES = threading.Lock()
-_anomalies_off = 0  # how many keep torch's anomaly detection off
+_anomalies_off = 0  # how many contexts keep torch's anomaly detection off
 _anomalies_before = (False, True)  # whether it was on, and whether it looked for NaN
 
-_DEVICES = ("cpu", "cuda", "mps", "xpu")  # that torch has a switch for autocast for
+_DEVICES = ("cpu", "cuda", "mps", "xpu")  # those with an autocast switch of their own
 
 _NOTHING = contextlib.nullcontext()
 
@@ -128,7 +128,7 @@ class Network:
                 if result is None or watcher is not None or torch.is_grad_enabled():
                     result = self._twin.run(call, None, watcher)
             output = self._output(result, call.batch_size)
-            if watcher is not None and output is not result:  # it is to see how that is made
+            if watcher is not None and output is not result:  # it is to see outputs= as well
                 with watcher:
                     output = self._output(result, call.batch_size)
             return output
@@ -137,10 +137,10 @@ class Network:
             raise
 
     def _check_dtypes(self, call: Inputs, error: RuntimeError) -> None:
-        """Say so if inputs of another dtype than the weights' are why the model failed.
+        """Explain a failure by inputs of another dtype than the weights', where that is likely.
 
         Raises:
-            ModelCallError: If they are.
+            ModelCallError: If it is.
         """
         own = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
         given = {t.dtype for t in call.tensors() if t.is_floating_point()}
@@ -173,7 +173,7 @@ class Network:
         return self.run_at({**copies, **weights}, call)
 
     def run_at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
-        """Return what `at` does, of a model without weights made in inference mode."""
+        """Return the same as `at`, of a model that has no weights made in inference mode."""
         with self._autocast():
             return self._output(self._twin.run(call, weights), call.batch_size)
 
@@ -188,20 +188,20 @@ class Network:
             return module
 
     def of(self, model: nn.Module) -> Network:
-        """Return the same for a model of our own, which is run itself."""
+        """Return the same around a model of our own, which is run without a twin."""
         other = copy.copy(self)
         other.model, other._twin = model, Twin(model, apart=False)
         return other
 
     def at_precision(self, precision: torch.dtype | None) -> Network:
-        """Return the same model, run under ``torch.autocast`` to a dtype; None for as it is."""
+        """Return the same model under ``torch.autocast`` to a dtype; None for its own."""
         other = copy.copy(self)
         other.precision = precision
         return other
 
     @contextlib.contextmanager
     def in_full_precision(self) -> Iterator[None]:
-        """Run the model as it is for a while, in TF32 neither."""
+        """Run the model in its own dtypes meanwhile, and without TF32."""
         precision, self.precision = self.precision, None
         try:
             with contextlib.ExitStack() as stack:
@@ -278,9 +278,9 @@ class Network:
         return self._twin.volatile
 
     def storage(self) -> tuple[int, ...]:
-        """Return where weights and buffers lie in memory, and the model's revision.
+        """Return the twin's revision, and the addresses of weights and buffers.
 
-        Others lie elsewhere; with other modules, hooks or attributes it is another revision.
+        Other modules, hooks or attributes are another revision; other tensors lie elsewhere.
         """
         where = tuple(tensor.data_ptr() for tensor in self._twin.tensors())
         return (self._twin.revision, *where)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -271,9 +271,21 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
     ``nn.MultiheadAttention``) stands right behind the parent that uses them.
     """
     order: dict[nn.Module, int] = {}
+    visited: set[nn.Module] = set()
 
     def note(module: nn.Module, _: object) -> None:
         order.setdefault(module, len(order))
+
+    def ranked(module: nn.Module, parent_rank: int) -> Iterator[tuple[int, nn.Module]]:
+        if module in visited:  # shared between parents: one layer
+            return
+        visited.add(module)
+        rank = order.get(module, parent_rank)
+        if _own_parameters(module):
+            yield rank, module
+        for name, child in module.named_children():
+            if not (name == "parametrizations" and parametrize.is_parametrized(module)):
+                yield from ranked(child, rank)
 
     few = example.samples(slice(0, 2))
     model = network.running(few)
@@ -281,25 +293,7 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
         for module in model.modules():
             hooks.enter_context(module.register_forward_pre_hook(note))
         network(few)
-    ranked = [
-        (rank, module)
-        for module, rank in _with_rank(model, order, -1, set())
-        if _own_parameters(module)
-    ]
-    return [module for _, module in sorted(ranked, key=itemgetter(0))]
-
-
-def _with_rank(
-    module: nn.Module, order: Mapping[nn.Module, int], inherited: int, seen: set[nn.Module]
-) -> Iterable[tuple[nn.Module, int]]:
-    if module in seen:  # shared between parents: one layer
-        return
-    seen.add(module)
-    rank = order.get(module, inherited)
-    yield module, rank
-    for name, child in module.named_children():
-        if not (name == "parametrizations" and parametrize.is_parametrized(module)):
-            yield from _with_rank(child, order, rank, seen)
+    return [module for _, module in sorted(ranked(model, -1), key=itemgetter(0))]
 
 
 def _own_parameters(layer: nn.Module) -> list[nn.Parameter]:

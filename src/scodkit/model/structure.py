@@ -1,4 +1,4 @@
-"""A model's modules once more, around the same weights, and how to tell that they changed."""
+"""Copies of a model's modules around the same weights, and whether they are up to date."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Place = tuple[dict[str, Any], str]
 # the buffers of a module: its name, if it has one, what it holds now, and what it is to hold
 Slot = tuple[str | None, dict[str, Any], dict[str, Any]]
 
-# the first hold nothing, the second are made again, at the third a search for modules ends
+# types that hold nothing, that are copied, and at which a search for modules ends
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype})
 _CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
 _ENDS = (Tensor, type, types.ModuleType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 
-_MOST = 20_000  # objects to look at in search of a module, behind one that is not known
+_MOST = 20_000  # objects to visit in search of a module, behind one of an unknown type
 
 # attributes of every module; those that end like this change with the hooks or the buffers
 # they belong to
@@ -45,11 +45,11 @@ _version = operator.attrgetter("_version")
 
 
 class NoTwinError(Exception):
-    """Modules may be reached in a way that cannot be led to the twin."""
+    """The model reaches its modules in a way that cannot be redirected to the twin."""
 
 
 class Structure:
-    """The twin as it was made, and how to tell that it is no longer the model's.
+    """The modules of a twin, and how to tell that the model has changed since they were made.
 
     Args:
         model: The model.
@@ -78,7 +78,7 @@ class Structure:
         self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         self.module: nn.Module = self._twin(model)
         self._watch([_END], [_END])
-        self._kinds = list(map(type, self._modules))
+        self._kinds = [type(self._made[id(module)][1]) for module in self._modules]
         self.places = places_of(self.module)
         self.first = next(self.module.parameters(), None)
         self._own_values = [*(_values(own) for own, _ in self._own), [_END]]
@@ -87,11 +87,10 @@ class Structure:
         self._index()
 
     def _index(self) -> None:
-        """Note which buffers there are, to look at them and to copy them many at a time."""
+        """List the buffers, to compare them and to copy many at a time."""
         self.tensors = [*self.module.parameters(), *self.module.buffers()]
-        self._buffers = [b for _, _, pristine in self._slots for b in pristine.values()] + [
-            _END
-        ]
+        pristine = (pristine.values() for _, _, pristine in self._slots)
+        self._buffers = [*itertools.chain.from_iterable(pristine), _END]
         self._counted = [own for _, own in self.clones.values()]
         self._versions = [own._version for own in self._counted]
         self._alike: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
@@ -107,7 +106,7 @@ class Structure:
     # --- Is it the model's? ---
 
     def is_current(self) -> bool:
-        """Return whether the model still is what this was made of, modes aside."""
+        """Return whether the model is made of the same objects as then, apart from modes."""
         if not all(map(operator.is_, map(type, self._modules), self._kinds)):
             return False
         now = itertools.chain.from_iterable(self._watched)
@@ -170,7 +169,7 @@ class Structure:
         self._state += values
 
     def _twin(self, value: Any) -> Any:
-        """Return what stands for a value in the twin: itself, where it leads to no module."""
+        """Return the counterpart of a value: the value itself, where it leads to no module."""
         kind = type(value)
         if kind in _PLAIN or issubclass(kind, _ENDS):
             return value
@@ -231,7 +230,7 @@ class Structure:
         return own
 
     def _container(self, value: Any, *, shared: bool = True) -> Any:
-        """Return a container once more; one without tensors or modules may be shared."""
+        """Return a copy of a container; one without tensors or modules may be shared."""
         own = copy.copy(value)
         self._made[id(value)] = value, own
         named = isinstance(value, dict)
@@ -268,7 +267,7 @@ class Structure:
         return value
 
     def _look_behind(self, value: object) -> None:
-        """Make sure that an object, which the twin shares, leads to no module of the model.
+        """Make sure that an object that the twin shares leads to no module of the model.
 
         Raises:
             NoTwinError: If it does, or if there is no end to it.

@@ -1,9 +1,9 @@
 """What is run in a model's place, so that the model itself is only read.
 
-To look at a model, weights are exchanged, modes turned, hooks added; and its forward pass may
+To examine a model, we exchange weights, switch modes and add hooks; and its forward pass may
 write to buffers and attributes. All of that happens to its twin: modules of our own around the
-same weights. Whoever trains the model meanwhile, or another one with the same layers, notices
-nothing.
+same weights. Code that trains the model meanwhile, or another model with the same layers,
+notices nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from scodkit.model.structure import Slot, Structure, places_of, put_back
 # held by whoever runs a model itself: any other model may have layers in common with it
 _ITSELF = threading.RLock()
 
-# activation checkpointing, which a model may have for training, is passed over
-_LOOKING = threading.Lock()
-_here = threading.local()  # whether this thread is looking
-_looking = 0  # how many threads are
+# activation checkpointing, which a model may have for training, is bypassed in a hold
+_BYPASS = threading.Lock()
+_this_thread = threading.local()  # .bypasses: whether it runs checkpointed blocks as they are
+_bypasses = 0  # number of holds, in all threads
 
 _apply = checkpoint.CheckpointFunction.apply
 _around = checkpoint._checkpoint_without_reentrant_generator
@@ -70,19 +70,19 @@ class Twin:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[nn.Module]:
-        """Hold what is run, in eval mode, one thread at a time; may be nested.
+        """Hold what is run, in eval mode, in one thread at a time; holds may be nested.
 
         Yields:
-            The twin, as the model is now; or the model, and then no other thread runs a model
-            itself meanwhile.
+            The twin, up to date with the model; or the model itself, and then no other thread
+            runs any model itself meanwhile.
         """
         with self._lock:
             outermost = self._holder is None
             if outermost:
                 self._follow()
                 self._holder = threading.get_ident()
-            own, outer = self._copy, _looks()
-            _look(1, True)
+            own, outer = self._copy, _bypassing()
+            _bypass_checkpoints(1, True)
             try:
                 if own is not None:
                     yield own.module
@@ -90,7 +90,7 @@ class Twin:
                     with self._itself():
                         yield self._model
             finally:
-                _look(-1, outer)
+                _bypass_checkpoints(-1, outer)
                 if outermost:
                     self._holder = None
                     if own is not None:
@@ -105,9 +105,9 @@ class Twin:
         """Return what one forward pass returns; buffers that it changes are put back.
 
         Args:
-            call: The inputs, of which the model gets copies: it may write to them.
-            weights: Parameters and buffers that others take the place of meanwhile, by name.
-            watcher: Entered around the pass; shown the copies.
+            call: The inputs. The model gets copies, as it may write to them.
+            weights: Tensors that replace parameters and buffers for this pass, by name.
+            watcher: Entered around the pass; shown the copies of the inputs.
         """
         own = self._copy
         if self._holder != threading.get_ident() or (own is None and not self._inside):
@@ -145,14 +145,16 @@ class Twin:
         return None if self._copy is None else self._copy.first
 
     def prove(self, call: Inputs) -> Any:
-        """Make sure, once, that the twin leads to itself: else the model itself is run.
+        """Find out, once, whether a pass of the twin uses tensors of the model.
+
+        If it does, the model itself is run from here on.
 
         Args:
             call: Inputs of a forward pass.
 
         Returns:
-            What that pass returned, without gradients, if it is what any pass would return;
-            None if it is not, or if there was no need of a pass.
+            What that pass returned, without gradients, where `run` would return the same; None
+            where it would not, or where no pass was needed.
         """
         if self._proven:
             return None
@@ -173,16 +175,20 @@ class Twin:
         return None if watch.seen or watch.slower_kernels else result
 
     def tensors(self) -> Iterable[Tensor]:
-        """Return the weights and buffers that are run; the twin's are brought up to date."""
-        with self._lock:
-            if self._holder is None:
-                self._follow()
+        """Return the weights and buffers of what is run, up to date with the model."""
+        # not to wait: a thread that holds it has brought it up to date
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._holder is None:
+                    self._follow()
+            finally:
+                self._lock.release()
         if self._copy is not None:
             return self._copy.tensors
         return itertools.chain(self._model.parameters(), self._model.buffers())
 
     def _follow(self) -> None:
-        """Bring the twin up to what the model is now."""
+        """Bring the twin up to date with the model."""
         if not self._apart:
             return
         if self._copy is None or not self._copy.is_current():
@@ -196,7 +202,7 @@ class Twin:
                 self._make()
 
     def _make(self) -> None:
-        # no weights are exchanged meanwhile
+        # while nobody exchanges weights of a model that is run itself
         with _ITSELF, torch.inference_mode(False), torch.no_grad():
             if self._copy is not None and self._copy.is_current():
                 return
@@ -208,7 +214,7 @@ class Twin:
 
     @contextlib.contextmanager
     def _itself(self) -> Iterator[None]:
-        """Hold the model itself; put flags and buffers back."""
+        """Hold the model itself in eval mode, and put its modes and buffers back."""
         with _ITSELF:
             if self._inside:
                 yield
@@ -249,7 +255,7 @@ class _Watch(TorchFunctionMode):
 
     Attributes:
         seen: Whether one of them was used.
-        slower_kernels: Whether torch took others than it does when nobody watches.
+        slower_kernels: Whether torch took other kernels than it takes unwatched.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -274,47 +280,48 @@ class _Watch(TorchFunctionMode):
             self.seen = id(part) in self._looked_for
             if type(part) in (list, tuple):
                 parts += part
-        # watched, attention does not take its kernel for inference, which rounds otherwise
+        # under any such mode attention does without its inference kernel, which rounds
+        # differently
         self.slower_kernels |= func is nn.functional.multi_head_attention_forward
-        # whoever else watches is not to see a call that is not theirs
+        # other modes that are active must not see this pass
         with torch._C.DisableTorchFunction():
             return func(*args, **kwargs)
 
 
-def _looks() -> bool:
-    return getattr(_here, "looking", False)
+def _bypassing() -> bool:
+    return getattr(_this_thread, "bypasses", False)
 
 
-def _look(change: int, looking: bool) -> None:
+def _bypass_checkpoints(change: int, bypassing: bool) -> None:
     """Let this thread run checkpointed blocks as they are, or no longer.
 
-    Checkpointed blocks recompute their activations on the way back. Recomputed layers are not
-    those that were watched on the way forth, and the reentrant kind gives their weights no
-    gradient at all where the input needs none. Other threads are not concerned.
+    Checkpointed blocks recompute their activations in the backward pass. Recomputed layers are
+    not those that were watched in the forward pass, and the reentrant kind gives their weights
+    no gradient at all where the input needs none. Other threads are not concerned.
 
     Args:
-        change: To how many look: the first puts our functions into torch's module, and the
-            last takes them out again.
-        looking: Whether this thread does.
+        change: 1 or -1. The first bypass puts our functions into torch's module, and the end
+            of the last one takes them out again.
+        bypassing: Whether this thread bypasses checkpoints from here on.
     """
-    global _looking
-    _here.looking = looking
-    with _LOOKING:
-        _looking += change
-        own = _looking > 0
+    global _bypasses
+    _this_thread.bypasses = bypassing
+    with _BYPASS:
+        _bypasses += change
+        own = _bypasses > 0
         block: Any = checkpoint.CheckpointFunction
         block.apply = staticmethod(_plain_apply) if own else _apply
         checkpoint._checkpoint_without_reentrant_generator = _plain_around if own else _around
 
 
 def _plain_apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-    if _looks():
+    if _bypassing():
         return function(*args)
     return _apply(function, preserve, *args)  # type: ignore[no-untyped-call]
 
 
 def _plain_around(*args: Any, **kwargs: Any) -> Iterator[None]:
-    if _looks():
+    if _bypassing():
         yield
     else:
         yield from _around(*args, **kwargs)
