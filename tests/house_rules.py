@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MODULE_LINES = 400
+LONGER = {"src/scodkit/monitor.py": 450}  # one noun, one class
 FUNCTION_LINES = 60
 NO_CODE = (
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
@@ -50,8 +51,9 @@ def too_long(path: Path) -> Iterator[str]:
     name = path.relative_to(ROOT)
     tree = ast.parse(text)
     lines = code_lines(text, tree)
-    if lines > MODULE_LINES:
-        yield f"{name}: {lines} code lines, at most {MODULE_LINES}"
+    most = LONGER.get(str(name), MODULE_LINES)
+    if lines > most:
+        yield f"{name}: {lines} code lines, at most {most}"
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = body_lines(node)

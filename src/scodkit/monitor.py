@@ -32,7 +32,7 @@ from scodkit.model.network import Network, StateWatch, state_to_copy
 from scodkit.model.parameters import ParameterSet, Selection, select
 from scodkit.numerics import artifact
 from scodkit.scoring import score as scoring
-from scodkit.scoring.score import Question, Scorer, Scores
+from scodkit.scoring.score import Scorer, Scores
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.summary import Summary, summarise
@@ -152,9 +152,16 @@ class Monitor:
         Raises:
             ScodError: As a subclass from `scodkit.errors`; the monitor is then as before.
         """
-        path = None if checkpoint is None else Path(checkpoint)
-        how = (progress, on_bad, check_deterministic, path, every, precision, together)
-        options = FitOptions(*how, products)
+        options = FitOptions(
+            progress=progress,
+            on_bad=on_bad,
+            check_deterministic=check_deterministic,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            every=every,
+            precision=precision,
+            together=together,
+            products=products,
+        )
         watch = StateWatch(self._network)  # before the fit takes fingerprints of the model
         fitted, source = fitting.fit(self._network, self._recipe, loader, options)
         if not watch.unmoved():
@@ -194,8 +201,13 @@ class Monitor:
             before = self._ready().check("an update", contents=True)
             before.check_sketch()
         same = replace(self._recipe, selection=before.parameters)
-        how = (progress, on_bad, check_deterministic)
-        options = FitOptions(*how, precision=precision, together=together)
+        options = FitOptions(
+            progress=progress,
+            on_bad=on_bad,
+            check_deterministic=check_deterministic,
+            precision=precision,
+            together=together,
+        )
         fresh, source = fitting.fit(self._network, same, loader, options)
         with processes.failing_together():  # buffers may be known by now to change in a call
             before = self._ready().check("an update")
@@ -545,8 +557,16 @@ class Monitor:
             call = self._network.inputs_of(batch)
             output = first_output(self._network, self.likelihood, batch, call)
             parameters = select(self._selection, self._network, call)
-            about = (self._recipe, self._network, parameters, call, output, num_data)
-            return Preparation(*about, products, precision).plan()
+            return Preparation(
+                recipe=self._recipe,
+                network=self._network,
+                parameters=parameters,
+                call=call,
+                output=output,
+                num_data=num_data,
+                products=products,
+                precision=precision,
+            ).plan()
 
     @property
     def basis(self) -> Eigenbasis:
@@ -635,8 +655,14 @@ class Monitor:
 
     @property
     def _recipe(self) -> Recipe:
-        about = (self.likelihood, self.rank, self.sketch, self._selection, self.memory_budget)
-        return Recipe(*about, self.check_every)
+        return Recipe(
+            likelihood=self.likelihood,
+            rank=self.rank,
+            sketch=self.sketch,
+            selection=self._selection,
+            budget=self.memory_budget,
+            check_every=self.check_every,
+        )
 
     def _ready(self) -> Scorer:
         if self._scorer is None:
@@ -644,9 +670,16 @@ class Monitor:
         return self._scorer
 
     def _adopt(self, fitted: Fitted, source: FactorSource | None) -> Self:
-        question, before = Question(self.prior_scale, self.task), self._scorer
-        about = (self._network, self._recipe, fitted, source, question)
-        self._scorer = Scorer(*about, self._state_watch)
+        before = self._scorer
+        self._scorer = Scorer(
+            network=self._network,
+            recipe=self._recipe,
+            fitted=fitted,
+            source=source,
+            prior_scale=self.prior_scale,
+            task=self.task,
+            state_watch=self._state_watch,
+        )
         if before is not None and before.watch.seen is fitted.input_range:
             self._scorer.watch = before.watch  # of the same data: no second warning
         self.calibration = self._by = None  # held-out scores belong to what they were asked of
@@ -685,8 +718,16 @@ class Monitor:
             fitted = replace(fitted, probes=probes)
         others = {"task": self.task is not None, "by": self._by is not None}
         functions = {**self._functions, **others}
-        about = (self.likelihood, self.rank, self.sketch, self.prior_scale, functions)
-        stored = storage.Stored(*about, fitted, self.calibration, self.notes)
+        stored = storage.Stored(
+            likelihood=self.likelihood,
+            rank=self.rank,
+            sketch=self.sketch,
+            prior_scale=self.prior_scale,
+            functions=functions,
+            fitted=fitted,
+            calibration=self.calibration,
+            notes=self.notes,
+        )
         storage.save(path, stored, sketch)
 
     @classmethod

@@ -140,9 +140,20 @@ class ShardedMonitor:
         basis = replace(recipe.sketch.eigenbasis(state, recipe.rank), residual_rank=size)
         # the files of all processes must hold the same bits
         probes = processes.gathered(probes)[0]
-        data = (name_of(source.engine), done.input_range, done.seen.all())
-        about = (fingerprints, source.shape, done.skipped, *data, Form.of(first, call), probes)
-        self._fitted = Fitted(recipe.likelihood, parameters, basis, state, *about)
+        self._fitted = Fitted(
+            likelihood=recipe.likelihood,
+            parameters=parameters,
+            basis=basis,
+            state=state,
+            fingerprints=fingerprints,
+            shape=source.shape,
+            skipped=done.skipped,
+            engine=name_of(source.engine),
+            input_range=done.input_range,
+            samples=done.seen.all(),
+            form=Form.of(first, call),
+            probes=probes,
+        )
         self._source, self._state_watch = source, watch
         return self
 

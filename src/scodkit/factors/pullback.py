@@ -418,8 +418,15 @@ class HookFactors(Factors):
         # nothing arrives where there are no layers, or no graph
         if layers and linear.graph.requires_grad:
             samples, _ = linear.ways.times(self._rows)
-            about = (linear.graph, linear.edges, self._rows, take)
-            backward(*about, few_kernels=linear.ways.few_kernels, times=samples)
+            few_kernels = linear.ways.few_kernels
+            backward(
+                linear.graph,
+                linear.edges,
+                self._rows,
+                take,
+                few_kernels=few_kernels,
+                times=samples,
+            )
         for start, columns in missing.items():
             use(columns, sums.pop(start) if start in sums else self._zeros(columns))
 

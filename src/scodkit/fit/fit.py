@@ -209,9 +209,17 @@ class _Pass:
                 check_deterministic(network, call, output, self.loader)
             example, batches = with_example(network, call, batches)
             parameters = select(recipe.selection, network, call)
-            about = (recipe, network, parameters, call, output, data.num_samples(self.loader))
-            how = (options.products, options.precision, example)
-            source, products = Preparation(*about, *how).sources()
+            source, products = Preparation(
+                recipe=recipe,
+                network=network,
+                parameters=parameters,
+                call=call,
+                output=output,
+                num_data=data.num_samples(self.loader),
+                products=options.products,
+                precision=options.precision,
+                example=example,
+            ).sources()
             checked = options.check_deterministic
             probes = Probes.of(network, first, call, deterministic=checked)
         terms = {
@@ -313,9 +321,14 @@ class _Pass:
             return None
         data.check_order(self.loader)
         path = self.processes.own_file(self.options.checkpoint)
-        lengths = [data.num_samples(self.loader), data.num_batches(self.loader)]
-        about = {"weights": terms.fingerprints.document(), "outputs": list(terms.shape)}
-        return Checkpoint(path, {**self._identity, **about, "samples and batches": lengths})
+        identity = {
+            **self._identity,
+            "weights": terms.fingerprints.document(),
+            "outputs": list(terms.shape),
+            "samples": data.num_samples(self.loader),
+            "batches": data.num_batches(self.loader),
+        }
+        return Checkpoint(path, identity)
 
 
 def _samples(told: list[Tensor | None]) -> Tensor | None:

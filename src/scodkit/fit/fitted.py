@@ -79,7 +79,12 @@ class Recipe:
         }
 
     def source(
-        self, network: Network, parameters: ParameterSet, call: Inputs, shape: tuple[int, ...]
+        self,
+        network: Network,
+        parameters: ParameterSet,
+        call: Inputs,
+        shape: tuple[int, ...],
+        engine: str | None = None,
     ) -> FactorSource:
         """Return what turns batches into factors.
 
@@ -88,28 +93,15 @@ class Recipe:
             parameters: The chosen weights.
             call: A batch to choose an engine with.
             shape: Of a typical sample's output.
+            engine: Name of the engine of an earlier fit, which is taken again unless the model
+                is on another kind of device.
         """
-        engine = choose_engine(network, parameters, call, self.check_every)
-        return FactorSource(engine, self.likelihood, shape, self.budget)
-
-    def source_again(
-        self, network: Network, parameters: ParameterSet, engine: str, shape: tuple[int, ...]
-    ) -> FactorSource | None:
-        """Return what turns batches into factors, with the engine of an earlier fit.
-
-        Args:
-            network: The model.
-            parameters: The chosen weights.
-            engine: Its name.
-            shape: Of a typical sample's output.
-
-        Returns:
-            None where another engine has to be chosen, as the device is another.
-        """
-        again = named_engine(engine, network, parameters, self.check_every)
-        if again is None:
-            return None
-        return FactorSource(again, self.likelihood, shape, self.budget)
+        chosen = None
+        if engine is not None:
+            chosen = named_engine(engine, network, parameters, self.check_every)
+        if chosen is None:
+            chosen = choose_engine(network, parameters, call, self.check_every)
+        return FactorSource(chosen, self.likelihood, shape, self.budget)
 
 
 @dataclass(frozen=True)

@@ -410,8 +410,9 @@ class Preparation:
 
     def _source(self) -> tuple[FactorSource, FactorSource]:
         """Return what turns batches into factors, and the same in the precision of the fit."""
-        about = (self.network, self.parameters, self.example or self.call)
-        source = self.recipe.source(*about, tuple(self.output.shape[1:]))
+        shape = tuple(self.output.shape[1:])
+        example = self.example or self.call
+        source = self.recipe.source(self.network, self.parameters, example, shape)
         used = self.network.at_precision(self.precision)
         running = replace(source, engine=source.engine.of(used))
         if self.precision is not None:  # so that it knows how large its rows are
@@ -503,8 +504,8 @@ class Preparation:
         Raises:
             OptionError: If the model does not allow for them, and they are asked for.
         """
-        about = (self.network, self.parameters, self.example or self.call)
-        together, passed_over = choose_jacobian(*about)
+        example = self.example or self.call
+        together, passed_over = choose_jacobian(self.network, self.parameters, example)
         if together is not None:
             return together
         words = f"products with the curvature of {type(self.network.model).__name__}"

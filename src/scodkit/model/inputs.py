@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scodkit.errors import BatchError
+from scodkit.errors import BatchError, SuspiciousInputWarning
 
 # smallest and largest value of each floating input, by its position or keyword in the call
 Ranges = dict[str, tuple[float, float]]
@@ -21,6 +22,13 @@ _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # where a dict has its labels, which are no inputs
 LABEL_KEYS = ("label", "labels", "target", "targets")
+
+# how many widths of its range outside of it a value is far. With n values seen, and tails that
+# fall exponentially, a new one gets there with probability n^-4, with normal tails hardly ever;
+# values of [0, 1] that were multiplied by 16 or 255 do
+_FAR = 3
+# calls on a GPU of which one is looked at
+_CALLS = 32
 
 _ONE_BY_ONE = (
     "score the batches one by one: torch.cat([monitor.score(batch) for batch in batches])"
@@ -126,7 +134,7 @@ class Inputs:
 
     def repeated(self, count: int) -> Inputs:
         """Return the call with each sample several times, one after the other."""
-        return self.map(lambda t: t.repeat_interleave(count, 0))
+        return self.with_tensors([t.repeat_interleave(count, 0) for t in self._tensors])
 
     def joined(self, other: Inputs) -> Inputs:
         """Return the samples of both calls; those of this one, if they do not go together."""
@@ -313,3 +321,66 @@ def extremes(value: Tensor) -> Tensor:
     finite = value.isfinite()
     low = torch.where(finite, value, math.inf).amin()
     return torch.stack([-low, torch.where(finite, value, -math.inf).amax()]).double()
+
+
+class RangeWatch:
+    """Warns, once, of inputs that are far outside the range of the fit.
+
+    A classifier that is sure of everything has no gradients left: inputs that somebody forgot
+    to scale then get scores near 0. A look at their range notices most of that. On a GPU the
+    first call and every 32nd after it are looked at: waiting for the values would idle it, and
+    a scaling that was forgotten is forgotten every time.
+
+    Args:
+        seen: The ranges of the fit; None where they are not known.
+    """
+
+    def __init__(self, seen: Ranges | None) -> None:
+        self.seen = seen
+        # by position or keyword; a single value has no width to measure with
+        self._left = {
+            int(name) if name.isdigit() else name: (low, high)
+            for name, (low, high) in (seen or {}).items()
+            if low < high
+        }
+        self._calls = 0
+
+    def look(self, call: Inputs) -> bool:
+        """Look at a batch.
+
+        Args:
+            call: The batch.
+
+        Returns:
+            Whether all inputs were seen to be finite; False also where not all were looked at.
+        """
+        looked_at = 0
+        for name, (first, last) in self._left.items():
+            if isinstance(name, int):
+                value = call.args[name] if name < len(call.args) else None
+            else:
+                value = call.kwargs.get(name)
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                continue
+            self._calls += value.is_cuda
+            if not value.numel() or (value.is_cuda and self._calls % _CALLS != 1):
+                continue
+            both = torch.aminmax(value.detach())
+            low, high = float(both.min), float(both.max)
+            looked_at += math.isfinite(low + high)
+            if not math.isfinite(low + high):  # such samples score infinity: look at the others
+                negated, high = extremes(value.detach()).tolist()
+                low = -negated
+            if min(low - first, last - high) < -_FAR * (last - first):
+                self._left = {}
+                warnings.warn(
+                    f"expected inputs like those of the fit, where input {name} was from "
+                    f"{first:.4g} to {last:.4g}, got some from {low:.4g} to {high:.4g}: scores "
+                    "so far away from all data mean little, and a classifier's may be the "
+                    "lowest there are; look how the inputs are scaled (forgot to divide by "
+                    "255?)",
+                    SuspiciousInputWarning,
+                    stacklevel=4,
+                )
+                return False
+        return looked_at == len(call.shapes)

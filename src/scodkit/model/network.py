@@ -248,23 +248,24 @@ class Network:
         Returns:
             A context.
         """
-        cast = [kind for kind in _DEVICES if torch.is_autocast_enabled(kind)]
+        cast = any(map(torch.is_autocast_enabled, _DEVICES))
         without_cudnn = self._recurrent and self.device.type == "cuda"
         anomalies = torch.is_anomaly_enabled() or _anomalies_off
         plain = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         if plain and not (cast or without_cudnn or anomalies):
             return self._twin.held()
-        return self._apart_from_context(cast, without_cudnn)
+        return self._apart_from_context(without_cudnn)
 
     @contextlib.contextmanager
-    def _apart_from_context(self, cast: list[str], without_cudnn: bool) -> Iterator[None]:
+    def _apart_from_context(self, without_cudnn: bool) -> Iterator[None]:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
             _not_detecting_anomalies(),
             contextlib.ExitStack() as stack,
         ):
-            for kind in cast:  # the model's own dtypes are what certificates are for
+            # the model's own dtypes are what certificates are for
+            for kind in filter(torch.is_autocast_enabled, _DEVICES):
                 stack.enter_context(torch.autocast(kind, enabled=False))
             if without_cudnn:  # its RNNs refuse eval mode
                 tf32 = torch.backends.cudnn.allow_tf32

@@ -114,7 +114,9 @@ class Twin:
             with self.held():
                 return self.run(call, weights, watcher)
         args = [v.clone() if isinstance(v, Tensor) else v for v in call.args]
-        kwargs = {k: v.clone() if isinstance(v, Tensor) else v for k, v in call.kwargs.items()}
+        kwargs = call.kwargs and {
+            k: v.clone() if isinstance(v, Tensor) else v for k, v in call.kwargs.items()
+        }
         module = self._model if own is None else own.module
         before: list[tuple[dict[str, Any], str, Any]] = []
         try:

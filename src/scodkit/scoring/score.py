@@ -21,25 +21,18 @@ from scodkit.errors import (
     BatchError,
     CaptureError,
     CaptureWarning,
-    SuspiciousInputWarning,
     UncertifiedError,
 )
 from scodkit.factors import Factors, FactorSource, LoopEngine, Whole, default_budget
 from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.likelihoods.task import Task
-from scodkit.model.inputs import Inputs, Ranges, extremes
+from scodkit.model.inputs import Inputs, RangeWatch
 from scodkit.model.network import Network, StateWatch
 from scodkit.scoring.compiled import Captured, capture
 from scodkit.sketch.eigenbasis import Eigenbasis
 
-# how many widths of its range outside of it a value is far. With n values seen, and tails that
-# fall exponentially, a new one gets there with probability n^-4, with normal tails hardly ever;
-# values of [0, 1] that were multiplied by 16 or 255 do
-_FAR = 3
 # squared length of factors from which on float32 may not hold products with them
 _LONGEST = 1e70
-# calls on a GPU of which one is looked at
-_CALLS = 32
 
 
 @dataclass(frozen=True)
@@ -233,8 +226,8 @@ def _score_head(
     """Return the same in closed form; None if the chosen layer is not the network's end."""
     outputs, parts, finite = [], [], []
     for piece in source.heads(call, basis.rank):
-        about = (piece.clean, source.likelihood, basis.vectors)
-        parts.append(Energies(*piece.head.energies(*about)))
+        lengths = piece.head.energies(piece.clean, source.likelihood, basis.vectors)
+        parts.append(Energies(*lengths))
         outputs.append(piece.output)
         finite.append(piece.finite)
     if sum(map(len, outputs)) < call.batch_size:
@@ -354,69 +347,6 @@ def _unexplained(parts: Energies, left_over: Tensor) -> Tensor:
     return outside + parts.along @ left_over
 
 
-class RangeWatch:
-    """Warns, once, of inputs that are far outside the range of the fit.
-
-    A classifier that is sure of everything has no gradients left: inputs that somebody forgot
-    to scale then get scores near 0. A look at their range notices most of that. On a GPU the
-    first call and every 32nd after it are looked at: waiting for the values would idle it, and
-    a scaling that was forgotten is forgotten every time.
-
-    Args:
-        seen: The ranges of the fit; None where they are not known.
-    """
-
-    def __init__(self, seen: Ranges | None) -> None:
-        self.seen = seen
-        # by position or keyword; a single value has no width to measure with
-        self._left = {
-            int(name) if name.isdigit() else name: (low, high)
-            for name, (low, high) in (seen or {}).items()
-            if low < high
-        }
-        self._calls = 0
-
-    def look(self, call: Inputs) -> bool:
-        """Look at a batch.
-
-        Args:
-            call: The batch.
-
-        Returns:
-            Whether all inputs were seen to be finite; False also where not all were looked at.
-        """
-        looked_at = 0
-        for name, (first, last) in self._left.items():
-            if isinstance(name, int):
-                value = call.args[name] if name < len(call.args) else None
-            else:
-                value = call.kwargs.get(name)
-            if not isinstance(value, Tensor) or not value.is_floating_point():
-                continue
-            self._calls += value.is_cuda
-            if not value.numel() or (value.is_cuda and self._calls % _CALLS != 1):
-                continue
-            both = torch.aminmax(value.detach())
-            low, high = float(both.min), float(both.max)
-            looked_at += math.isfinite(low + high)
-            if not math.isfinite(low + high):  # such samples score infinity: look at the others
-                negated, high = extremes(value.detach()).tolist()
-                low = -negated
-            if min(low - first, last - high) < -_FAR * (last - first):
-                self._left = {}
-                warnings.warn(
-                    f"expected inputs like those of the fit, where input {name} was from "
-                    f"{first:.4g} to {last:.4g}, got some from {low:.4g} to {high:.4g}: scores "
-                    "so far away from all data mean little, and a classifier's may be the "
-                    "lowest there are; look how the inputs are scaled (forgot to divide by "
-                    "255?)",
-                    SuspiciousInputWarning,
-                    stacklevel=5,
-                )
-                return False
-        return looked_at == len(call.shapes)
-
-
 @dataclass(frozen=True)
 class Scores:
     """A batch's output ``(B, *shape)``, scores ``(B,)`` and, if asked for, their parts."""
@@ -424,19 +354,6 @@ class Scores:
     output: Tensor
     score: Tensor
     parts: Energies | None = None
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked of a fit.
-
-    Args:
-        prior_scale: ``eps``.
-        task: What of the prediction matters; None for all of it.
-    """
-
-    prior_scale: float
-    task: Task | None
 
 
 class Scorer:
@@ -447,7 +364,8 @@ class Scorer:
         recipe: How it was fitted.
         fitted: The fit; its basis follows the model from device to device.
         source: The engine of the fit; None to choose one on the first batch.
-        question: What is asked of it.
+        prior_scale: ``eps``.
+        task: What of the prediction matters; None for all of it.
         state_watch: Notices that the model is not that of the fit any more.
     """
 
@@ -457,7 +375,8 @@ class Scorer:
         recipe: Recipe,
         fitted: Fitted,
         source: FactorSource | None,
-        question: Question,
+        prior_scale: float,
+        task: Task | None,
         state_watch: StateWatch,
     ) -> None:
         self.fitted = fitted
@@ -469,7 +388,7 @@ class Scorer:
         self.check_every = recipe.check_every
         self._network = network
         self._recipe = recipe
-        self._prior_scale, self._task = question.prior_scale, question.task
+        self._prior_scale, self._task = prior_scale, task
         self.watch = RangeWatch(fitted.input_range)
         self._state_watch = state_watch
         self._captured: Captured | None = None
@@ -515,7 +434,8 @@ class Scorer:
             parts: Whether to say what the scores are made of.
         """
         self.check()
-        call, finite = self._inputs_of(batch)
+        call = self._network.inputs_of(batch, self.fitted.form)
+        finite = self.watch.look(call)
         recording = self._captured
         if recording and recording.fits(call.tensors()) and self._is_current(call):
             output, score, *rest = recording(call.tensors(), 4 if parts else 2)
@@ -621,7 +541,8 @@ class Scorer:
         self.check(doing)
         basis = self.basis()
         with self._network.evaluating():
-            call, _ = self._inputs_of(batch)
+            call = self._network.inputs_of(batch, self.fitted.form)
+            self.watch.look(call)
             if call.batch_size == 0:
                 raise BatchError(f"expected samples for {doing}, got none")
             yield call, self._source_for(call, budget), basis
@@ -636,17 +557,13 @@ class Scorer:
         self.check("features")
         basis = self.basis()
         with self._network.evaluating():
-            call, _ = self._inputs_of(batch)
+            call = self._network.inputs_of(batch, self.fitted.form)
+            self.watch.look(call)
             if call.batch_size == 0:
                 asked = (self._task or self.fitted.likelihood).named()
                 directions = asked.num_directions(self.fitted.shape)
                 return basis.values.new_empty(0, directions, basis.rank)
             return features(self._source_for(call, budget).named(), call, basis)
-
-    def _inputs_of(self, batch: object) -> tuple[Inputs, bool]:
-        """Return the inputs in a batch, and whether they were seen to be finite."""
-        call = self._network.inputs_of(batch, self.fitted.form)
-        return call, self.watch.look(call)
 
     def _scores(
         self, call: Inputs, basis: Eigenbasis, source: FactorSource, finite: bool = False
@@ -664,10 +581,10 @@ class Scorer:
             return asked
         source = self.source
         if source is None or source.engine.device != device:
-            about, fitted = (self._network, self.fitted.parameters), self.fitted
-            if fitted.engine is not None:
-                source = self._recipe.source_again(*about, fitted.engine, fitted.shape)
-            self.source = source or self._recipe.source(*about, call, fitted.shape)
+            fitted = self.fitted
+            self.source = self._recipe.source(
+                self._network, fitted.parameters, call, fitted.shape, fitted.engine
+            )
         assert self.source is not None
         self.source.engine.check_every = self._check_every
         likelihood = self._task or self.source.likelihood
