@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oracles import dense_fisher
-from scodkit.factors import Factors
+from scodkit.factors.engine import Factors
 from scodkit.sketch import (
     SRFT,
     Exact,

@@ -10,14 +10,10 @@ from torch import Tensor, nn
 
 from cases import CASES
 from scodkit.errors import EngineFallbackWarning
-from scodkit.factors import (
-    Engine,
-    Factors,
-    FunctionalEngine,
-    HookEngine,
-    LoopEngine,
-    choose_engine,
-)
+from scodkit.factors.alone import FunctionalEngine, LoopEngine
+from scodkit.factors.choose import choose_engine
+from scodkit.factors.engine import Engine, Factors
+from scodkit.factors.hooks import HookEngine
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

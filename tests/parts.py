@@ -9,7 +9,9 @@ from contracts import fit
 from engines import close, everything
 from scodkit import Bernoulli, Categorical, Gaussian, MonteCarlo, Task
 from scodkit.explain import Split
-from scodkit.factors import Engine, FactorSource, choose_engine
+from scodkit.factors.choose import choose_engine
+from scodkit.factors.engine import Engine
+from scodkit.factors.pieces import FactorSource
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

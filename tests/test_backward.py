@@ -21,7 +21,9 @@ from engines import (
     right_rows,
     same_as_the_loop,
 )
-from scodkit.factors import HookEngine, LoopEngine, pullback
+from scodkit.factors import pullback
+from scodkit.factors.alone import LoopEngine
+from scodkit.factors.hooks import HookEngine
 from scodkit.factors.pullback import Edges, Take, _folded, backward
 from scodkit.model.inputs import Inputs
 

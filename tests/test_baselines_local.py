@@ -26,7 +26,7 @@ from oracles import dense_jacobian
 from scodkit import Bernoulli, Categorical, Gaussian, LastLayers
 from scodkit.baselines.local_ensemble import LabelGradients, LocalEnsemble, lengths_outside
 from scodkit.errors import BatchError, OptionError
-from scodkit.factors import HeldFactors
+from scodkit.factors.engine import HeldFactors
 from scodkit.factors.pieces import sample_keys
 from scodkit.likelihoods import HeteroscedasticGaussian, Likelihood
 from scodkit.model.inputs import Inputs

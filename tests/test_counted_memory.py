@@ -11,7 +11,9 @@ from torch import nn
 from cases import CASES, Case
 from peaks import peak_of
 from scodkit import Categorical
-from scodkit.factors import Jacobian, LiveBytes, Memory, choose_engine, choose_jacobian
+from scodkit.factors.choose import choose_engine, choose_jacobian
+from scodkit.factors.jacobian import Jacobian
+from scodkit.factors.memory import LiveBytes, Memory
 from scodkit.factors.pieces import FactorSource
 from scodkit.factors.products import Curvature, ProductSource
 from scodkit.model.network import Network

@@ -19,7 +19,10 @@ from scodkit.errors import (
     StaleMonitorError,
     SuspiciousInputWarning,
 )
-from scodkit.factors import Engine, HookEngine, LoopEngine, pullback
+from scodkit.factors import pullback
+from scodkit.factors.alone import LoopEngine
+from scodkit.factors.engine import Engine
+from scodkit.factors.hooks import HookEngine
 from scodkit.factors.rules import broadcast
 from scodkit.fit.data import digests_of
 from scodkit.likelihoods import Likelihood

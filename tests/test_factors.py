@@ -24,17 +24,11 @@ from engines import (
 )
 from oracles import dense_factors
 from scodkit.errors import EngineFallbackWarning
-from scodkit.factors import (
-    Engine,
-    Factors,
-    FunctionalEngine,
-    HeldFactors,
-    HookEngine,
-    Linearization,
-    LoopEngine,
-    choose_engine,
-)
 from scodkit.factors import choose as choose_module
+from scodkit.factors.alone import FunctionalEngine, LoopEngine
+from scodkit.factors.choose import choose_engine
+from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
+from scodkit.factors.hooks import HookEngine
 from scodkit.likelihoods import Categorical, Gaussian
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

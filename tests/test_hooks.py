@@ -26,7 +26,8 @@ from engines import (
     right_rows,
     same_as_the_loop,
 )
-from scodkit.factors import FunctionalEngine, HookEngine, LoopEngine
+from scodkit.factors.alone import FunctionalEngine, LoopEngine
+from scodkit.factors.hooks import HookEngine
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

@@ -11,8 +11,9 @@ from torch.distributions import Poisson
 
 from engines import BY_NAME, ENGINES, INF, MLP, NAN, close, everything, joined
 from oracles import dense_factors
-from scodkit.factors import Engine, FactorsOf, FactorSource, LoopEngine, squared_norms
-from scodkit.factors.pieces import sample_keys
+from scodkit.factors.alone import LoopEngine
+from scodkit.factors.engine import Engine, FactorsOf, squared_norms
+from scodkit.factors.pieces import FactorSource, sample_keys
 from scodkit.likelihoods import Categorical, Gaussian, Likelihood, MonteCarlo
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

@@ -16,15 +16,10 @@ from cases import CASES, Case
 from engines import BY_NAME, MLP, close, everything
 from oracles import dense_factors, dense_jacobian
 from scodkit import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, MonteCarlo
-from scodkit.factors import (
-    Memory,
-    Passes,
-    Portions,
-    ProductSource,
-    choose_jacobian,
-    count_passes,
-)
+from scodkit.factors.choose import choose_jacobian
 from scodkit.factors.jacobian import Jacobian
+from scodkit.factors.memory import Memory
+from scodkit.factors.products import Passes, Portions, ProductSource, count_passes
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

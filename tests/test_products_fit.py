@@ -18,7 +18,8 @@ from scodkit.errors import (
     OptionError,
     UncertifiedError,
 )
-from scodkit.factors import MANY, choose_jacobian
+from scodkit.factors.choose import choose_jacobian
+from scodkit.factors.pieces import MANY
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import select

@@ -17,7 +17,8 @@ from scodkit import Categorical, Gaussian, Monitor
 from scodkit import explain as explain_module
 from scodkit.errors import BatchError, OptionError
 from scodkit.explain import Nearest, References, explain
-from scodkit.factors import FactorSource, HookEngine
+from scodkit.factors.hooks import HookEngine
+from scodkit.factors.pieces import FactorSource
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from engines import Uses, everything, noise, randomised
 from scodkit import Gaussian, Monitor
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
-from scodkit.factors import Factors, FunctionalEngine, HeldFactors, HookEngine, LoopEngine
+from scodkit.factors.alone import FunctionalEngine, LoopEngine
 from scodkit.factors.checks import distinct
-from scodkit.factors.engine import Linearization
-from scodkit.factors.hooks import Checksum
+from scodkit.factors.engine import Factors, HeldFactors, Linearization
+from scodkit.factors.hooks import Checksum, HookEngine
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 

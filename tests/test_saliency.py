@@ -22,7 +22,8 @@ from scodkit import (
 from scodkit.errors import EngineFallbackWarning, OptionError
 from scodkit.explain import differentiable_score
 from scodkit.explain import saliency as saliency_module
-from scodkit.factors import Linearization, alone
+from scodkit.factors import alone
+from scodkit.factors.engine import Linearization
 from scodkit.model.network import Network, differentiable_attention
 from scodkit.scoring.score import Energies
 from slopes import (

@@ -17,7 +17,8 @@ from scodkit import (
 from scodkit.errors import BatchError, OptionError
 from scodkit.explain import Saliency, differentiable_score, saliency_of
 from scodkit.explain import saliency as saliency_module
-from scodkit.factors import FactorSource, LoopEngine
+from scodkit.factors.alone import LoopEngine
+from scodkit.factors.pieces import FactorSource
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from slopes import (

@@ -26,8 +26,9 @@ from parts import (
 )
 from scodkit import Bernoulli, Categorical, Gaussian, Monitor
 from scodkit.explain import shares_of
-from scodkit.factors import FactorSource, Linearization, LoopEngine
-from scodkit.factors.pieces import sample_keys
+from scodkit.factors.alone import LoopEngine
+from scodkit.factors.engine import Linearization
+from scodkit.factors.pieces import FactorSource, sample_keys
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

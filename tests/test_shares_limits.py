@@ -23,8 +23,7 @@ from parts import (
 from scodkit import Categorical, Gaussian, LastLayers, Monitor
 from scodkit.errors import BatchError, OptionError, ScodError
 from scodkit.explain import Shares, shares_of
-from scodkit.factors import FactorSource
-from scodkit.factors.pieces import Piece
+from scodkit.factors.pieces import FactorSource, Piece
 from scodkit.model.inputs import Inputs
 
 # --- Names ---------------------------------------------------------------------------------

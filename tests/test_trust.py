@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from cases import mlp
 from engines import Uses, chosen_engine, joined, noise, randomised, right_rows
-from scodkit.factors import HookEngine, LoopEngine, checks
+from scodkit.factors import checks
+from scodkit.factors.alone import LoopEngine
+from scodkit.factors.hooks import HookEngine
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import select_names

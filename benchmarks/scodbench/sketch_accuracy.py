@@ -24,7 +24,8 @@ from torch import Tensor
 
 from scodbench.speed.real_nets import TrainedNet, mnist_net, wine_net
 from scodkit import Eigenbasis
-from scodkit.factors import FactorSource, FunctionalEngine
+from scodkit.factors.alone import FunctionalEngine
+from scodkit.factors.pieces import FactorSource
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import select

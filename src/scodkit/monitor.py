@@ -17,7 +17,8 @@ from scodkit import monitor_file as storage
 from scodkit.calibration import Calibration, CrowdWatch, groups_of
 from scodkit.errors import CalibrationWarning, MergeError, NotFittedError, OptionError
 from scodkit.explain import Explanation, References, explain
-from scodkit.factors import CHECK_EVERY, FactorSource, MemoryBudget
+from scodkit.factors.choose import CHECK_EVERY
+from scodkit.factors.pieces import FactorSource, MemoryBudget
 from scodkit.fit import data
 from scodkit.fit import fit as fitting
 from scodkit.fit.first_batch import first_output

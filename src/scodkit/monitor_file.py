@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from scodkit import __version__
 from scodkit.calibration import Calibration
 from scodkit.errors import MismatchError, OptionError
-from scodkit.factors import is_engine
+from scodkit.factors.choose import is_engine
 from scodkit.fit.fitted import Fitted
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import files_of_all

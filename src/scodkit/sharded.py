@@ -12,7 +12,8 @@ from typing_extensions import Self
 
 from scodkit import monitor_file as storage
 from scodkit.errors import MismatchError, NonFiniteError, NotFittedError
-from scodkit.factors import FactorSource, MemoryBudget, name_of
+from scodkit.factors.choose import name_of
+from scodkit.factors.pieces import FactorSource, MemoryBudget
 from scodkit.fit.checkpoint import Progress
 from scodkit.fit.data import batch_digest, batches_of, num_batches, open_stream
 from scodkit.fit.first_batch import first_output

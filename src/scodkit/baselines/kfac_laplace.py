@@ -22,7 +22,7 @@ from scodkit.baselines.deep_ensemble import WeightSets
 from scodkit.baselines.predictions import Predictive
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NonFiniteError, OptionError, optional
-from scodkit.factors import Factors
+from scodkit.factors.engine import Factors
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network

@@ -18,7 +18,7 @@ from scodkit.baselines.baseline import Picks, State, TrainingData, check_finite,
 from scodkit.baselines.predictions import CLOSED_FORM, negative_log_likelihood
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NondeterministicError, OptionError, optional
-from scodkit.factors import Factors
+from scodkit.factors.engine import Factors
 from scodkit.likelihoods import Gaussian, Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network, differentiable_attention

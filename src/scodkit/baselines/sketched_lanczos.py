@@ -14,9 +14,11 @@ from typing_extensions import Unpack
 from scodkit.baselines.baseline import Picks, State, TrainingData
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NondeterministicError, NonFiniteError, OptionError
-from scodkit.factors import Factors, FactorSource, Jacobian, ProductSource, choose_jacobian
-from scodkit.factors.engine import Sums, squared_norms
-from scodkit.factors.pieces import finite_samples
+from scodkit.factors.choose import choose_jacobian
+from scodkit.factors.engine import Factors, Sums, squared_norms
+from scodkit.factors.jacobian import Jacobian
+from scodkit.factors.pieces import FactorSource, finite_samples
+from scodkit.factors.products import ProductSource
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import Selection

@@ -13,7 +13,9 @@ from typing_extensions import Unpack
 
 from scodkit.baselines.baseline import Baseline, Picks, State
 from scodkit.errors import OptionError
-from scodkit.factors import Factors, FactorSource, MemoryBudget, choose_engine
+from scodkit.factors.choose import choose_engine
+from scodkit.factors.engine import Factors
+from scodkit.factors.pieces import FactorSource, MemoryBudget
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import ParameterSet, Selection, select

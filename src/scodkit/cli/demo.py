@@ -225,7 +225,7 @@ def write_report(
     """
     import torch
 
-    from scodkit.alarms import DriftAlarm
+    from scodkit.alarms.drift import DriftAlarm
     from scodkit.report import Report, ScoredSet, WatchedStream
 
     assert monitor.calibration is not None

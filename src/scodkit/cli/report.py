@@ -62,7 +62,7 @@ def report(  # noqa: PLR0913 (each a choice of its own)
     scod report monitor.scod model.py:net --known test.csv --unknown others.csv
     scod report monitor.scod model.py:net --known day=day/ --unknown night=night/ -o cars.html
     """  # noqa: D301 (\b keeps the lines of the examples)
-    from scodkit.alarms import DriftAlarm
+    from scodkit.alarms.drift import DriftAlarm
     from scodkit.cli.loading import batches_of, open_monitor, threshold_of
     from scodkit.report import Report, WatchedStream, check_installed
 

@@ -13,7 +13,7 @@ from scodkit.errors import BatchError, OptionError
 from scodkit.explain import plots
 from scodkit.explain.saliency import Saliency, differentiable_score, saliency_of
 from scodkit.explain.shares import Shares, Split, shares_of
-from scodkit.factors import FactorSource
+from scodkit.factors.pieces import FactorSource
 from scodkit.model.inputs import Inputs
 from scodkit.sketch.eigenbasis import Eigenbasis
 

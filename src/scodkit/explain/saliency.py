@@ -12,10 +12,10 @@ from torch import Tensor
 
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError, first_line
 from scodkit.explain import plots
-from scodkit.factors import FactorSource, Linearization, pick, row_bytes
 from scodkit.factors.alone import AloneEngine, FunctionalEngine, LoopEngine
-from scodkit.factors.checks import tolerance
-from scodkit.factors.pieces import finite_samples
+from scodkit.factors.checks import pick, tolerance
+from scodkit.factors.engine import Linearization, row_bytes
+from scodkit.factors.pieces import FactorSource, finite_samples
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network, differentiable_attention
@@ -147,7 +147,7 @@ def saliency_of(
     Examples:
         >>> from torch import nn
         >>> from scodkit import Gaussian, Monitor
-        >>> from scodkit.factors import HookEngine
+        >>> from scodkit.factors.hooks import HookEngine
         >>> from scodkit.model.parameters import select
         >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from scodkit.errors import BatchError, OptionError
 from scodkit.explain import plots
-from scodkit.factors import Factors, FactorSource
-from scodkit.factors.engine import Sums
+from scodkit.factors.engine import Factors, Sums
+from scodkit.factors.pieces import FactorSource
 from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import ParameterSet
 from scodkit.scoring import score as scoring
@@ -122,7 +122,7 @@ def shares_of(
     Examples:
         >>> from torch import nn
         >>> from scodkit import Gaussian, Monitor
-        >>> from scodkit.factors import HookEngine
+        >>> from scodkit.factors.hooks import HookEngine
         >>> from scodkit.model.network import Network
         >>> from scodkit.model.parameters import select
         >>> _ = torch.manual_seed(0)

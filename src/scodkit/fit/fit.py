@@ -20,7 +20,10 @@ from scodkit.errors import (
     OptionError,
     RepeatedDataWarning,
 )
-from scodkit.factors import FactorsOf, FactorSource, Piece, ProductSource, name_of
+from scodkit.factors.choose import name_of
+from scodkit.factors.engine import FactorsOf
+from scodkit.factors.pieces import FactorSource, Piece
+from scodkit.factors.products import ProductSource
 from scodkit.fit import data
 from scodkit.fit.checkpoint import Checkpoint, FiniteCheck, Progress
 from scodkit.fit.first_batch import check_deterministic, first_output, with_example

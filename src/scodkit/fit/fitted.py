@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from scodkit.errors import MergeError, MismatchError, OptionError, RepeatedDataWarning
-from scodkit.factors import CHECK_EVERY, FactorSource, choose_engine, named_engine
+from scodkit.factors.choose import CHECK_EVERY, choose_engine, named_engine
+from scodkit.factors.pieces import FactorSource
 from scodkit.fit.data import joined, seen_again
 from scodkit.fit.probes import Probes
 from scodkit.likelihoods import Likelihood

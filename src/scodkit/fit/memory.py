@@ -16,17 +16,11 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import EngineFallbackWarning, InsufficientMemoryError, OptionError
-from scodkit.factors import (
-    MANY,
-    FactorSource,
-    Memory,
-    Passes,
-    Portions,
-    ProductSource,
-    choose_jacobian,
-    count_passes,
-    row_bytes,
-)
+from scodkit.factors.choose import choose_jacobian
+from scodkit.factors.engine import row_bytes
+from scodkit.factors.memory import Memory
+from scodkit.factors.pieces import MANY, FactorSource
+from scodkit.factors.products import Passes, Portions, ProductSource, count_passes
 from scodkit.fit.fitted import Recipe
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

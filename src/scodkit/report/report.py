@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scodkit.alarms import DriftAlarm
+from scodkit.alarms.drift import DriftAlarm
 from scodkit.errors import BatchError, OptionError, optional
 from scodkit.monitor import Monitor
 from scodkit.numerics.artifact import check_place

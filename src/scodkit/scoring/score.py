@@ -23,7 +23,9 @@ from scodkit.errors import (
     CaptureWarning,
     UncertifiedError,
 )
-from scodkit.factors import Factors, FactorSource, LoopEngine, Whole, default_budget
+from scodkit.factors.alone import LoopEngine
+from scodkit.factors.engine import Factors
+from scodkit.factors.pieces import FactorSource, Whole, default_budget
 from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.likelihoods.task import Task
 from scodkit.model.inputs import Inputs, RangeWatch

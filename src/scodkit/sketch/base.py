@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import MergeError, OptionError
-from scodkit.factors import Curvature, Factors
+from scodkit.factors.engine import Factors
+from scodkit.factors.products import Curvature
 from scodkit.numerics.matmul import AddUp, add_matmul, alone, tall_bytes, tall_svd
 from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.sketch.maps import Map, SeededMatrix, SparseSign, check_map, matrix_bytes

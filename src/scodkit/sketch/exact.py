@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from scodkit.factors import Factors
+from scodkit.factors.engine import Factors
 from scodkit.sketch.base import (
     FlatFactors,
     Sketch,

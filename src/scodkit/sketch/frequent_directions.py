@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import OptionError
-from scodkit.factors import Factors
+from scodkit.factors.engine import Factors
 from scodkit.numerics.matmul import tall_chunks, tall_times
 from scodkit.sketch.base import FlatFactors, Sketch, SketchState, eigenpairs_of_rows
 from scodkit.sketch.eigenbasis import Eigenbasis
