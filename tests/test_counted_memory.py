@@ -119,13 +119,19 @@ def test_rows_take_what_was_counted(case: Case, hold: bool) -> None:
         source = FactorSource(engine, Categorical(), (5,), 2**30)
         matrix = torch.zeros(parameters.num_parameters, 1, dtype=torch.float64)
 
+        whole = None if hold else source.whole(call)
+        copies = 1 if whole is None else whole.copies  # of each sample, one for each direction
+        used = (engine if whole is None else whole.engine).unchecked()
+
         def run() -> object:
-            factors = engine.linearize(call).pull_back(torch.ones(12, 4, 5).double())
+            linear = used.linearize(call.repeated(copies) if copies > 1 else call)
+            factors = linear.pull_back(torch.ones(12 * copies, 4 // copies, 5).double())
             return factors.hold() if hold else factors.project(matrix)
 
-        memory = source.counted(call, hold=hold)
-        assert memory is not None
-        assert memory.at(12, 4) == pytest.approx(peak_of(run), rel=0.15)
+        counted = source.counted(call, hold=hold)
+        assert counted == pytest.approx(peak_of(run), rel=0.15)
+        if hold and engine.memory is not None:  # a bound, from the trial of the engine
+            assert engine.memory.at(12, 4) >= 0.85 * counted
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

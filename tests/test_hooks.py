@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,8 +27,10 @@ from engines import (
     right_rows,
     same_as_the_loop,
 )
+from scodkit import Categorical, Monitor
 from scodkit.factors.alone import FunctionalEngine, LoopEngine
 from scodkit.factors.hooks import HookEngine
+from scodkit.factors.memory import LiveBytes
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
@@ -352,3 +355,22 @@ def test_outer_products_of_several_directions_are_never_formed() -> None:
     with Largest() as largest:
         factors.project(matrix)
     assert largest.bytes <= 64 * 64 * factors.num_rows * 8 // 4
+
+
+def test_no_pass_outlives_its_score() -> None:
+    """Activations in a reference cycle would pile up until the collector comes by."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 3))
+    monitor = Monitor(model, Categorical(), 4).fit([torch.randn(9, 1, 8, 8)], progress=False)
+    x = torch.randn(5, 1, 8, 8)
+    monitor.score(x)
+    live, after_each = LiveBytes(), []
+    gc.collect()
+    gc.disable()
+    try:
+        with live:
+            for _ in range(4):  # the first pass is followed, later ones are compared with it
+                monitor.score(x)
+                after_each.append(live.now)
+    finally:
+        gc.enable()
+    assert after_each == [0] * 4

@@ -21,6 +21,7 @@ from scodkit.factors.checks import (
 from scodkit.factors.engine import Engine, Factors, Linearization
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.jacobian import Jacobian
+from scodkit.factors.memory import LiveBytes, Memory
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
@@ -177,21 +178,32 @@ class _Trial:
     def objection(self, engine: Engine) -> str | None:
         """Return why an engine cannot be trusted with the model, or None.
 
-        Samples whose outputs depend on their company are refused.
+        Samples whose outputs depend on their company are refused. What the engine takes is
+        counted on the way.
         """
         try:
-            linear = engine.linearize(self._few)
+            linear, factors = self._pulled_back(engine)
         except Exception as error:  # whatever a third-party module raises under a transform
             return f"it raised {first_line(error)}"
         check_alone(self._network, linear.output, self.alone.output)
-        try:
-            found = _whole(linear.pull_back(self._rows))
-        except Exception as error:
-            return f"it raised {first_line(error)}"
-        distance = self._distance(found)
+        distance = self._distance(_whole(factors))
         if distance <= tolerance(self._rows):
             return None
         return f"its gradients differ from plain autograd's by {distance:.1e} relative"
+
+    def _pulled_back(self, engine: Engine) -> tuple[Linearization, Factors]:
+        live = LiveBytes()
+        try:
+            with live:
+                linear = engine.linearize(self._few)
+                forward = live.now
+                factors = linear.pull_back(self._rows).hold()
+        except Exception:  # some models do not let themselves be watched
+            linear = engine.linearize(self._few)
+            return linear, linear.pull_back(self._rows).hold()
+        samples, directions = self._rows.shape[:2]
+        engine.memory = Memory.bound(samples, directions, forward, live.most)
+        return linear, factors
 
     def check_in_company(self) -> None:
         """Refuse samples whose outputs depend on their company."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from scodkit.factors.head import Head
+from scodkit.factors.memory import Memory
 from scodkit.factors.rules.layer import project_whole
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
@@ -292,11 +293,14 @@ class Engine(ABC):
         finds_head: Whether its last linearisation had a head.
         check_every: How often rows of later batches are checked, by an engine that needs it.
         recording: Whether its calls are recorded: then no number may be looked at.
+        memory: A bound on what held rows take with all that is needed to form them, from the
+            trial in which the engine was chosen; None where it was not tried, or not watched.
     """
 
     finds_head = False
     check_every = 0
     recording = False
+    memory: Memory | None = None
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         self.network = network

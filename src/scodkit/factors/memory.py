@@ -98,6 +98,23 @@ class Memory:
     terms: Tensor
 
     @staticmethod
+    def bound(samples: int, vectors: int, forward: int, most: int) -> Memory:
+        """Return a bound from a single run with a few vectors.
+
+        What was taken at all counts for each sample. Of what the way back takes, vectors may
+        share any part, as patches of images are: one vector alone counts with all of it.
+
+        Args:
+            samples: Of the run.
+            vectors: Of each of them.
+            forward: Bytes alive after the forward pass, which all vectors share.
+            most: Bytes at the peak.
+        """
+        vector = (most - forward) / vectors
+        terms = [0.0, most - vector, 0.0, vector]
+        return Memory(torch.tensor([terms], dtype=torch.float64) / samples)
+
+    @staticmethod
     def counted(run: Callable[[int, int], object], vectors: Sequence[int]) -> Memory | None:
         """Return the memory of a computation, by running it a few times.
 

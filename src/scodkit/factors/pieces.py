@@ -107,8 +107,6 @@ class FactorSource:
         add_up: Adds up what is a sum over weights, where several processes divide these.
         most_rows: As many as fit into the budget of each of those processes.
         ways: How batches are scored in one piece, by their shapes; see `whole`.
-        memory: What held rows take with all that is needed to form them; None to go by the
-            size of rows alone.
     """
 
     engine: Engine
@@ -117,7 +115,6 @@ class FactorSource:
     budget: int
     add_up: Callable[[Tensor], Tensor] | None = None
     most_rows: int | None = None
-    memory: Memory | None = None
     ways: dict[object, Whole | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -157,6 +154,8 @@ class FactorSource:
                     factors = SharedFactors(factors, self.add_up)
                 complete = first + rows_at_once >= rows.shape[1]
                 yield Piece(samples, linear.output, finite, factors, complete)
+                del factors  # or it would be there while the next rows are formed
+            del linear
 
     def whole(self, call: Inputs) -> Whole | None:
         """Return how to score a batch in one piece; None where it does not fit into one.
@@ -276,12 +275,12 @@ class FactorSource:
         """
         directions = max(1, self.directions)
         samples = max(1, self.rows_at_once(hold) // directions)
-        if hold and self.memory is not None:
-            samples = min(samples, self.memory.most_samples(self.budget, directions))
+        if hold and self.engine.memory is not None:
+            samples = min(samples, self.engine.memory.most_samples(self.budget, directions))
         return samples
 
-    def counted(self, call: Inputs, *, hold: bool, columns: int = 1) -> Memory | None:
-        """Return what rows of this source take, counted on a few samples.
+    def counted(self, call: Inputs, *, hold: bool, columns: int = 1) -> int | None:
+        """Return the bytes that a batch takes in rows of this source, told from a few samples.
 
         Args:
             call: A batch, of which the first samples are run.
@@ -291,9 +290,13 @@ class FactorSource:
         Returns:
             None where the model does not let itself be watched.
         """
-        samples = min(self.samples_at_once(hold), call.batch_size)
-        directions = min(self.rows_at_once(hold), max(1, self.directions))
-        tried = replace(self, engine=self.engine.as_if_for(samples, directions), memory=None)
+        whole = None if hold else self.whole(call)
+        if whole is not None and whole.copies > 1:  # each direction is a sample
+            engine, samples, directions = whole.engine, call.batch_size * whole.copies, 1
+        else:
+            engine, samples = self.engine, min(self.samples_at_once(hold), call.batch_size)
+            directions = min(self.rows_at_once(hold), max(1, self.directions))
+        tried = replace(self, engine=engine.as_if_for(samples, directions))
         matrix = _Repeated(
             self._zeros(self.engine.parameters.num_parameters if hold else 0, columns)
         )
@@ -307,7 +310,8 @@ class FactorSource:
         if not hold:  # lets the matrix grow as long as it has to be, before anything counts
             with contextlib.suppress(Exception):  # then nothing is counted, either
                 run(2, min(2, directions))
-        return Memory.counted(run, sorted({min(2, directions), min(3, directions)}))
+        memory = Memory.counted(run, sorted({min(2, directions), min(3, directions)}))
+        return None if memory is None else memory.at(samples, directions)
 
     def _zeros(self, *size: int) -> Tensor:
         """Return zeros where the weights are, of the dtype they are summed in."""

@@ -213,10 +213,12 @@ class Replay(TorchFunctionMode):
         self.edges = Edges()
         self.steps = iter(script.steps)
         self._slots = 0
+        # in marks of tensors; the replay itself would hold on to them, and they to it
+        self._token = object()
 
     def watch(self, tensor: Tensor) -> None:
         """Number a tensor that the pass is given."""
-        setattr(tensor, _MARK, (self, self._slots))
+        setattr(tensor, _MARK, (self._token, self._slots))
         self._slots += 1
 
     def __torch_function__(
@@ -251,7 +253,7 @@ class Replay(TorchFunctionMode):
             with torch.no_grad():
                 result = func(*args, **kwargs)
         if isinstance(result, Tensor):
-            setattr(result, _MARK, (self, self._slots))
+            setattr(result, _MARK, (self._token, self._slots))
             self._slots += 1
         elif type(result) in (list, tuple):
             for tensor in tensors_in(result):
@@ -286,7 +288,7 @@ class Replay(TorchFunctionMode):
         kind = type(known)
         if kind is _Slot:
             mark = getattr(value, _MARK, None)
-            return mark is not None and mark[0] is self and mark[1] == known
+            return mark is not None and mark[0] is self._token and mark[1] == known
         if kind is _Older:
             version = 0 if known.tensor.is_inference() else known.tensor._version
             return value is known.tensor and version == known.version

@@ -18,7 +18,6 @@ from torch import Tensor
 from scodkit.errors import EngineFallbackWarning, InsufficientMemoryError, OptionError
 from scodkit.factors.choose import choose_jacobian
 from scodkit.factors.engine import row_bytes
-from scodkit.factors.memory import Memory
 from scodkit.factors.pieces import MANY, FactorSource
 from scodkit.factors.products import Passes, Portions, ProductSource, count_passes
 from scodkit.fit.fitted import Recipe
@@ -345,7 +344,7 @@ class Preparation:
         rough = self._rough_plan()
         rough.check()
         source, running = self._source()
-        working = _row_bytes(running, self.call, None, hold=True)
+        working = _row_bytes(running, self.call, hold=True)
         products, costs = self._product_source(rough, working)
         if products is not None:
             working = products.portions(self.call.batch_size).bytes
@@ -362,11 +361,10 @@ class Preparation:
         if not rough.fits:
             return rough
         source, running = self._source()
-        in_rows = _row_bytes(running, self.call, None, hold=True)
-        products, costs = self._product_source(rough, in_rows)
+        working = _row_bytes(running, self.call, hold=True)
+        products, costs = self._product_source(rough, working)
         if products is None:
-            memory = running.counted(self.call, hold=True)
-            working = _row_bytes(running, self.call, memory, hold=True)
+            working = running.counted(self.call, hold=True) or working
             costs = costs and replace(costs, rows=replace(costs.rows, bytes=working))
         else:
             working = products.portions(self.call.batch_size).bytes
@@ -427,11 +425,11 @@ class Preparation:
         # not to be tried, only told
         at_output = plan.directions * math.prod(source.shape) * torch.float32.itemsize
         if _TRIED * at_output <= self.recipe.budget:
-            memory = source.counted(self.call, hold=False, columns=plan.rank)
-            if memory is not None:
-                return _row_bytes(source, self.call, memory, hold=False)
+            counted = source.counted(self.call, hold=False, columns=plan.rank)
+            if counted is not None:
+                return counted
         samples = min(source.samples_at_once(False), self.call.batch_size)
-        return _row_bytes(source, self.call, None, hold=False) + samples * at_output
+        return _row_bytes(source, self.call, hold=False) + samples * at_output
 
     def _product_source(
         self, plan: Plan, in_rows: int
@@ -518,10 +516,10 @@ class Preparation:
         return None
 
 
-def _row_bytes(source: FactorSource, call: Inputs, memory: Memory | None, hold: bool) -> int:
-    """Return the bytes of rows as they are formed; by formula, if nobody counted."""
+def _row_bytes(source: FactorSource, call: Inputs, hold: bool) -> int:
+    """Return a bound on the bytes of rows as they are formed, with all that takes."""
     rows, directions = source.rows_at_once(hold), max(1, source.directions)
     samples = min(source.samples_at_once(hold), call.batch_size)
-    if memory is not None:
-        return memory.at(samples, min(rows, directions))
+    if hold and source.engine.memory is not None:
+        return source.engine.memory.at(samples, min(rows, directions))
     return min(rows, samples * directions) * source.engine.row_bytes(hold)
