@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.func import vjp, vmap
@@ -11,6 +13,7 @@ from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
+from scodkit.numerics.torch_private import pull_back
 
 
 class AloneEngine(Engine):
@@ -106,9 +109,13 @@ class _LoopLinearization(Linearization):
         if not output.requires_grad:  # it depends on no chosen weight
             return torch.cat([torch.zeros_like(leaf).flatten() for leaf in leaves])
         row = row.view(output.shape)
-        found = torch.autograd.grad(
-            output, leaves, row, retain_graph=True, create_graph=self._graph, allow_unused=True
-        )
+        found: Sequence[Tensor | None]
+        if self._graph:
+            found = torch.autograd.grad(
+                output, leaves, row, create_graph=True, allow_unused=True
+            )
+        else:
+            found = pull_back(output, row, leaves)
         flat = []
         for leaf, own in zip(leaves, found, strict=True):
             if own is None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from scodkit.numerics.torch_private import without_torch_function
+
 
 class Lay(NamedTuple):
     """Where the samples lie: position ``i`` of an axis belongs to sample ``i // inner % B``.
@@ -198,7 +200,7 @@ def written(call: Call) -> Lay:
     after = FIRST if where is NEW else where
     given = [(value, w) for t, w in call.given() if t is value]
     if given:
-        with torch._C.DisableTorchFunction():
+        with without_torch_function():
             part = tensor[index]
         return after if kept != MIXED and matched(given, part) == kept else MIXED
     return after if kept != MIXED else MIXED

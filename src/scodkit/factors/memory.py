@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from scodkit.numerics.torch_private import TorchDispatchMode
 
 # samples of the runs that are counted: one alone is often computed in other ways
 _SAMPLES = (2, 3)

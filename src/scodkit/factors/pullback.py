@@ -24,6 +24,7 @@ from scodkit.factors.head import Head
 from scodkit.factors.rules import Layer, Outer, Rows
 from scodkit.factors.rules.layer import project_whole
 from scodkit.model.parameters import ParameterSet
+from scodkit.numerics.torch_private import out_of_map, pull_back
 
 # bytes of an average layer's output on a GPU, up to which directions are folded into the batch
 # where few kernels count for most (some run decomposed), and up to which they go back one by
@@ -37,9 +38,6 @@ _BATCHED = 1 << 25
 # and on a CPU above the first, the copy costs more than the call it saves
 _TINY = 1 << 20
 _LARGE_ON_GPU = 1 << 25
-
-# torch numbers maps by how deep they are nested: that of torch.autograd.grad is outermost
-_LEVEL = 1
 
 Take = Callable[[int, Tensor], None]
 
@@ -116,10 +114,7 @@ def _deltas(output: Tensor, edges: Edges, rows: Tensor) -> Sequence[Tensor | Non
     """Return the gradients ``(q, *shape)`` at all layers, held together."""
     count = rows.shape[1]
     if count == 1:
-        at_output = rows.view(1, *output.shape)
-        found = torch.autograd.grad(
-            output, edges.of_layers, at_output[0], retain_graph=True, allow_unused=True
-        )
+        found = pull_back(output, rows.view(output.shape), edges.of_layers)
         return [None if delta is None else delta[None] for delta in found]
     by_direction = rows.transpose(0, 1).reshape(count, *output.shape)
     return _gradients(output, edges.of_layers, by_direction, batched=True)
@@ -146,7 +141,7 @@ def _batched(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
     """Pull rows ``(q, ...)`` back in one call, which maps over the directions."""
 
     def take_all(i: int, delta: Tensor) -> None:
-        take(i, torch._remove_batch_dim(delta, _LEVEL, len(rows), 0))
+        take(i, out_of_map(delta, len(rows)))
 
     _hand_over(_to_starts(output, edges, rows, take_all, batched=True), take)
 

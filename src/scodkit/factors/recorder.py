@@ -21,9 +21,10 @@ from scodkit.factors.pullback import Edges
 from scodkit.factors.rules import RULES, Batch, Layer, Place, UnsupportedCallError
 from scodkit.factors.rules.layer import Linear
 from scodkit.factors.samples import Samples, Strangers, constants_of
-from scodkit.factors.script import Script, attention
+from scodkit.factors.script import Script
 from scodkit.model.inputs import ordinary
 from scodkit.model.parameters import ParameterSet
+from scodkit.numerics.torch_private import attention, set_grad_enabled
 
 # what they return is, to autograd, no longer the parameter
 _CONSTANTS = frozenset({Tensor.detach, Tensor.data.__get__})  # type: ignore[attr-defined]
@@ -98,7 +99,7 @@ class Recorder(TorchFunctionMode):
         concerned = self._concerned(args) or (kwargs and self._concerned(kwargs.values()))
         concerned = concerned and torch.is_grad_enabled()
         if self.script is not None:
-            graph = concerned or self.layers or func is torch._C._set_grad_enabled
+            graph = concerned or self.layers or func is set_grad_enabled
             self.script.add(func, args, kwargs, bool(graph))
         if concerned:
             if func in RULES:
@@ -165,7 +166,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         if self._copies:
             args, kwargs = _mapped(args, kwargs, ordinary)
-        if self.layers or func is torch._C._set_grad_enabled:
+        if self.layers or func is set_grad_enabled:
             return func(*args, **kwargs)
         # nothing before the first chosen layer needs a graph
         with torch.no_grad():

@@ -9,7 +9,6 @@ the first difference.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,15 +20,9 @@ from torch.overrides import TorchFunctionMode
 from scodkit.factors.lay import tensors_in
 from scodkit.factors.pullback import Edges
 from scodkit.factors.rules import Layer
+from scodkit.numerics.torch_private import attention
 
 _MARK = "_scodkit_slot"
-
-# attention as torch writes it, but without handing the whole call to whoever watches
-attention = types.FunctionType(
-    F.multi_head_attention_forward.__code__,
-    {**F.multi_head_attention_forward.__globals__, "has_torch_function": lambda _: False},
-    argdefs=F.multi_head_attention_forward.__defaults__,
-)
 
 # arguments that are compared by their value
 _PLAIN = frozenset(

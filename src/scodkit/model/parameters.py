@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 from scodkit.errors import ParameterSelectionError
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.numerics.hashing import digest_of
+from scodkit.numerics.torch_private import Convolution
 
 if TYPE_CHECKING:
     from scodkit.model.network import Network
@@ -258,7 +259,7 @@ def _last_layers(
         first = len(layers) - max(2, share)
         # one that many layers follow is no part of a network's end: it makes tokens of pixels
         end = range(max(0, len(layers) - _LONGEST_HEAD - 1), len(layers))
-        convolutions = [i for i in end if isinstance(layers[i], nn.modules.conv._ConvNd)]
+        convolutions = [i for i in end if isinstance(layers[i], Convolution)]
         first = max(0, min([first, *convolutions[-1:]]))
     kept = {id(p) for layer in layers[first:] for p in _own_parameters(layer)}
     return {name for name, parameter in named.items() if id(parameter) in kept}

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scodkit.numerics.torch_private import OPERATORS, foreach_copy
+
 # where a parameter or a buffer is: among those of a module, by its name there
 Place = tuple[dict[str, Any], str]
 
@@ -25,7 +27,7 @@ Slot = tuple[str | None, dict[str, Any], dict[str, Any]]
 # types that hold nothing, that are copied, and at which a search for modules ends
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype})
 _CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
-_ENDS = (Tensor, type, types.ModuleType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_ENDS = (Tensor, type, types.ModuleType, *OPERATORS)
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 
 _MOST = 20_000  # objects to visit in search of a module, behind one of an unknown type
@@ -124,7 +126,7 @@ class Structure:
     def refresh(self) -> None:
         """Copy the model's buffers."""
         for all_own, all_theirs in self._alike.values():
-            torch._foreach_copy_(all_own, all_theirs)
+            foreach_copy(all_own, all_theirs)
         for i, (own, theirs, version) in enumerate(self._large):
             if theirs._version != version:
                 self._large[i] = own, theirs, theirs._version

@@ -22,6 +22,7 @@ from torch.utils import checkpoint
 
 from scodkit.model.inputs import Inputs
 from scodkit.model.structure import Slot, Structure, places_of, put_back
+from scodkit.numerics import torch_private
 
 # held by whoever runs a model itself: any other model may have layers in common with it
 _ITSELF = threading.RLock()
@@ -32,7 +33,6 @@ _this_thread = threading.local()  # .bypasses: whether it runs checkpointed bloc
 _bypasses = 0  # number of holds, in all threads
 
 _apply = checkpoint.CheckpointFunction.apply
-_around = checkpoint._checkpoint_without_reentrant_generator
 
 
 class Watcher(contextlib.AbstractContextManager[Any], Protocol):
@@ -286,7 +286,7 @@ class _Watch(TorchFunctionMode):
         # differently
         self.slower_kernels |= func is nn.functional.multi_head_attention_forward
         # other modes that are active must not see this pass
-        with torch._C.DisableTorchFunction():
+        with torch_private.without_torch_function():
             return func(*args, **kwargs)
 
 
@@ -313,7 +313,8 @@ def _bypass_checkpoints(change: int, bypassing: bool) -> None:
         own = _bypasses > 0
         block: Any = checkpoint.CheckpointFunction
         block.apply = staticmethod(_plain_apply) if own else _apply
-        checkpoint._checkpoint_without_reentrant_generator = _plain_around if own else _around
+        around = _plain_around if own else torch_private.around_checkpoint
+        torch_private.replace_around_checkpoint(around)
 
 
 def _plain_apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
@@ -326,4 +327,4 @@ def _plain_around(*args: Any, **kwargs: Any) -> Iterator[None]:
     if _bypassing():
         yield
     else:
-        yield from _around(*args, **kwargs)
+        yield from torch_private.around_checkpoint(*args, **kwargs)

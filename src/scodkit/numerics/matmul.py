@@ -15,7 +15,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from scodkit.numerics.torch_private import get_proxy_mode
 
 # a float32 number is the sum of this many bfloat16 numbers
 _PARTS = 3

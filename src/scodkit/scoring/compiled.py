@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from scodkit.errors import CaptureError, CaptureWarning, first_line
+from scodkit.numerics.torch_private import compile_graph, make_fx
 
 Function = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 Replay = Callable[[Sequence[Tensor], int], tuple[Tensor, ...]]
@@ -141,8 +141,7 @@ def _compiled(function: Function, example: Sequence[Tensor]) -> Function:
     # by torch.compile, which would look at every weight again on each call
     traced = make_fx(lambda *tensors: function(tensors))(*plain)
     with torch.no_grad():
-        # the calls between kernels in C++ too: a tenth of the time of a small network
-        compiled = torch._inductor.compile(traced, plain, {"cpp_wrapper": not plain[0].is_cuda})
+        compiled = compile_graph(traced, plain)
     return lambda tensors: tuple(compiled(*(tensor.contiguous() for tensor in tensors)))
 
 

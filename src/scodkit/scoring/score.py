@@ -346,7 +346,7 @@ def _left_over(basis: Eigenbasis, prior_scale: float) -> Tensor:
 def _unexplained(parts: Energies, left_over: Tensor) -> Tensor:
     """Return ``tr L^T c (F_hat + c)^-1 L`` as two sums, neither of which can be negative."""
     outside = (parts.total - parts.along.sum(1)).clamp_min(0)
-    return outside + parts.along @ left_over
+    return torch.addmv(outside, parts.along, left_over)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,105 @@
+"""What names of torch that are not public must do: a version may change it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from scodkit.numerics import torch_private
+
+
+def test_pull_back_is_grad_without_its_checks() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    unused = nn.Parameter(torch.ones(2))
+    hidden = net[1](net[0](torch.randn(2, 4).double()))
+    output, row = net[2](hidden), torch.randn(2, 3).double()
+    inputs = [*net.parameters(), unused, get_gradient_edge(hidden)]
+    expected = torch.autograd.grad(output, inputs, row, retain_graph=True, allow_unused=True)
+    for _ in range(2):  # the graph is kept
+        found = torch_private.pull_back(output, row, inputs)
+        assert found[4] is None
+        assert expected[4] is None
+        pairs = zip(found, expected, strict=True)
+        assert all(a is b or torch.equal(a, b) for a, b in pairs)
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_a_gradient_leaves_the_map_over_directions_with_all_of_them() -> None:
+    x = torch.randn(3, requires_grad=True)
+    middle = 2 * x
+    seen: list[Tensor] = []
+
+    def see(gradients: tuple[Tensor, ...]) -> None:
+        seen.append(torch_private.out_of_map(gradients[0], 4))
+
+    middle.grad_fn.register_prehook(see)
+    rows = torch.randn(4, 3)
+    torch.autograd.grad(middle.sin(), x, rows, is_grads_batched=True)
+    torch.testing.assert_close(seen[0], rows * middle.detach().cos())
+
+
+class Seen(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[object] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.calls.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_see_the_switch_of_gradients_and_can_be_kept_out() -> None:
+    with Seen() as seen:
+        with torch.no_grad():
+            pass
+        before = len(seen.calls)
+        with torch_private.without_torch_function():
+            torch.ones(1) + 1
+    assert torch_private.set_grad_enabled in seen.calls
+    assert len(seen.calls) == before
+
+
+def test_attention_is_torch_s_own_and_shows_its_parts() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.MultiheadAttention(8, 2), torch.randn(5, 3, 8)
+    weights = (layer.in_proj_weight, layer.in_proj_bias, None, None, False, 0.0)
+    rest = (layer.out_proj.weight, layer.out_proj.bias)
+    expected = F.multi_head_attention_forward(x, x, x, 8, 2, *weights, *rest)
+    with Seen() as seen:
+        found = torch_private.attention(x, x, x, 8, 2, *weights, *rest)
+    assert torch.equal(found[0], expected[0])
+    assert F.multi_head_attention_forward not in seen.calls
+    assert F.linear in seen.calls
+
+
+def test_checkpointed_blocks_call_what_they_are_told_to() -> None:
+    calls = []
+
+    def around(*args, **kwargs):
+        calls.append(args)
+        yield
+
+    x = torch.ones(2, requires_grad=True)
+    torch_private.replace_around_checkpoint(around)
+    try:
+        checkpoint(torch.sin, x, use_reentrant=False)
+    finally:
+        torch_private.replace_around_checkpoint(torch_private.around_checkpoint)
+    assert len(calls) == 1
+    checkpoint(torch.sin, x, use_reentrant=False)
+    assert len(calls) == 1
+
+
+def test_the_rest_is_what_its_name_says() -> None:
+    own, others = [torch.zeros(2), torch.zeros(3)], [torch.ones(2), torch.ones(3)]
+    torch_private.foreach_copy(own, others)
+    assert all(map(torch.equal, own, others))
+    for kind in (nn.Conv1d, nn.Conv3d, nn.ConvTranspose2d):
+        assert issubclass(kind, torch_private.Convolution)
+    assert isinstance(torch.ops.aten.add, torch_private.OPERATORS)
+    assert isinstance(torch.ops.aten.add.Tensor, torch_private.OPERATORS)
+    assert torch_private.get_proxy_mode() is None
