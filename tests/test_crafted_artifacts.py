@@ -8,23 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cases import mlp
-from crafted import Change, add, craft, drop, put, turn, without
+from crafted import INF, NAN, Change, add, craft, drop, put, turn, without
 from scodkit import Categorical, Monitor, predicted_class
 from scodkit.errors import ArtifactError, OptionError
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return mlp(4)
-
-
-def data(size: int, seed: int = 0) -> Tensor:
-    return torch.randn(size, 3, generator=torch.Generator().manual_seed(seed))
-
+from small_monitors import data, network
 
 SKETCHES = {
     "nystrom": Nystrom(size=10),
@@ -76,7 +66,6 @@ BASIS = (
     "num_data", "trace", "certified", "residual_norm", "residual_rank", "slack", "clamped",
 )  # fmt: skip
 STATE = ("num_parameters", "columns", "num_data", "num_rows", "num_updates", "numbers")
-NAN, INF = float("nan"), float("inf")
 
 
 def nested(depth: int) -> list[Any]:

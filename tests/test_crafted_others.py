@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from crafted import Change, add, craft, drop, put, turn, without
+from crafted import INF, NAN, Change, add, craft, drop, put, turn, without
 from scodkit import Categorical, Monitor
 from scodkit.alarms import DriftAlarm, OnlineDiscoveries, RolloutAlarm
 from scodkit.baselines import KNN
@@ -20,7 +20,7 @@ from scodkit.calibration import Calibration
 from scodkit.errors import CorruptArtifactError, ScodError
 from scodkit.numerics import artifact
 from scodkit.sketch import Nystrom
-from test_crafted_artifacts import INF, NAN, data, network
+from small_monitors import data, network
 
 
 def fit(path: Path, batches: list[Tensor]) -> Monitor:

@@ -109,7 +109,7 @@ def test_a_missing_library_says_what_to_type(name: str, monkeypatch) -> None:
 def test_what_to_type_is_what_the_project_installs() -> None:
     from scodkit.baselines.kfac_laplace import _INSTALL
 
-    lines = (Path(__file__).parent.parent / "peers.txt").read_text().splitlines()
+    lines = (Path(__file__).parents[2] / "peers.txt").read_text().splitlines()
     pinned = {line for line in lines if "==" in line}
     assert set(_INSTALL.split()) <= pinned
 

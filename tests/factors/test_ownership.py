@@ -1,8 +1,8 @@
 """A sample's score is its own: the same in every batch as alone, or there is none.
 
 Models that reorder, route, pack, pad or couple their samples are drawn, with data that hides
-it from whoever looks at the first samples only. ``python tests/test_ownership.py 2000`` draws
-so many cases and prints what became of them.
+it from whoever looks at the first samples only. ``python tests/factors/test_ownership.py 2000``
+draws so many cases and prints what became of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+
+if __name__ == "__main__":  # pytest finds helpers by itself
+    sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from dense_reference import OddModel, Reference, Verdict, difference, engine_of, judged
 from drawn_models import COUPLINGS, INPUT_PICKS, ORDERS, PACKS, PADS, PICKS, ROUTES, WHENS

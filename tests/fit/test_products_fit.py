@@ -11,6 +11,7 @@ from torch.distributions import Poisson
 from torch.nn import functional as F  # noqa: N812
 
 from cases import CASES
+from own_derivatives import Custom, OnceOnly
 from scodkit import Categorical, Gaussian, LastLayers, Monitor, MonteCarlo
 from scodkit.errors import (
     EngineFallbackWarning,
@@ -24,7 +25,6 @@ from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import select
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
-from test_products import Custom, OnceOnly
 from together import digits, network, run
 
 NAN = float("nan")

@@ -94,7 +94,7 @@ def test_merged_shards_are_one_fit(data: str, count: int, folder: Path, tmp_path
 
 
 def test_the_jobs_of_the_slurm_example_fit_as_one(tmp_path: Path) -> None:
-    example = Path(__file__).parents[1] / "examples"
+    example = Path(__file__).parents[2] / "examples"
     program = tmp_path / "bin" / "scod"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m scodkit "$@"\n')

@@ -3,7 +3,8 @@
 ``tests/saved/`` holds, for each case, two monitors fitted on different halves of the data
 (``NAME.scod``, ``NAME.other.scod``) and ``NAME.safetensors``: the network's weights, all
 inputs, and the scores of fixed queries. Files are never written again when the code changes:
-they say what users have on their disks. ``python tests/saved_monitors.py NAME`` adds a case.
+they say what users have on their disks. ``python tests/support/saved_monitors.py NAME`` adds
+a case.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from scodkit import (
 )
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, TwoSided
 
-FOLDER = Path(__file__).parent / "saved"
+FOLDER = Path(__file__).parents[1] / "saved"
 VIEWS = ("fitted", "compiled", "loaded", "merged", "updated")
 RANK = 5
 

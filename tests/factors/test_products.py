@@ -15,6 +15,7 @@ from torch.distributions import Poisson
 from cases import CASES, Case
 from engines import BY_NAME, MLP, close, everything
 from oracles import dense_factors, dense_jacobian
+from own_derivatives import Custom, OnceOnly, WithoutTangents
 from scodkit import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, MonteCarlo
 from scodkit.factors.choose import choose_jacobian
 from scodkit.factors.jacobian import Jacobian
@@ -167,41 +168,6 @@ def test_weights_without_effect_have_no_share(together: bool, used: bool) -> Non
     close(pushed, x[None] * used)
     assert 0 not in pulled or not pulled[0].any()
     assert (2 in pulled) is used
-
-
-class WithoutTangents(torch.autograd.Function):
-    """A square with a backward pass of its own."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return 2 * x * gradient
-
-
-class OnceOnly(WithoutTangents):
-    """The same, through which nothing goes twice."""
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient):
-        return WithoutTangents.backward(ctx, gradient)
-
-
-class Custom(nn.Module):
-    """A layer around such a function."""
-
-    def __init__(self, function: type[torch.autograd.Function]) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(3, 4), nn.Linear(4, 2)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.function.apply(self.inner(x)))
 
 
 @pytest.mark.parametrize(

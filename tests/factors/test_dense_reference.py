@@ -1,15 +1,20 @@
 """Scores of odd models are those of the formula, or there are none.
 
-``python tests/test_dense_reference.py`` prints what became of each, and how many by engine.
+``python tests/factors/test_dense_reference.py`` prints what became of each, and how many by
+engine.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
+
+if __name__ == "__main__":  # pytest finds helpers by itself
+    sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from dense_reference import OddModel, Reference, Verdict, difference, engine_of, judged
 from odd_models import LOOPED, ODD_MODELS, SLOWER

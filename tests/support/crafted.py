@@ -13,6 +13,8 @@ from torch import Tensor
 
 from scodkit.numerics.hashing import digest_of
 
+NAN, INF = float("nan"), float("inf")
+
 Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 
 

@@ -15,7 +15,7 @@ from command_line import scod
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "cli.md").read_text()
 README = (ROOT / "README.md").read_text().partition("## From the command line")[2]
 

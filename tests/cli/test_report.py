@@ -177,7 +177,7 @@ def test_the_demo_compares_methods_and_writes_the_report(demo_run, trained):
 
 def test_the_readme_shows_all_that_the_demo_prints(demo_run):
     run, _ = demo_run
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     lines = readme.partition("| score | AUROC")[2].partition("\n\n")[0].splitlines()
     heading = ["score", "AUROC", *(cell.strip() for cell in lines[0].split("|")[1:-1])]
     told = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
