@@ -329,7 +329,17 @@ class BaselineContract:
         torch.testing.assert_close(back, wanted.score, rtol=1e-4, atol=1e-5)
 
     def test_follows_a_model_to_another_device(self, case: Case) -> None:
-        """The CPU stands for both devices; what is checked is that state follows the model."""
-        method = case.fitted()
+        """The other device is one without memory; what is checked is that state follows."""
+        method, followed = case.fitted(), case.fitted()
         assert method.to("cpu") is method
-        assert all(t.device.type == "cpu" for t in method._ready().values())
+        assert self._devices(method) == {"cpu"}
+        assert method.to("meta") is method
+        assert self._devices(method) == {"meta"}
+        for model in followed._models():
+            model.to("meta")
+        assert self._devices(followed) == {"meta"}
+
+    def _devices(self, method: Baseline) -> set[str]:
+        """Where a fitted method's networks are, and what it has learnt."""
+        weights = (p for model in method._models() for p in model.parameters())
+        return {tensor.device.type for tensor in (*weights, *method._ready().values())}
