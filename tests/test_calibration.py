@@ -13,6 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from draws import normal
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 
@@ -38,14 +39,6 @@ def apart(pairs: list[tuple[float, int]]) -> tuple[Tensor, Tensor]:
     """Scores and groups of pairs."""
     scores, groups = zip(*pairs, strict=True)
     return torch.tensor(scores), torch.tensor(groups)
-
-
-def normal(count: int, seed: int) -> Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(seed)).double()
-
-
-def normal_cdf(x: Tensor) -> Tensor:
-    return torch.special.ndtr(x)
 
 
 class TestPValue:

@@ -12,8 +12,8 @@ import scipy.stats
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from draws import normal, normal_cdf
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError, OptionError
 
@@ -34,14 +34,6 @@ def surely(num_data: int, rate: float, confidence: float) -> int:
             break
         above = k
     return above
-
-
-def normal(count: int, seed: int) -> Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(seed)).double()
-
-
-def normal_cdf(x: Tensor) -> Tensor:
-    return torch.special.ndtr(x)
 
 
 class TestSurely:

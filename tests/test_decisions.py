@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines import close, noise, randomised
+from draws import noise
+from engines import close, randomised
 from scodkit import Calibration, Categorical, Gaussian, Monitor, predicted_class
 from scodkit.alarms import discoveries
 from scodkit.errors import (

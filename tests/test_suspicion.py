@@ -17,14 +17,11 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from draws import normal
 from scodkit import Calibration, Categorical, Gaussian, Monitor, predicted_class
 from scodkit.calibration import CrowdWatch
 from scodkit.errors import SuspiciousInputWarning
 from scodkit.sharded import ShardedMonitor
-
-
-def normal(count: int, seed: int) -> Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def net() -> nn.Module:

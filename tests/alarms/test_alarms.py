@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from draws import normal
 from scodkit.alarms import DriftAlarm, OnlineDiscoveries, RolloutAlarm, discoveries
 from scodkit.calibration import Calibration
 from scodkit.errors import (
@@ -29,10 +30,6 @@ from scodkit.errors import (
 from scodkit.numerics import artifact
 
 MODEST = settings(max_examples=100, deadline=None)
-
-
-def normal(count: int, seed: int) -> Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def mixture(seed: int, num_data: int, count: int, share: float, shift: float):

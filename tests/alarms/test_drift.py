@@ -13,8 +13,8 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from draws import normal
 from scodkit.alarms import DriftAlarm, drift
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError, OptionError
@@ -22,10 +22,6 @@ from scodkit.errors import CalibrationError, OptionError
 MODEST = settings(max_examples=60, deadline=None)
 TIED = st.integers(0, 5).map(float)
 STREAM = st.lists(TIED | st.floats(-1e3, 1e3) | st.just(math.inf), max_size=50)
-
-
-def normal(count: int, seed: int) -> Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def ranked(held_out: list[float], stream: list[float], seed: int) -> list[float]:

@@ -24,6 +24,7 @@ from baseline_contracts import (
     parametrised,
     some,
 )
+from draws import noise
 from scodkit import Bernoulli, Categorical, Gaussian
 from scodkit.baselines import deep_ensemble
 from scodkit.baselines.deep_ensemble import DeepEnsemble
@@ -193,11 +194,6 @@ class Remembers(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.seen += 1
         return self.norm(self.layer(x))
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def linear_members(count: int = 3) -> list[nn.Module]:

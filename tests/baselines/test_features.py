@@ -17,6 +17,7 @@ from baseline_contracts import (
     some,
     training_data,
 )
+from draws import noise
 from scodkit import Bernoulli, Categorical, Gaussian
 from scodkit.baselines.features import forward_pass
 from scodkit.baselines.knn import KNN
@@ -66,11 +67,6 @@ class Written(nn.Module):
         return self._written(self, x)
 
 
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
 def entering(model: nn.Module, x: Tensor, layer: str | None = None) -> Tensor:
     """Return the features the package finds."""
     return forward_pass(Network(model.double().eval()), Inputs((x,), {}), layer).features
@@ -89,7 +85,7 @@ def test_the_last_linear_layer_is_the_last_that_is_called() -> None:
         body=nn.Linear(4, 3),
         unused=nn.Linear(5, 5),
     )
-    x = numbers(6, 4)
+    x = noise(6, 4)
     found = forward_pass(Network(model.double()), Inputs((x,), {}))
     assert torch.equal(found.features, model.body(x).tanh())
     assert torch.equal(found.output, model(x))
@@ -111,7 +107,7 @@ def test_features_are_those_before_the_layer_changes_them() -> None:
         relu=nn.ReLU(inplace=True),
         head=nn.Linear(3, 2),
     )
-    x = numbers(6, 4)
+    x = noise(6, 4)
     found = entering(model, x, "relu")
     assert torch.equal(found, model.body(x))
     assert (found < 0).any()
@@ -128,12 +124,12 @@ def test_features_are_those_before_the_layer_changes_them() -> None:
 
 def test_a_layer_may_be_called_by_keyword() -> None:
     model = Written(lambda self, x: self.head(input=x.tanh()), head=nn.Linear(4, 2))
-    x = numbers(6, 4)
+    x = noise(6, 4)
     assert torch.equal(entering(model, x), x.tanh())
 
 
 def test_features_of_float32_are_not_rounded_further() -> None:
-    x = numbers(6, 4).float()
+    x = noise(6, 4).float()
     model = nn.Linear(4, 2)
     found = forward_pass(Network(model), Inputs((x,), {})).features
     assert found.dtype == torch.float64
@@ -144,17 +140,17 @@ def test_features_of_float32_are_not_rounded_further() -> None:
 
 def test_a_model_without_linear_layers_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten())
-    x = numbers(3, 1, 2, 2)
+    x = noise(3, 1, 2, 2)
     refused(model, x, r"calls a Linear layer.*one of '0', '1'$")
     assert torch.equal(entering(model, x, "1"), model[0](x).flatten(1))
     aside = Written(lambda self, x: x, other=nn.Linear(4, 4))
-    refused(aside, numbers(6, 4), r"the layer 'other'.*one of 'other'$", "other")
+    refused(aside, noise(6, 4), r"the layer 'other'.*one of 'other'$", "other")
 
 
 def test_a_layer_that_is_called_twice_is_refused() -> None:
     model = Written(lambda self, x: self.same(self.same(x)), same=nn.Linear(4, 4))
-    refused(model, numbers(6, 4), "'same' to be called once.*got 2 calls")
-    assert torch.equal(entering(model, numbers(6, 4), ""), numbers(6, 4))
+    refused(model, noise(6, 4), "'same' to be called once.*got 2 calls")
+    assert torch.equal(entering(model, noise(6, 4), ""), noise(6, 4))
 
 
 def test_layers_before_the_last_may_be_called_twice() -> None:
@@ -163,7 +159,7 @@ def test_layers_before_the_last_may_be_called_twice() -> None:
         same=nn.Linear(4, 4),
         head=nn.Linear(4, 2),
     )
-    x = numbers(6, 4)
+    x = noise(6, 4)
     assert torch.equal(entering(model, x), model.same(model.same(x)))
 
 
@@ -171,9 +167,9 @@ def test_features_without_one_row_per_sample_are_refused() -> None:
     model = Written(
         lambda self, x: self.head(x.reshape(-1, 2)).reshape(len(x), -1), head=nn.Linear(2, 2)
     )
-    refused(model, numbers(6, 4), re.escape("got 1 calls, the last with (12, 2)"))
+    refused(model, noise(6, 4), re.escape("got 1 calls, the last with (12, 2)"))
     silent = Written(lambda self, x: x * self.scale(3), scale=Written(lambda self, n: n))
-    refused(silent, numbers(6, 4), "the last with None", "scale")
+    refused(silent, noise(6, 4), "the last with None", "scale")
 
 
 def test_hooks_are_gone_after_a_failure() -> None:
@@ -183,7 +179,7 @@ def test_hooks_are_gone_after_a_failure() -> None:
 
     model = Written(fails, head=nn.Linear(4, 2)).double()
     with pytest.raises(ArithmeticError):
-        entering(model, numbers(6, 4))
+        entering(model, noise(6, 4))
     assert not model.head._forward_pre_hooks
 
 
@@ -195,7 +191,7 @@ def test_names_that_are_none_are_refused(method: type) -> None:
 
 def test_further_axes_are_flattened_where_no_head_is_needed() -> None:
     tokens = Written(lambda self, x: self.head(x).mean(1), head=nn.Linear(4, 3)).double()
-    x = numbers(60, 5, 4)
+    x = noise(60, 5, 4)
     found = KNN(tokens, Categorical(), k=2).fit([x], progress=False).score(x)
     flat = KNN(nn.Linear(20, 3).double(), Categorical(), k=2)
     wanted = flat.fit([x.flatten(1)], progress=False).score(x.flatten(1))
@@ -213,11 +209,11 @@ def test_outputs_must_be_the_logits_of_the_head(method: type, after: nn.Module) 
     with torch.no_grad():
         model[1].weight.mul_(20)
     with pytest.raises(BatchError, match="returns what its layer '1' makes"):
-        method(model, Categorical()).fit([numbers(9, 4)], progress=False).score(numbers(9, 4))
+        method(model, Categorical()).fit([noise(9, 4)], progress=False).score(noise(9, 4))
     with pytest.raises(BatchError, match="returns what its layer '0' makes"):
-        method(model[:2], Categorical(), layer="0").fit([numbers(9, 4)]).score(numbers(9, 4))
+        method(model[:2], Categorical(), layer="0").fit([noise(9, 4)]).score(noise(9, 4))
     with pytest.raises(BatchError, match=r"Linear layer applied to.*got '2'"):
-        method(model, Categorical(), layer="2").fit([numbers(9, 4)]).score(numbers(9, 4))
+        method(model, Categorical(), layer="2").fit([noise(9, 4)]).score(noise(9, 4))
 
 
 def test_a_model_may_leave_out_its_last_outputs() -> None:
@@ -227,7 +223,7 @@ def test_a_model_may_leave_out_its_last_outputs() -> None:
         five.weight.copy_(ten.weight[:5])
         five.bias.copy_(ten.bias[:5])
     some_of_ten = Written(lambda self, x: self.head(x)[:, :5], head=ten)
-    x = 5 * numbers(30, 4)
+    x = 5 * noise(30, 4)
     for method in (ViM, GradNorm):
         found = method(some_of_ten, Categorical()).fit([x], progress=False).score(x)
         wanted = method(five, Categorical()).fit([x], progress=False).score(x)
@@ -246,16 +242,16 @@ def test_a_named_head_is_told_from_one_called_later() -> None:
         return output
 
     model = Written(with_extra, head=nn.Linear(4, 3), extra=nn.Linear(4, 3)).double()
-    plain = GradNorm(model.head, Categorical()).score(numbers(9, 4))
+    plain = GradNorm(model.head, Categorical()).score(noise(9, 4))
     with pytest.raises(BatchError, match="its layer 'extra' makes"):
-        GradNorm(model, Categorical()).score(numbers(9, 4))
-    found = GradNorm(model, Categorical(), layer="head").score(numbers(9, 4))
+        GradNorm(model, Categorical()).score(noise(9, 4))
+    found = GradNorm(model, Categorical(), layer="head").score(noise(9, 4))
     assert torch.equal(found, plain)
 
 
 def test_features_of_half_precision_models_pass_for_those_of_the_head() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)).bfloat16()
-    x = numbers(40, 64).bfloat16()
+    x = noise(40, 64).bfloat16()
     assert GradNorm(model, Categorical()).score(x).isfinite().all()
     assert ViM(model, Categorical()).fit([x], progress=False).score(x).isfinite().all()
 
@@ -278,10 +274,10 @@ def test_samples_of_another_size_are_refused(method: type) -> None:
     options = {"k": 3} if method is KNN else {}
     made = method(model, Gaussian(), **options)
     with pytest.raises(BatchError, match=r"expected 20 features .* got 24"):
-        made.fit([numbers(9, 5, 4), numbers(9, 6, 4)], progress=False)
-    made.fit([numbers(9, 5, 4)], progress=False)
+        made.fit([noise(9, 5, 4), noise(9, 6, 4)], progress=False)
+    made.fit([noise(9, 5, 4)], progress=False)
     with pytest.raises(BatchError, match=r"expected 20 features .* got 8"):
-        made.score(numbers(3, 2, 4))
+        made.score(noise(3, 2, 4))
 
 
 @pytest.mark.parametrize("method", [Mahalanobis, KNN, Residual, ViM])
@@ -320,13 +316,13 @@ def test_mahalanobis_needs_targets_for_classes_only() -> None:
 def test_targets_must_be_class_indices(targets: Tensor, got: str) -> None:
     method = Mahalanobis(nn.Linear(4, 3).double(), Categorical())
     with pytest.raises(BatchError, match=f"class index from 0 to 2 per sample.*{got}"):
-        method.fit([(numbers(3, 4), targets)], progress=False)
+        method.fit([(noise(3, 4), targets)], progress=False)
 
 
 def test_mahalanobis_of_several_variables_is_refused() -> None:
     method = Mahalanobis(nn.Linear(4, 2).double(), Bernoulli())
     with pytest.raises(BatchError, match="one variable"):
-        method.fit([(numbers(9, 4), torch.ones(9, 2))], progress=False)
+        method.fit([(noise(9, 4), torch.ones(9, 2))], progress=False)
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1e6])
@@ -343,7 +339,7 @@ def test_options_of_knn_are_checked() -> None:
         with pytest.raises(OptionError, match=said):
             KNN(model, Gaussian(), **options)
     with pytest.raises(BatchError, match=r"at least k=50 training samples, got 9.*k=9"):
-        KNN(model, Gaussian()).fit([numbers(9, 4)], progress=False)
+        KNN(model, Gaussian()).fit([noise(9, 4)], progress=False)
 
 
 @pytest.mark.parametrize("method", [ViM, Residual])
@@ -352,7 +348,7 @@ def test_the_number_of_components_is_checked(method: type) -> None:
     with pytest.raises(OptionError, match="dim >= 1"):
         method(model, Categorical(), dim=0)
     with pytest.raises(OptionError, match=r"number of features, 4, got 4; type dim=2"):
-        method(model, Categorical(), dim=4).fit([numbers(9, 4)], progress=False)
+        method(model, Categorical(), dim=4).fit([noise(9, 4)], progress=False)
 
 
 def test_the_default_number_of_components_leaves_some_outside() -> None:
@@ -368,7 +364,7 @@ def test_vim_reads_the_data_twice() -> None:
 
 
 def test_vim_needs_something_outside() -> None:
-    flat = numbers(20, 2) @ numbers(2, 6, seed=1)
+    flat = noise(20, 2) @ noise(2, 6, seed=1)
     head = nn.Linear(6, 3, bias=False).double()
     with pytest.raises(OptionError, match=r"dim below 2, .* got 3.*smaller dim"):
         ViM(head, Categorical()).fit([flat], progress=False)
@@ -380,4 +376,4 @@ def test_vim_needs_a_positive_scale() -> None:
     with torch.no_grad():
         head.bias.sub_(100)
     with pytest.raises(BatchError, match="positive on average"):
-        ViM(head, Categorical()).fit([numbers(20, 4)], progress=False)
+        ViM(head, Categorical()).fit([noise(20, 4)], progress=False)

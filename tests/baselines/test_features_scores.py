@@ -17,6 +17,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
 from baseline_contracts import LIKELIHOODS, network, some, training_data
+from draws import noise
 from scodkit import Bernoulli, Categorical, Gaussian
 from scodkit.baselines.features import Moments
 from scodkit.baselines.knn import KNN
@@ -29,17 +30,12 @@ few = settings(max_examples=15, deadline=None)
 shapes = st.tuples(st.integers(1, 6), st.integers(2, 4), st.integers(0, 999))
 
 
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
 def layer(width: int, outputs: int, seed: int = 0, bias: bool = True) -> nn.Linear:
     made = nn.Linear(width, outputs, bias=bias).double()
     with torch.no_grad():
-        made.weight.copy_(numbers(outputs, width, seed=seed))
+        made.weight.copy_(noise(outputs, width, seed=seed))
         if bias:
-            made.bias.copy_(numbers(outputs, seed=seed + 1))
+            made.bias.copy_(noise(outputs, seed=seed + 1))
     return made
 
 
@@ -48,7 +44,7 @@ def batches(*tensors: Tensor, size: int = 7) -> list[tuple[Tensor, ...]]:
 
 
 def rotation(width: int, seed: int = 5) -> Tensor:
-    return torch.linalg.qr(numbers(width, width, seed=seed)).Q
+    return torch.linalg.qr(noise(width, width, seed=seed)).Q
 
 
 def mixing(width: int, seed: int = 5) -> Tensor:
@@ -59,8 +55,8 @@ def mixing(width: int, seed: int = 5) -> Tensor:
 def classes_of(width: int, classes: int, seed: int, each: int = 12) -> tuple[Tensor, Tensor]:
     """Return correlated samples about class means that are apart, shuffled."""
     labels = torch.arange(classes * each) % classes
-    means = 3 * numbers(classes, width, seed=seed)
-    inner = numbers(len(labels), width, seed=seed + 2)
+    means = 3 * noise(classes, width, seed=seed)
+    inner = noise(len(labels), width, seed=seed + 2)
     return means[labels] + inner @ mixing(width, seed), labels
 
 
@@ -86,7 +82,7 @@ def test_moments_do_not_depend_on_the_batches(shape: tuple[int, int, int], size:
 
 
 def test_moments_lose_no_digits_to_a_large_mean() -> None:
-    x = numbers(50, 3)
+    x = noise(50, 3)
     x = x - x.mean(0)
     moments = Moments()
     for (part,) in batches(x):
@@ -112,7 +108,7 @@ def oracle_mahalanobis(train: Tensor, labels: Tensor, x: Tensor) -> Tensor:
 def test_mahalanobis_is_the_least_distance_to_a_mean(shape: tuple[int, int, int]) -> None:
     width, classes, seed = shape
     train, labels = classes_of(width, classes, seed)
-    x = 3 * numbers(9, width, seed=seed + 3)
+    x = 3 * noise(9, width, seed=seed + 3)
     method = Mahalanobis(layer(width, classes), Categorical())
     found = method.fit(batches(train, labels), progress=False).score(x)
     torch.testing.assert_close(found, oracle_mahalanobis(train, labels, x), **CLOSE)
@@ -135,8 +131,8 @@ def test_mahalanobis_of_a_network(kind: str) -> None:
 def test_mahalanobis_does_not_see_linear_maps(shape: tuple[int, int, int]) -> None:
     width, classes, seed = shape
     train, labels = classes_of(width, classes, seed)
-    x = 3 * numbers(9, width, seed=seed + 3)
-    change, offset = mixing(width), 100 * numbers(width, seed=seed + 4)
+    x = 3 * noise(9, width, seed=seed + 3)
+    change, offset = mixing(width), 100 * noise(width, seed=seed + 4)
     method = Mahalanobis(layer(width, classes), Categorical())
     wanted = method.fit(batches(train, labels), progress=False).score(x)
     method.fit(batches(train @ change + offset, labels), progress=False)
@@ -152,10 +148,10 @@ def test_mahalanobis_of_a_mean_is_zero_and_its_mean_is_the_rank() -> None:
 
 
 def test_mahalanobis_close_to_a_mean_that_is_far_from_others() -> None:
-    inner = numbers(30, 3)
+    inner = noise(30, 3)
     train = torch.cat([inner + 1e4, inner - 1e4])
     labels = torch.arange(60) // 30
-    near = inner.mean(0) + 1e-3 * numbers(5, 3, seed=1)
+    near = inner.mean(0) + 1e-3 * noise(5, 3, seed=1)
     alone = Mahalanobis(layer(3, 1), Gaussian()).fit([inner], progress=False)
     method = Mahalanobis(layer(3, 2), Categorical()).fit([(train, labels)], progress=False)
     # 1e-6, where squares of 1e4 standard deviations that cancel would leave 1e-8
@@ -167,7 +163,7 @@ def test_mahalanobis_close_to_a_mean_that_is_far_from_others() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_features_that_say_nothing_new_change_nothing(dtype: torch.dtype) -> None:
     train, labels = classes_of(3, 2, 0)
-    train, x = train.to(dtype), numbers(9, 3, seed=9).to(dtype)
+    train, x = train.to(dtype), noise(9, 3, seed=9).to(dtype)
 
     def more(z: Tensor) -> Tensor:  # a constant, a copy, a sum that is rounded
         return torch.cat([z, torch.full_like(z[:, :1], 7.3), z[:, :1], z @ z.new_ones(3, 1)], 1)
@@ -182,7 +178,7 @@ def test_features_that_say_nothing_new_change_nothing(dtype: torch.dtype) -> Non
 
 def test_classes_without_samples_are_no_candidates() -> None:
     train, labels = classes_of(3, 2, 0)
-    x = 1e-3 * numbers(9, 3, seed=4)  # near zero, where an unseen mean would lie
+    x = 1e-3 * noise(9, 3, seed=4)  # near zero, where an unseen mean would lie
     wanted = Mahalanobis(layer(3, 2), Categorical()).fit([(train, labels)], progress=False)
     found = Mahalanobis(layer(3, 5), Categorical()).fit([(train, 2 * labels)], progress=False)
     torch.testing.assert_close(found.score(x), wanted.score(x), **CLOSE)
@@ -206,7 +202,7 @@ def test_knn_is_the_kth_smallest_distance(
 ) -> None:
     width, classes, seed = shape
     train, _ = classes_of(width, classes, seed, each=15)
-    x = torch.cat([numbers(9, width, seed=seed), train[:4]])
+    x = torch.cat([noise(9, width, seed=seed), train[:4]])
     method = KNN(layer(width, 1), Gaussian(), k=k, normalise=normalise)
     method.memory_budget = budget
     found = method.fit(batches(train), progress=False).score(x)
@@ -221,14 +217,14 @@ def test_knn_is_the_kth_smallest_distance(
 
 @pytest.mark.parametrize("normalise", [True, False])
 def test_training_points_are_at_distance_zero(normalise: bool) -> None:
-    train = 1e4 + numbers(60, 5)  # where expanded squares leave 1e-4
+    train = 1e4 + noise(60, 5)  # where expanded squares leave 1e-4
     method = KNN(layer(5, 1), Gaussian(), k=1, normalise=normalise)
     assert not method.fit(batches(train), progress=False).score(train).any()
 
 
 def test_neighbours_nearer_than_a_matrix_product_can_tell() -> None:
     steps = 1e-9 * torch.arange(12, dtype=torch.float64)[:, None]
-    train = torch.cat([1 + steps, 2 + numbers(40, 1).abs()])
+    train = torch.cat([1 + steps, 2 + noise(40, 1).abs()])
     for k in (1, 4, 12):
         method = KNN(layer(1, 1), Gaussian(), k=k, normalise=False).fit([train], progress=False)
         wanted = train[k - 1] - train[0]
@@ -272,7 +268,7 @@ def oracle_outside(train: Tensor, x: Tensor, origin: Tensor, dim: int) -> Tensor
 def test_residual_is_what_the_first_components_leave(width: int, data: st.DataObject) -> None:
     dim, seed = data.draw(st.integers(1, width - 1)), data.draw(st.integers(0, 999))
     train, _ = classes_of(width, 2, seed)
-    x = numbers(9, width, seed=seed + 3)
+    x = noise(9, width, seed=seed + 3)
     method = Residual(layer(width, 1), Gaussian(), dim=dim).fit(batches(train), progress=False)
     found = method.score(x)
     torch.testing.assert_close(found, oracle_outside(train, x, train.mean(0), dim), **CLOSE)
@@ -282,14 +278,14 @@ def test_residual_is_what_the_first_components_leave(width: int, data: st.DataOb
 
 
 def test_points_in_the_principal_space_have_no_residual() -> None:
-    train = numbers(30, 2) @ numbers(2, 5, seed=1) + numbers(5, seed=2)
-    inside = 9 * numbers(6, 2, seed=3) @ numbers(2, 5, seed=1) + numbers(5, seed=2)
-    normal = torch.linalg.svd(numbers(2, 5, seed=1)).Vh[2:]
+    train = noise(30, 2) @ noise(2, 5, seed=1) + noise(5, seed=2)
+    inside = 9 * noise(6, 2, seed=3) @ noise(2, 5, seed=1) + noise(5, seed=2)
+    normal = torch.linalg.svd(noise(2, 5, seed=1)).Vh[2:]
     for dim in (2, 4):  # the last two of four components are no components
         method = Residual(layer(5, 1), Gaussian(), dim=dim).fit(batches(train), progress=False)
         assert method.score(inside).max() < 1e-12
-        outside = inside + numbers(6, 3, seed=4) @ normal
-        wanted = numbers(6, 3, seed=4).norm(dim=1)
+        outside = inside + noise(6, 3, seed=4) @ normal
+        wanted = noise(6, 3, seed=4).norm(dim=1)
         torch.testing.assert_close(method.score(outside), wanted, **CLOSE)
 
 
@@ -297,7 +293,7 @@ def test_points_in_the_principal_space_have_no_residual() -> None:
 @given(st.integers(3, 7), st.booleans(), st.integers(0, 999))
 def test_vim_is_its_formula(width: int, bias: bool, seed: int) -> None:
     train, _ = classes_of(width, 3, seed)
-    x, dim = numbers(9, width, seed=seed + 3), width - 2
+    x, dim = noise(9, width, seed=seed + 3), width - 2
     head = layer(width, 3, seed, bias)
     with torch.no_grad():
         origin = -torch.linalg.pinv(head.weight) @ head.bias if bias else torch.zeros(width)
@@ -325,7 +321,7 @@ def test_vim_is_its_formula(width: int, bias: bool, seed: int) -> None:
 def test_grad_norm_is_that_of_autograd(shape: tuple[int, int, int]) -> None:
     width, classes, seed = shape
     model = nn.Sequential(layer(width, 6, seed), nn.Tanh(), layer(6, classes, seed + 2))
-    x = 3 * numbers(5, width, seed=seed + 4)
+    x = 3 * noise(5, width, seed=seed + 4)
     wanted = []
     for sample in x:
         uniform = torch.full((classes,), 1 / classes, dtype=torch.float64)
@@ -342,7 +338,7 @@ def test_grad_norm_of_equal_probabilities_is_zero() -> None:
     with torch.no_grad():
         head.weight.zero_()
         head.bias.fill_(2.0)
-    assert not GradNorm(head, Categorical()).score(numbers(5, 4)).any()
+    assert not GradNorm(head, Categorical()).score(noise(5, 4)).any()
 
 
 # --- options

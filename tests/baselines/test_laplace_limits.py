@@ -15,6 +15,7 @@ from torch.distributions import Normal
 from torch.utils.data import DataLoader, TensorDataset
 
 from baseline_contracts import LIKELIHOODS, network, some, training_data
+from draws import noise
 from laplace_oracles import dense_covariances, dense_precision
 from scodkit import Bernoulli, Categorical, Gaussian
 from scodkit.baselines.kfac_laplace import GRID, KFACLaplace
@@ -29,11 +30,6 @@ from scodkit.errors import (
 from scodkit.report.separation import separation
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def small_net(outputs: int = 2) -> nn.Module:

@@ -13,6 +13,7 @@ from torch.autograd import Function, gradcheck
 from torch.autograd.function import once_differentiable
 
 from cases import CASES, mlp
+from draws import noise
 from engines import close, everything, randomised
 from scodkit import (
     Categorical,
@@ -34,7 +35,6 @@ from slopes import (
     Heads,
     PicksItsWay,
     fitted,
-    noise,
     score_of,
     slopes,
 )

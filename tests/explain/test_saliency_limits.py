@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cases import conv_batchnorm, mlp
+from draws import noise
 from engines import INF, NAN, close, everything, randomised
 from scodkit import (
     Categorical,
@@ -21,16 +22,7 @@ from scodkit.factors.alone import LoopEngine
 from scodkit.factors.pieces import FactorSource
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
-from slopes import (
-    NETS,
-    OUTPUTS,
-    QUIET,
-    PicksItsWay,
-    fitted,
-    noise,
-    score_of,
-    slopes,
-)
+from slopes import NETS, OUTPUTS, QUIET, PicksItsWay, fitted, score_of, slopes
 
 # --- What is left alone --------------------------------------------------------------------
 

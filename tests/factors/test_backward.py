@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draws import noise
 from engines import (
     Uses,
     chosen_engine,
     close,
     joined,
-    noise,
     pulled,
     pulled_by,
     randomised,

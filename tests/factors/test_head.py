@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from draws import noise
 from peaks import peak_of
 from scodkit import Bernoulli, Categorical, Gaussian, LastLayers, Monitor, Task
 from scodkit.factors.pieces import FactorSource
@@ -19,11 +20,6 @@ LIKELIHOODS = [
     HeteroscedasticGaussian(),
     Categorical(class_dim=1),
 ]
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
 def network(bias: bool = True, outputs: int = OUTPUTS) -> nn.Sequential:
@@ -51,23 +47,23 @@ def test_scores_are_those_of_rows(
     likelihood: Likelihood, chosen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monitor = Monitor(network(), likelihood, 6, parameters=chosen)
-    monitor.fit([normal(30, 4)], progress=False)
-    x = 3 * normal(9, 4, seed=1)
+    monitor.fit([noise(30, 4)], progress=False)
+    x = 3 * noise(9, 4, seed=1)
     assert source_of(monitor).ends_in_head
     expected = by_rows(monitor, x, monkeypatch)
     torch.testing.assert_close(monitor.score(x), expected, rtol=1e-9, atol=1e-12)
-    bounds = monitor.fit([normal(30, 4)], progress=False, products=False).certify(x)
+    bounds = monitor.fit([noise(30, 4)], progress=False, products=False).certify(x)
     assert bool((bounds.lower <= bounds.upper).all())
 
 
 def test_confident_predictions_keep_their_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     monitor = Monitor(model, Categorical(), 6, parameters=LastLayers(count=1))
-    monitor.fit([normal(30, 4)], progress=False)
+    monitor.fit([noise(30, 4)], progress=False)
     with torch.no_grad():
         model[2].bias[3] += 25.0  # of one class, up to 1e-11
-    monitor.fit([normal(30, 4)], progress=False)
-    x = normal(5, 4, seed=1)
+    monitor.fit([noise(30, 4)], progress=False)
+    x = noise(5, 4, seed=1)
     expected = by_rows(monitor, x, monkeypatch)
     assert float(expected.max()) < 1e-6
     torch.testing.assert_close(monitor.score(x), expected, rtol=1e-6, atol=0.0)
@@ -76,8 +72,8 @@ def test_confident_predictions_keep_their_digits(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("budget", [1, 40_000, 2**30])
 def test_memory_makes_no_difference(budget: int) -> None:
     monitor = Monitor(network(), Categorical(), 6, parameters=LastLayers(count=1))
-    monitor.fit([normal(30, 4)], progress=False)
-    x = normal(9, 4, seed=1)
+    monitor.fit([noise(30, 4)], progress=False)
+    x = noise(9, 4, seed=1)
     expected = monitor.score(x)
     monitor.memory_budget = budget
     torch.testing.assert_close(monitor.score(x), expected, rtol=1e-12, atol=0.0)
@@ -85,8 +81,8 @@ def test_memory_makes_no_difference(budget: int) -> None:
 
 def test_bad_samples_are_infinite_and_their_outputs_as_they_are() -> None:
     monitor = Monitor(network(), Categorical(), 6, parameters=LastLayers(count=1))
-    monitor.fit([normal(30, 4)], progress=False)
-    x = normal(4, 4, seed=1)
+    monitor.fit([noise(30, 4)], progress=False)
+    x = noise(4, 4, seed=1)
     expected = monitor.score(x)
     x[1, 2] = torch.nan
     scored = monitor(x)
@@ -116,9 +112,9 @@ OTHERS = [
 @pytest.mark.parametrize(("model", "options"), OTHERS)
 def test_others_are_left_to_rows(model: nn.Module, options: dict[str, object]) -> None:
     options = {"likelihood": Gaussian(), "rank": 6, **options}
-    monitor = Monitor(model, **options).fit([normal(30, 4)], progress=False)
+    monitor = Monitor(model, **options).fit([noise(30, 4)], progress=False)
     scorer = monitor._ready()
-    call = monitor._network.inputs_of(normal(3, 4))
+    call = monitor._network.inputs_of(noise(3, 4))
     assert not scorer._source_for(call, 2**30).ends_in_head
 
 
@@ -126,8 +122,8 @@ def test_others_are_left_to_rows(model: nn.Module, options: dict[str, object]) -
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_it_can_be_recorded_saved_and_moved_to_the_cpu(tmp_path) -> None:
     monitor = Monitor(network().float(), Categorical(), 6, parameters=LastLayers(count=1))
-    monitor.fit([normal(30, 4).float()], progress=False)
-    x = normal(5, 4, seed=1).float()
+    monitor.fit([noise(30, 4).float()], progress=False)
+    x = noise(5, 4, seed=1).float()
     expected = monitor.score(x)
     monitor.save(tmp_path / "m.scod")
     loaded = Monitor.load(tmp_path / "m.scod", monitor.model)

@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cases import Recurrent
+from draws import noise
 from engines import (
     Uses,
     close,
     everything,
     joined,
-    noise,
     pulled,
     randomised,
     right_rows,

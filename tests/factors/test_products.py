@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Poisson
 
 from cases import CASES, Case
+from draws import noise
 from engines import BY_NAME, MLP, close, everything
 from oracles import dense_factors, dense_jacobian
 from own_derivatives import Custom, OnceOnly, WithoutTangents
@@ -30,11 +31,6 @@ from scodkit.sketch.base import FlatFactors
 from scodkit.sketch.maps import SeededMatrix
 
 TOGETHER = [True, False]
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 # --- The Fisher information of the output, times vectors -----------------------------------
@@ -76,8 +72,8 @@ def test_curvature_times_is_what_rows_give(
 ) -> None:
     if isinstance(likelihood, HeteroscedasticGaussian):
         shape = [2 * shape[0], *shape[1:]]
-    output = 2 * normal(batch, *shape, seed=seed)
-    vectors = normal(batch, count, math.prod(shape), seed=seed + 1)
+    output = 2 * noise(batch, *shape, seed=seed)
+    vectors = noise(batch, count, math.prod(shape), seed=seed + 1)
     keys = torch.arange(batch) + seed
     rows = likelihood.factor(output, keys)
     fisher = rows.mT @ rows
@@ -86,16 +82,16 @@ def test_curvature_times_is_what_rows_give(
 
 
 def test_variances_of_their_own_are_divided_by() -> None:
-    vectors = normal(2, 5, 3)
-    found = Gaussian((0.5, 1.0, 4.0)).curvature_times(normal(2, 3), vectors)
+    vectors = noise(2, 5, 3)
+    found = Gaussian((0.5, 1.0, 4.0)).curvature_times(noise(2, 3), vectors)
     close(found, vectors / torch.tensor([0.5, 1.0, 4.0]))
 
 
 @pytest.mark.parametrize("ahead", [12.0, 25.0, 60.0])
 def test_confident_predictions_keep_their_digits_in_float32(ahead: float) -> None:
-    logits = normal(1, 6, seed=3)
+    logits = noise(1, 6, seed=3)
     logits[0, 2] += ahead
-    vectors = normal(1, 4, 6, seed=4)
+    vectors = noise(1, 4, 6, seed=4)
     exact = torch.zeros(1, 4, 6, dtype=torch.float64)
     q = logits.softmax(-1)[0]
     for a in range(6):
@@ -118,7 +114,7 @@ def test_products_with_the_jacobian(together: bool, case: Case, last: bool) -> N
     network = Network(model)
     parameters = everything(network, names)
     dense = dense_jacobian(model, call, names)
-    tangents, cotangents = normal(3, dense.shape[2]), normal(3, 5, 4, seed=1)
+    tangents, cotangents = noise(3, dense.shape[2]), noise(3, 5, 4, seed=1)
     with network.evaluating():
         jacobian = Jacobian(network, parameters, call, together)
         for _ in range(2):  # may be asked more than once
@@ -134,13 +130,13 @@ def test_products_with_the_jacobian(together: bool, case: Case, last: bool) -> N
 @pytest.mark.parametrize("together", TOGETHER)
 def test_inputs_are_left_alone(together: bool) -> None:
     network = Network(nn.Sequential(nn.ELU(inplace=True), nn.Linear(3, 2)).double())
-    x, ones = normal(4, 3), torch.ones(1, 8, dtype=torch.float64)
+    x, ones = noise(4, 3), torch.ones(1, 8, dtype=torch.float64)
     with network.evaluating():
         jacobian = Jacobian(network, everything(network), Inputs((x,), {}), together)
         first, second = jacobian.push(ones), jacobian.push(ones)
-    close(first, nn.functional.elu(normal(4, 3)).sum(1)[None, :, None].expand(1, 4, 2) + 1)
+    close(first, nn.functional.elu(noise(4, 3)).sum(1)[None, :, None].expand(1, 4, 2) + 1)
     assert torch.equal(first, second)
-    assert torch.equal(x, normal(4, 3))
+    assert torch.equal(x, noise(4, 3))
 
 
 class Unused(nn.Module):
@@ -160,7 +156,7 @@ class Unused(nn.Module):
 @pytest.mark.parametrize("used", [True, False])
 def test_weights_without_effect_have_no_share(together: bool, used: bool) -> None:
     network = Network(Unused(used))
-    x = normal(2, 3)
+    x = noise(2, 3)
     with network.evaluating():
         jacobian = Jacobian(network, everything(network), Inputs((x,), {}), together)
         pushed = jacobian.push(torch.ones(1, 5, dtype=torch.float64))
@@ -182,7 +178,7 @@ def test_weights_without_effect_have_no_share(together: bool, used: bool) -> Non
 def test_the_first_way_that_agrees_is_taken(model, expected, words: str) -> None:
     network = Network(model)
     with network.evaluating():
-        call = Inputs((normal(4, 3),), {})
+        call = Inputs((noise(4, 3),), {})
         together, passed_over = choose_jacobian(network, everything(network), call)
     assert together is expected
     assert words in passed_over
@@ -226,7 +222,7 @@ class WrongInCompany(WrongTangents):
 def test_wrong_products_are_noticed(function) -> None:
     network = Network(Custom(function).double())
     with network.evaluating():
-        call = Inputs((normal(4, 3),), {})
+        call = Inputs((noise(4, 3),), {})
         together, passed_over = choose_jacobian(network, everything(network), call)
     assert together is None
     assert passed_over.count("(its products differ from plain autograd's by") == 2
@@ -296,7 +292,7 @@ def test_maps_and_memory_make_no_difference(sketch: Sketch, budget: int) -> None
 
 def test_passes_are_counted_from_the_chosen_weights_on() -> None:
     network = Network(nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 5)).double())
-    call = Inputs((normal(4, 7),), {})
+    call = Inputs((noise(4, 7),), {})
     with network.evaluating():
         last = count_passes(network, everything(network, ["2.weight", "2.bias"]), call)
         whole = count_passes(network, everything(network), call)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from engines import Uses, noise, same_as_the_loop
+from draws import noise
+from engines import Uses, same_as_the_loop
 
 FEW = settings(deadline=None, max_examples=15)
 BATCH = st.integers(1, 4)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines import Uses, everything, noise, randomised
+from draws import noise
+from engines import Uses, everything, randomised
 from scodkit import Gaussian, Monitor
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
 from scodkit.factors.alone import FunctionalEngine, LoopEngine

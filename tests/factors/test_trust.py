@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from cases import mlp
-from engines import Uses, chosen_engine, joined, noise, randomised, right_rows
+from draws import noise
+from engines import Uses, chosen_engine, joined, randomised, right_rows
 from scodkit.factors import checks
 from scodkit.factors.alone import LoopEngine
 from scodkit.factors.hooks import HookEngine

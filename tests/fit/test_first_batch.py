@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from engines import close, noise
+from draws import noise
+from engines import close
 from scodkit import Bernoulli, Categorical, Gaussian, Monitor
 from scodkit.errors import BatchError, LikelihoodWarning
 from scodkit.likelihoods import Likelihood

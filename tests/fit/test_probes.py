@@ -31,11 +31,6 @@ from scodkit.sharded import ShardedMonitor
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "m.scod"
-
-
 def network(activation: type[nn.Module] = nn.Tanh) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 6), activation(), nn.Linear(6, 4))

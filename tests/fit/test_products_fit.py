@@ -11,6 +11,7 @@ from torch.distributions import Poisson
 from torch.nn import functional as F  # noqa: N812
 
 from cases import CASES
+from contracts import dense
 from own_derivatives import Custom, OnceOnly
 from scodkit import Categorical, Gaussian, LastLayers, Monitor, MonteCarlo
 from scodkit.errors import (
@@ -175,11 +176,6 @@ def test_a_fit_in_bfloat16_allows_for_its_rounding(scale: float) -> None:
     assert float(torch.linalg.eigvalsh(gap)[-1]) < 1e-2 * largest
     assert float(gap.norm()) < 0.05 * float(dense(exact).norm())
     assert 1e-3 * largest < basis.slack < 1e-1 * largest
-
-
-def dense(basis) -> Tensor:
-    vectors = basis.vectors.double()
-    return (vectors * basis.values.double()) @ vectors.mT
 
 
 # --- Samples that are not finite -----------------------------------------------------------

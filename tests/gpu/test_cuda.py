@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from cases import CASES, Case, conv_batchnorm
-from engines import Uses, close, everything, joined, noise, randomised
+from draws import noise
+from engines import Uses, close, everything, joined, randomised
 from scodkit import Categorical, Monitor, likelihoods
 from scodkit.baselines import DeepEnsemble
 from scodkit.errors import (

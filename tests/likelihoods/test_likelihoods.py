@@ -15,6 +15,7 @@ from torch.distributions import Bernoulli as BernoulliFamily
 from torch.distributions import Categorical as CategoricalFamily
 from torch.distributions import Distribution, Normal, Poisson, kl_divergence
 
+from draws import noise
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods import (
     Bernoulli,
@@ -47,11 +48,6 @@ def dense_fisher_of(family: Family, output: Tensor) -> Tensor:
 
 def outer(rows: Tensor) -> Tensor:
     return rows.mT @ rows
-
-
-def random_output(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def normal_with(variance: float | list[float], *shape: int) -> Family:
@@ -117,7 +113,7 @@ EXACT = [
 def test_factor_is_a_root_of_the_dense_fisher(
     likelihood: Likelihood, family: Family, shape: tuple[int, ...]
 ) -> None:
-    output = random_output(3, *shape)
+    output = noise(3, *shape)
     rows = likelihood.factor(output)
     torch.testing.assert_close(
         outer(rows), dense_fisher_of(family, output), rtol=1e-10, atol=1e-10
@@ -129,7 +125,7 @@ def test_factor_is_a_root_of_the_dense_fisher(
 def test_rows_keep_the_dtype(
     likelihood: Likelihood, family: Family, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    assert likelihood.factor(random_output(2, *shape, dtype=dtype)).dtype == dtype
+    assert likelihood.factor(noise(2, *shape, dtype=dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize(("likelihood", "family", "shape"), EXACT)
@@ -137,11 +133,9 @@ def test_rows_can_be_differentiated(
     likelihood: Likelihood, family: Family, shape: tuple[int, ...]
 ) -> None:
     if isinstance(likelihood, Gaussian):  # constant: there is nothing to differentiate
-        assert not likelihood.factor(random_output(2, *shape).requires_grad_()).requires_grad
+        assert not likelihood.factor(noise(2, *shape).requires_grad_()).requires_grad
         return
-    assert torch.autograd.gradcheck(
-        likelihood.factor, random_output(2, *shape).requires_grad_()
-    )
+    assert torch.autograd.gradcheck(likelihood.factor, noise(2, *shape).requires_grad_())
 
 
 def test_confident_predictions_have_finite_slopes() -> None:
@@ -158,7 +152,7 @@ def best_of_rank(fisher: Tensor, rank: int) -> Tensor:
 
 @pytest.mark.parametrize("directions", [1, 2, 4])
 def test_truncated_categorical_is_the_best_of_its_rank(directions: int) -> None:
-    output = random_output(3, 5)
+    output = noise(3, 5)
     rows = Categorical(directions=directions).factor(output)
     assert rows.shape == (3, directions, 5)
     expected = best_of_rank(dense_fisher_of(categorical_along(1), output), directions)
@@ -166,7 +160,7 @@ def test_truncated_categorical_is_the_best_of_its_rank(directions: int) -> None:
 
 
 def test_truncation_is_per_position() -> None:
-    output = random_output(2, 4, 3)  # classes first, three positions
+    output = noise(2, 4, 3)  # classes first, three positions
     rows = Categorical(directions=2, class_dim=1).factor(output)
     blocks = outer(rows).reshape(2, 4, 3, 4, 3)
     for s in range(3):
@@ -205,7 +199,7 @@ def test_num_directions_is_the_number_of_rows(
     drawn: tuple[Likelihood, tuple[int, ...]], batch: int
 ) -> None:
     likelihood, shape = drawn
-    rows = likelihood.factor(random_output(batch, *shape))
+    rows = likelihood.factor(noise(batch, *shape))
     assert rows.shape == (batch, likelihood.num_directions(shape), math.prod(shape))
 
 
@@ -262,7 +256,7 @@ def poisson() -> MonteCarlo:
 
 
 def test_same_seed_and_key_draw_the_same(poisson: MonteCarlo) -> None:
-    output, keys = random_output(4, 2), torch.tensor([3, -1, 2**62, 0])
+    output, keys = noise(4, 2), torch.tensor([3, -1, 2**62, 0])
     first = poisson.factor(output, keys)
     assert torch.equal(first, poisson.factor(output, keys))
     other_seed = MonteCarlo(log_rate_poisson, samples=3, seed=8)
@@ -271,7 +265,7 @@ def test_same_seed_and_key_draw_the_same(poisson: MonteCarlo) -> None:
 
 
 def test_keys_default_to_the_position(poisson: MonteCarlo) -> None:
-    output = random_output(4, 2)
+    output = noise(4, 2)
     assert torch.equal(poisson.factor(output), poisson.factor(output, torch.arange(4)))
 
 
@@ -279,14 +273,14 @@ def test_keys_default_to_the_position(poisson: MonteCarlo) -> None:
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
 def test_draws_do_not_depend_on_the_rest_of_the_batch(picked: list[int]) -> None:
     likelihood = MonteCarlo(log_rate_poisson, samples=2)
-    output, keys = random_output(6, 2), torch.arange(10, 16)
+    output, keys = noise(6, 2), torch.arange(10, 16)
     whole = likelihood.factor(output, keys)
     assert torch.equal(likelihood.factor(output[picked], keys[picked]), whole[picked])
 
 
 def test_global_generator_is_left_alone(poisson: MonteCarlo) -> None:
     before = torch.get_rng_state()
-    poisson.factor(random_output(3, 2))
+    poisson.factor(noise(3, 2))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -297,12 +291,12 @@ def test_global_generator_is_restored_when_the_family_raises() -> None:
 
     before = torch.get_rng_state()
     with pytest.raises(RuntimeError, match="not a family"):
-        MonteCarlo(family).factor(random_output(3, 2))
+        MonteCarlo(family).factor(noise(3, 2))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_threads_draw_what_one_thread_draws(poisson: MonteCarlo) -> None:
-    output = random_output(16, 2)
+    output = noise(16, 2)
     expected = poisson.factor(output)
     before = torch.get_rng_state()
     with ThreadPoolExecutor(8) as pool:
@@ -326,7 +320,7 @@ def drawn_classes(logits: Tensor, samples: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 4, 3), (2, 2, 3, 4)])
 def test_classes_are_drawn_by_their_shares(shape: tuple[int, ...]) -> None:
-    logits = 3 * random_output(*shape)
+    logits = 3 * noise(*shape)
     logits[..., -1] = -torch.inf  # a class that is never drawn
     likelihood = MonteCarlo(lambda out: CategoricalFamily(logits=out), samples=6, seed=5)
     drawn = drawn_classes(logits, 6, 5)
@@ -391,7 +385,7 @@ def test_outputs_of_the_wrong_form_are_refused(
     likelihood: Likelihood, shape: tuple[int, ...], says: str
 ) -> None:
     with pytest.raises(BatchError, match=says):
-        likelihood.factor(random_output(2, *shape))
+        likelihood.factor(noise(2, *shape))
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (2, 3, 4)])

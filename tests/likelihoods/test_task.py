@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines import close, noise, randomised
+from draws import noise
+from engines import close, randomised
 from oracles import dense_factors, dense_fisher, dense_jacobian
 from scodkit import Bernoulli, Categorical, Gaussian, LastLayers, Monitor, MonteCarlo, Task
 from scodkit.errors import BatchError, MismatchError, OptionError

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
-from cases import conv_batchnorm, mlp
-from engines import Uses, noise
+from cases import Helper, conv_batchnorm, mlp
+from draws import noise
+from engines import Uses
 from scodkit import Gaussian, Monitor
 from scodkit.errors import CaptureWarning
 from scodkit.model.inputs import Inputs
@@ -199,13 +200,6 @@ def closed_over() -> nn.Module:
     model = nn.Linear(3, 2)
     model.forward = lambda x: 2.0 * nn.Linear.forward(model, x)
     return model
-
-
-class Helper:
-    """No module, but knows one."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
 
 
 class Helped(nn.Module):

@@ -12,20 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines import Uses, noise
+from cases import Helper
+from draws import noise
+from engines import Uses
 from scodkit import Categorical, Gaussian, Monitor
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.sketch import Exact
 
 WAIT_S = 20.0
-
-
-class Helper:
-    """No module, but knows one."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
 
 
 # --- What a forward pass writes ------------------------------------------------------------

@@ -48,26 +48,7 @@ from scodkit.sketch import (
 from scodkit.sketch import (
     Gaussian as GaussianMap,
 )
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return mlp(4)
-
-
-def data(size: int = 30, seed: int = 0) -> Tensor:
-    return torch.randn(size, 3, generator=torch.Generator().manual_seed(seed))
-
-
-def fitted(**options: object) -> Monitor:
-    monitor = Monitor(network(), options.pop("likelihood", Categorical()), rank=5, **options)
-    return monitor.fit([data()], progress=False)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "monitor.scod"
-
+from small_monitors import data, fitted, network
 
 SKETCHES: list[Sketch] = [
     Nystrom(size=12, map=Fold(), seed=3),

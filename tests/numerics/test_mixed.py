@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from draws import noise
 from scodkit.likelihoods.categorical import _leading_row
 from scodkit.numerics.matmul import (
     _LONGEST,
@@ -23,11 +24,6 @@ from scodkit.numerics.matmul import (
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 SEEDS = st.integers(0, 2**31)
-
-
-def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def near(found: Tensor, a: Tensor, b: Tensor) -> bool:

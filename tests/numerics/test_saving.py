@@ -15,30 +15,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from cases import mlp
 from own_process import printed_by
 from scodkit import Categorical, Monitor
 from scodkit.alarms import OnlineDiscoveries
 from scodkit.errors import FileError, MissingFileError, ScodError
 from scodkit.numerics import artifact
 from scodkit.numerics.files import regular_file, replacing
+from small_monitors import data, fitted, network
 
 NOBODY = 65534
 
 
-def network(width: int = 5) -> nn.Module:
+def wide_network() -> nn.Module:
+    """A network whose files take a while to write."""
     torch.manual_seed(0)
-    return mlp(4) if width == 5 else nn.Sequential(nn.Linear(3, width), nn.Linear(width, 4))
-
-
-def data(size: int = 30, seed: int = 0) -> Tensor:
-    return torch.randn(size, 3, generator=torch.Generator().manual_seed(seed))
-
-
-def fitted() -> Monitor:
-    return Monitor(network(), Categorical(), rank=5).fit([data()], progress=False)
+    return nn.Sequential(nn.Linear(3, 2000), nn.Linear(2000, 4))
 
 
 def names(folder: Path) -> list[str]:
@@ -304,7 +297,7 @@ processes.set_forkserver_preload(["scodkit.monitor", "cases"])
 
 def save_for_ever(source: Path, path: Path) -> None:
     torch.set_num_threads(1)
-    monitor = Monitor.load(source, network(2000))
+    monitor = Monitor.load(source, wide_network())
     while True:
         monitor.save(path)
 
@@ -314,7 +307,7 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "saved"
     folder.mkdir()
     path = folder / "m.scod"
-    monitor = Monitor(network(2000), Categorical(), rank=20).fit([data()], progress=False)
+    monitor = Monitor(wide_network(), Categorical(), rank=20).fit([data()], progress=False)
     monitor.save(source)
     chance, left, most = random.Random(0), 0, 0
     for number in range(KILLS):

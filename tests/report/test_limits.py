@@ -12,16 +12,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from report_pages import ReadPage, columns_of, image_case
+from report_pages import ReadPage, columns_of
 from scodkit import Bernoulli, Gaussian, Monitor, MonteCarlo, predicted_class
 from scodkit.errors import BatchError, CalibrationError, MissingPeerError, OptionError
 from scodkit.report import MethodLine, Report, ScoredSet, WatchedStream, gallery
 from scodkit.report.gallery import in_words
-
-
-@pytest.fixture(scope="module")
-def case():
-    return image_case()
 
 
 def vectors(n=100, seed=0):

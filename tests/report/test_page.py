@@ -10,13 +10,8 @@ import re
 import pytest
 import torch
 
-from report_pages import NASTY, ReadPage, columns_of, image_case
+from report_pages import NASTY, ReadPage, columns_of
 from scodkit.alarms import DriftAlarm
-
-
-@pytest.fixture(scope="module")
-def case():
-    return image_case()
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,13 @@ class DictModel(nn.Module):
         return self.head((self.embed(input_ids) * mask).sum(1))
 
 
+class Helper:
+    """No module, but knows one."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+
 def mlp(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs))
 

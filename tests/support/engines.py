@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cases import CASES
+from draws import noise
 from scodkit.errors import EngineFallbackWarning
 from scodkit.factors.alone import FunctionalEngine, LoopEngine
 from scodkit.factors.choose import choose_engine
@@ -59,11 +60,6 @@ def chosen_engine(model: nn.Module, call: Inputs, names=None) -> Engine:
 
 
 # --- The hook engine against the loop ------------------------------------------------------
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 class Uses(nn.Module):

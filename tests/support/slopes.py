@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from cases import Attention, Recurrent, conv_batchnorm, dilated_groupnorm, mlp
+from draws import noise
 from engines import everything
 from scodkit import (
     Bernoulli,
@@ -65,11 +66,6 @@ LIKELIHOODS = {
     "one direction": Categorical(directions=1),
     "task": Task(lambda out: out[:, :2].square(), Gaussian(0.1)),
 }
-
-
-def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def fitted(
