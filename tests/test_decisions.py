@@ -44,12 +44,12 @@ class TestGroups:
             assert float(scored.p_value[i]) == pytest.approx(expected)
         assert torch.equal(monitor.flag(TEST, 0.1), scored.p_value <= 0.1)
 
-    def test_saved_and_loaded_with_their_function(self, tmp_path):
+    def test_saved_and_loaded_with_their_function(self, path):
         monitor = fitted().calibrate([HELD], by=predicted_class, progress=False)
-        monitor.save(tmp_path / "m.scod")
+        monitor.save(path)
         with pytest.raises(MismatchError, match="by="):
-            Monitor.load(tmp_path / "m.scod", monitor.model)
-        again = Monitor.load(tmp_path / "m.scod", monitor.model, by=predicted_class)
+            Monitor.load(path, monitor.model)
+        again = Monitor.load(path, monitor.model, by=predicted_class)
         assert torch.equal(again(TEST).p_value, monitor(TEST).p_value)
 
     def test_forgotten_with_the_calibration(self):

@@ -193,7 +193,7 @@ def test_what_goes_wrong_goes_wrong_in_all(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("done.*"))) == 2
 
 
-def test_alone_it_is_a_monitor(tmp_path: Path) -> None:
+def test_alone_it_is_a_monitor(path: Path) -> None:
     own = sharded()
     with pytest.raises(NotFittedError):
         own.score(digits(2))
@@ -201,8 +201,8 @@ def test_alone_it_is_a_monitor(tmp_path: Path) -> None:
     x = digits(5, 3)
     assert torch.allclose(own.score(x), whole().score(x), rtol=1e-9)
     assert own.score(x[:0]).shape == own.certify(x[:0]).upper.shape == (0,)
-    own.save(tmp_path / "m.scod")
-    assert torch.allclose(Monitor.load(tmp_path / "m.scod", network()).score(x), own.score(x))
+    own.save(path)
+    assert torch.allclose(Monitor.load(path, network()).score(x), own.score(x))
     with pytest.raises(BatchError, match="expected samples in the first batch"):
         own.fit([x[:0], x], progress=False)
 
@@ -223,11 +223,11 @@ def drawn(output: torch.Tensor) -> torch.distributions.Distribution:
     return torch.distributions.Categorical(logits=output)
 
 
-def test_a_likelihood_that_draws_is_given_again(tmp_path: Path) -> None:
+def test_a_likelihood_that_draws_is_given_again(path: Path) -> None:
     likelihood = MonteCarlo(drawn, samples=2)
     own = ShardedMonitor(network(), likelihood, 5).fit([digits(9)], progress=False)
-    own.save(tmp_path / "m.scod")
-    found = ShardedMonitor.load(tmp_path / "m.scod", network(), likelihood=likelihood)
+    own.save(path)
+    found = ShardedMonitor.load(path, network(), likelihood=likelihood)
     assert torch.equal(found.score(digits(4)), own.score(digits(4)))
 
 

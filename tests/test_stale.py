@@ -124,7 +124,7 @@ def test_the_error_is_one_of_ours_and_a_mismatch() -> None:
     assert issubclass(StaleMonitorError, MismatchError)
 
 
-def test_divided_monitors_refuse_too(tmp_path: Path) -> None:
+def test_divided_monitors_refuse_too(path: Path) -> None:
     monitor = ShardedMonitor(network(), Gaussian(), rank=5).fit(TRAIN, progress=False)
     monitor.score(NEW)
     train(monitor._network.model)
@@ -132,7 +132,7 @@ def test_divided_monitors_refuse_too(tmp_path: Path) -> None:
         with pytest.raises(StaleMonitorError, match=r"fit again: monitor\.fit\("):
             call(NEW)
     with pytest.raises(StaleMonitorError):
-        monitor.save(tmp_path / "m.scod")
+        monitor.save(path)
 
 
 def test_weights_that_change_during_a_fit_are_noticed() -> None:
@@ -175,7 +175,7 @@ NO_CHANGES: dict[str, Callable[[nn.Module], object]] = {
 
 
 @pytest.mark.parametrize("change", NO_CHANGES)
-def test_the_same_contents_are_no_alarm(change: str, tmp_path: Path) -> None:
+def test_the_same_contents_are_no_alarm(change: str, path: Path) -> None:
     monitor = fitted()
     expected = monitor(NEW)
     for _ in range(2):
@@ -183,7 +183,7 @@ def test_the_same_contents_are_no_alarm(change: str, tmp_path: Path) -> None:
         found = monitor(NEW)
         assert torch.equal(found.score, expected.score)
         assert torch.equal(found.p_value, expected.p_value)
-    monitor.save(tmp_path / "m.scod")
+    monitor.save(path)
 
 
 def test_several_threads_that_notice_equal_weights_at_once() -> None:
@@ -232,15 +232,15 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("new", [True, False], ids=["new", "in place"])
-def test_buffers_that_the_model_changes_itself_are_no_alarm(new: bool, tmp_path: Path) -> None:
+def test_buffers_that_the_model_changes_itself_are_no_alarm(new: bool, path: Path) -> None:
     model = Counting(new)
     monitor = fitted(model)
     expected = monitor.score(NEW)
     model(X)
     assert torch.equal(monitor.score(NEW), expected)
-    monitor.calibrate(HELDOUT, progress=False).save(tmp_path / "m.scod")
+    monitor.calibrate(HELDOUT, progress=False).save(path)
     model(X)
-    loaded = Monitor.load(tmp_path / "m.scod", model)
+    loaded = Monitor.load(path, model)
     model(X)
     assert torch.equal(loaded.score(NEW), expected)
     assert model.calls == 3
@@ -294,14 +294,14 @@ PAST_THE_COUNTERS: dict[str, Callable[[nn.Module], object]] = {
 
 @pytest.mark.parametrize("write", PAST_THE_COUNTERS)
 def test_writes_past_the_counters_are_seen_by_a_look_at_the_contents(
-    write: str, tmp_path: Path
+    write: str, path: Path
 ) -> None:
     monitor, other = fitted(), fitted()
     PAST_THE_COUNTERS[write](monitor.model)
     monitor.score(NEW)  # nothing tells it
     for call in (
         lambda: monitor.calibrate(HELDOUT, progress=False),
-        lambda: monitor.save(tmp_path / "m.scod"),
+        lambda: monitor.save(path),
         lambda: monitor.update([X + 1], progress=False),
         lambda: monitor.merge(other),
         lambda: monitor.selftest(NEW),
@@ -346,10 +346,10 @@ def test_a_renewal_that_fails_leaves_the_monitor_as_it_was(loaders) -> None:
     assert torch.equal(monitor(NEW).p_value, expected.p_value)
 
 
-def test_a_loaded_monitor_is_renewed_for_layers_of_another_size(tmp_path: Path) -> None:
+def test_a_loaded_monitor_is_renewed_for_layers_of_another_size(path: Path) -> None:
     model = network()
-    fitted(model, parameters=["3.*"]).save(tmp_path / "m.scod")
-    monitor = Monitor.load(tmp_path / "m.scod", model)
+    fitted(model, parameters=["3.*"]).save(path)
+    monitor = Monitor.load(path, model)
     model[3] = nn.Linear(6, 4)
     monitor.renew(TRAIN, HELDOUT, progress=False)
     assert monitor.fitted.parameters.names == ("3.weight", "3.bias")

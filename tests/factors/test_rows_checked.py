@@ -97,10 +97,10 @@ class Switch(nn.Module):
 
 @slower
 @pytest.mark.parametrize("size", [1, 4])
-def test_a_first_score_alone_decides_nothing(size: int, tmp_path: Path) -> None:
+def test_a_first_score_alone_decides_nothing(size: int, path: Path) -> None:
     model = randomised(Switch())
-    fitted(model, *noise(24, 4).split(size)).save(tmp_path / "m.scod")
-    monitor = Monitor.load(tmp_path / "m.scod", model)
+    fitted(model, *noise(24, 4).split(size)).save(path)
+    monitor = Monitor.load(path, model)
     monitor.score(noise(1, 4, seed=5))
     x = noise(8, 4, seed=6)
     torch.testing.assert_close(monitor.score(x), alone(monitor, x), rtol=1e-9, atol=1e-12)

@@ -243,13 +243,13 @@ def test_a_single_sample(model: Callable[[], nn.Module], x: Tensor) -> None:
 # -- several batches in place of one ---------------------------------------------------------
 
 
-def test_a_list_of_batches_is_not_a_batch(tmp_path: Path) -> None:
+def test_a_list_of_batches_is_not_a_batch(path: Path) -> None:
     monitor = fit(net(), X)
     for several in ([X[:8], X[8:16]], (X[:8], X[8:]), [X[:8], X[:8], X[:3]]):
         with pytest.raises(BatchError, match=r"expected one batch, got \d .*torch\.cat\(\["):
             monitor.score(several)
-    monitor.save(tmp_path / "m.scod")
-    loaded = Monitor.load(tmp_path / "m.scod", monitor.model)
+    monitor.save(path)
+    loaded = Monitor.load(path, monitor.model)
     with pytest.raises(BatchError, match="expected one batch"):
         loaded.score([X[:8], X[8:16]])
     assert torch.equal(monitor.score([X, LABELS]), monitor.score(X))

@@ -81,9 +81,9 @@ def test_data_of_the_fit_is_not_added_again(how: str, first: Iterable[object]) -
 
 
 @pytest.mark.parametrize("how", SEEN)
-def test_calibrating_with_data_of_the_fit_is_told_exactly(how: str, tmp_path: Path) -> None:
-    fitted([X]).save(tmp_path / "m.scod")
-    mine = Monitor.load(tmp_path / "m.scod", monitor().model)
+def test_calibrating_with_data_of_the_fit_is_told_exactly(how: str, path: Path) -> None:
+    fitted([X]).save(path)
+    mine = Monitor.load(path, monitor().model)
     batches = [b[0] if isinstance(b, list) else b for b in SEEN[how]]
     count = sum(bool((x == X).all(1).any()) for batch in batches for x in batch)
     total = sum(map(len, batches))
@@ -244,11 +244,11 @@ def test_beyond_so_many_none_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- through files, checkpoints and processes ------------------------------------------------
 
 
-def test_digests_are_kept_in_files_and_through_merges(tmp_path: Path) -> None:
+def test_digests_are_kept_in_files_and_through_merges(path: Path) -> None:
     mine = fitted([X]).merge(fitted([NEW]))
     assert torch.equal(mine.fitted.samples, torch.cat([digests(X), digests(NEW)]).sort().values)
-    mine.save(tmp_path / "m.scod")
-    loaded = Monitor.load(tmp_path / "m.scod", mine.model)
+    mine.save(path)
+    loaded = Monitor.load(path, mine.model)
     assert torch.equal(loaded.fitted.samples, mine.fitted.samples)
     for part in (X[::2], NEW.flip(0)):
         with pytest.raises(MergeError, match="would count twice"):
@@ -306,12 +306,12 @@ def test_a_fit_that_was_killed_and_went_on_knows_all_its_samples(tmp_path: Path)
     assert torch.equal(mine.fitted.samples, digests(X).sort().values)
 
 
-def test_a_sharded_monitor_knows_its_samples(tmp_path: Path) -> None:
+def test_a_sharded_monitor_knows_its_samples(path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     parts = ShardedMonitor(model, Categorical(), rank=4).fit(X.split(9), progress=False)
-    parts.save(tmp_path / "m.scod")
-    whole = Monitor.load(tmp_path / "m.scod", model)
+    parts.save(path)
+    whole = Monitor.load(path, model)
     with pytest.raises(MergeError, match="would count twice"):
         whole.update([X[3:20]], progress=False)
 

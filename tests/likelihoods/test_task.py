@@ -89,13 +89,13 @@ def test_a_task_can_be_set_and_dropped_without_a_fit() -> None:
     close(sum(parts), before)
 
 
-def test_saved_and_loaded_with_its_task(tmp_path) -> None:
+def test_saved_and_loaded_with_its_task(path) -> None:
     model, task = net(), Task(cost, Gaussian(2.0))
     monitor = Monitor(model, Gaussian(), rank=10, task=task).fit([TRAIN], progress=False)
-    monitor.save(tmp_path / "m.scod")
+    monitor.save(path)
     with pytest.raises(MismatchError, match="task="):
-        Monitor.load(tmp_path / "m.scod", model)
-    again = Monitor.load(tmp_path / "m.scod", model, task=task)
+        Monitor.load(path, model)
+    again = Monitor.load(path, model, task=task)
     assert torch.equal(again.score(TEST), monitor.score(TEST))
 
 

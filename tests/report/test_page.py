@@ -101,7 +101,7 @@ def test_the_stream_tells_when_the_alarm_rose(case, page):
     assert wealth["y"][-1] == pytest.approx(alarm.log_wealth / 2.302585, abs=1e-4)
 
 
-def test_the_fit_and_its_fingerprints_are_told(case, page, tmp_path):
+def test_the_fit_and_its_fingerprints_are_told(case, page, path):
     basis = case.monitor.basis
     assert page.facts["captured curvature"] == f"{100 * basis.captured:.1f}\xa0%"
     drawn = next(c for c in columns_of(page.plots, "captured") if "sum" in c)
@@ -109,8 +109,8 @@ def test_the_fit_and_its_fingerprints_are_told(case, page, tmp_path):
     assert drawn["sum"][2] == pytest.approx(float(basis.values[:3].sum()) / basis.trace)
     spectrum = columns_of(page.plots, "spectrum")[0]
     assert spectrum["y"] == pytest.approx(basis.values.double().tolist())
-    case.monitor.save(tmp_path / "m.scod")
-    saved = (tmp_path / "m.scod").read_bytes().decode("latin1")
+    case.monitor.save(path)
+    saved = path.read_bytes().decode("latin1")
     settings = {row[0]: row[1] for row in page.table("Configuration")}
     for name in ("fingerprint of the chosen weights", "fingerprint of the model"):
         assert len(settings[name]) >= 32
