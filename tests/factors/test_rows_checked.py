@@ -274,7 +274,7 @@ def test_half_the_samples_are_asked_where_there_is_no_other_way() -> None:
     parameters, call = everything(network), Inputs((noise(6, 4),), {})
     for kind, right in ((HookEngine, True), (Flipped, False)):
         checksum = Checksum(network, parameters)
-        checksum._forward_mode = False
+        checksum._ways.clear()
         with network.evaluating():
             linear = kind(network, parameters).linearize(call)
             found = [checksum.distance(call, linear) for _ in range(4)]
@@ -335,3 +335,29 @@ def test_samples_to_try_are_finite_and_no_two_alike() -> None:
     x[2, 0] = torch.nan
     assert distinct(Inputs((x,), {}), 3) == [0, 3, 4]
     assert distinct(Inputs((x[:2],), {}), 3) == [0]
+
+
+def test_samples_of_the_user_are_not_kept() -> None:
+    """Those an engine was chosen with serve its first check, and are forgotten."""
+    for batches, options in (((noise(8, 4),), {}), ((noise(1, 4),) * 3, {}), ((), {})):
+        monitor = fitted(mlp(), *batches, **options)
+        assert engine_of(monitor).known_alone is None
+
+
+def test_plain_autograd_decides_where_forward_mode_is_wrong() -> None:
+    """In little memory: of each sample one row at a time."""
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            first = m.a(x)
+        return m.b(torch.tanh(first))
+
+    network = Network(randomised(Uses(forward, a=nn.Linear(4, 3), b=nn.Linear(3, 2))))
+    parameters, call = everything(network), Inputs((noise(6, 4),), {})
+    for kind, right in ((HookEngine, True), (Flipped, False)):
+        checksum = Checksum(network, parameters)
+        with network.evaluating():
+            linear = kind(network, parameters).linearize(call)
+            found = [checksum.distance(call, linear) for _ in range(2)]
+        assert len(checksum._ways) == 1
+        assert max(found) < 1e-12 if right else min(found) > 1e-2

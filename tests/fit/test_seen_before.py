@@ -333,3 +333,31 @@ def test_processes_know_each_others_samples(tmp_path: Path) -> None:
     loaded = Monitor.load(tmp_path / "m.2", monitor().model)
     with pytest.raises(MergeError, match="would count twice"):
         loaded.update([X.flip(0)], progress=False)
+
+
+# -- data that repeats itself ----------------------------------------------------------------
+
+
+def test_the_same_data_is_known_again_even_if_its_samples_repeat() -> None:
+    twice = X.repeat(2, 1)
+    coarse = torch.cat([X, X[:20], X[:9]])
+    for same in (twice, coarse, X[:16].repeat(7, 1)):
+        again = seen_again(digests(same), digests(same.flip(0)))
+        assert again is not None
+        assert again.certain
+        with pytest.raises(MergeError, match="would count twice"):
+            fitted([same]).merge(fitted([same.flip(0)]))
+    assert seen_again(digests(twice), digests(torch.cat([X[:16], X[:16]]))).certain
+    for few in (X[:1], X[:3], torch.zeros(9, X.shape[1])):  # may be so by chance
+        with pytest.warns(RepeatedDataWarning, match="like some in the fit"):
+            fitted([few]).merge(fitted([few.flip(0)]))
+
+
+def test_changed_data_in_the_middle_of_a_resumed_fit_is_noticed(tmp_path: Path) -> None:
+    items = torch.randn(64, X.shape[1], generator=torch.Generator().manual_seed(3))
+    options = {"checkpoint": tmp_path / "fit.ckpt", "progress": False}
+    monitor().fit(DataLoader(TensorDataset(items), batch_size=4), **options)
+    changed = items.clone()
+    changed[8:40] += 1.0
+    with pytest.raises(MismatchError, match="other batches"):
+        monitor().fit(DataLoader(TensorDataset(changed), batch_size=4), **options)

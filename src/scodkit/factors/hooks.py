@@ -7,6 +7,7 @@ Autograd computes no gradient of a weight.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +145,7 @@ class HookEngine(Engine):
             other = self.otherwise(self.network, self.parameters, call, str(error))
             self._others[layout] = other
             return other.linearize(call)
+        self.known_alone = None  # a user's data is not to be kept
         script = recorder.script
         # a model that decides by values makes other calls time and again
         usable = script is not None and script.complete and self._other_calls < _OFTEN
@@ -213,7 +215,6 @@ class HookEngine(Engine):
                 linear, _ = self._recorded(call)
             count = num_alone(self.parameters)
             told = check_some_alone(self.network, call, linear.output, count, self.known_alone)
-            self.known_alone = None  # a user's data is not to be kept
             distance = self._checksum.distance(call, linear)
         if distance is None:  # rows of zeros: the next batch may tell
             return layout in self._checked
@@ -227,11 +228,22 @@ class HookEngine(Engine):
         """See `Engine.of`.
 
         Returns:
-            An engine that still knows the samples that were run alone.
+            An engine that knows the samples that were run alone, which this one forgets: a
+            user's data is not to be kept.
         """
         engine = copy.copy(self)
-        engine.network, engine.known_alone = network, self.known_alone
+        engine.network = network
+        engine.known_alone, self.known_alone = self.known_alone, None
         return engine
+
+    def learn(self, call: Inputs) -> None:
+        """Find out what decides how batches are cut and scored, before the first of them.
+
+        Args:
+            call: A batch, of which the first sample is run.
+        """
+        with contextlib.suppress(UnsupportedCallError):
+            self._recorded(call.samples(slice(0, 1)))
 
     def for_single(self) -> Engine:
         """See `Engine.for_single`.
@@ -311,7 +323,9 @@ class Checksum:
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         self._network, self._parameters = network, parameters
-        self._forward_mode = parameters.num_parameters <= _MANY_WEIGHTS
+        # the ways that are left: slopes of forward mode, of plain autograd, or else halves
+        few = parameters.num_parameters <= _MANY_WEIGHTS
+        self._ways = [self._forward_mode, self._plain_autograd] if few else []
         self._count = 0  # of checks, so that each takes other random numbers
 
     def distance(self, call: Inputs, linear: Linearization) -> float | None:
@@ -329,27 +343,38 @@ class Checksum:
         shape = (call.batch_size, 1, linear.output[0].numel())
         rows = torch.randn(shape, generator=generator).to(linear.output)
         rows = rows.masked_fill(~finite_samples(call, linear.output)[:, None, None], 0.0)
-        if not self._forward_mode:
+        if not self._ways:
             return self._by_halves(linear, rows, generator)
         direction = torch.randn(self._parameters.num_parameters, generator=generator).to(rows)
-        try:
-            jacobian = Jacobian(self._network, self._parameters, call)
-            slope = jacobian.push(direction[None])[0]
-        except Exception:  # whatever a third-party module raises under a transform
-            self._forward_mode = False
-            return self._by_halves(linear, rows, generator)
         norms, along = linear.pull_back(rows).project(direction[:, None])
-        error = (along[:, 0, 0] - (slope * rows[:, 0]).double().sum(1)).abs()
-        found = _relative(error, norms.sqrt())
-        if found is None or found <= tolerance(rows):
-            return found
-        # forward mode does not stop where a model says no_grad, and a derivative of one's own
-        # may be wrong: plain autograd decides
-        plain = LoopEngine(self._network, self._parameters).linearize(call)
-        expected = plain.pull_back(rows).project(direction[:, None])[1]
-        found = _relative((along - expected)[:, 0, 0].abs(), norms.sqrt())
-        self._forward_mode = found is not None and found > tolerance(rows)
+        for way in list(self._ways):
+            try:
+                slopes = way(call, rows, direction)
+            except Exception:  # whatever a third-party module raises under a transform
+                self._ways.clear()
+                return self._by_halves(linear, rows, generator)
+            found = _relative((along[:, 0, 0] - slopes).abs(), norms.sqrt())
+            if found is None or found <= tolerance(rows):
+                break
+            # forward mode does not stop where a model says no_grad, and a derivative of one's
+            # own may be wrong: plain autograd decides, now and later
+            if way is not self._ways[-1]:
+                self._ways.remove(way)
         return found
+
+    def _forward_mode(self, call: Inputs, rows: Tensor, direction: Tensor) -> Tensor:
+        """Return the slopes ``r_i . (J_i v)`` along a direction of the weights, ``(B,)``."""
+        jacobian = Jacobian(self._network, self._parameters, call)
+        return (jacobian.push(direction[None])[0] * rows[:, 0]).double().sum(1)
+
+    def _plain_autograd(self, call: Inputs, rows: Tensor, direction: Tensor) -> Tensor:
+        """Return the same, one sample after the other: rows of all may be too many to hold."""
+        loop = LoopEngine(self._network, self._parameters)
+        slopes = []
+        for i, row in enumerate(rows):
+            factors = loop.alone(call.samples(slice(i, i + 1))).pull_back(row[None])
+            slopes.append(factors.project(direction[:, None])[1][0, 0, 0])
+        return torch.stack(slopes)
 
     @staticmethod
     def _by_halves(

@@ -148,7 +148,8 @@ class Checkpoint:
             return Progress(state)
         except CorruptArtifactError as error:
             raise CorruptArtifactError(
-                f"expected a checkpoint or nothing at {self.path}, got something else "
+                f"expected a checkpoint or nothing at {self.path}, got something else, or a "
+                f"checkpoint of an earlier version "
                 f"({error}); choose another path, or delete that"
             ) from error
         differing = [

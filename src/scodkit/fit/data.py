@@ -43,9 +43,13 @@ _WAITING = 1024
 
 _ODD = 0x5851F42D4C957F2D
 
+# batches done before that are read again where a fit goes on, evenly spaced
+_READ_AGAIN = 8
+
 # of `seen_again`: the share of samples from which on it is no accident; standard deviations
-# that chance is allowed; repetitions that may have been missed in a small set
-_SHARE, _SIGMAS, _MISSED = 0.01, 4.0, 3
+# that chance is allowed; repetitions that may have been missed in a small set; values that come
+# as often in two sets by chance with a probability of a millionth
+_SHARE, _SIGMAS, _MISSED, _NO_CHANCE = 0.01, 4.0, 3, 16
 
 # --- Batches -------------------------------------------------------------------------------
 
@@ -140,7 +144,7 @@ def batches_from(loader: Any, batches: Iterable[Any], done: int) -> Iterator[tup
 
     Args:
         loader: What they come from. A ``DataLoader`` that reads a map-style data set in order
-            is asked for the last batch that was done, and those after it, alone.
+            is asked for a few of the batches that were done, and all after them.
         batches: All of them, already begun to be read.
         done: How many the pass has done before.
     """
@@ -149,9 +153,13 @@ def batches_from(loader: Any, batches: Iterable[Any], done: int) -> Iterator[tup
     if not (done and in_turn and getattr(loader, "in_order", True)):
         yield from enumerate(batches)
         return
-    positions = [list(own) for own in loader.batch_sampler][done - 1 :]
-    rest = loader_like(loader, loader.dataset, batch_sampler=positions)
-    yield from enumerate(rest, start=done - 1)
+    positions = [list(own) for own in loader.batch_sampler]
+    again = {i * (done - 1) // (_READ_AGAIN - 1) for i in range(_READ_AGAIN)}
+    numbers = [*sorted(again), *range(done, len(positions))]
+    numbers = [number for number in numbers if number < len(positions)]
+    some = [positions[number] for number in numbers]
+    read = loader_like(loader, loader.dataset, batch_sampler=some)
+    yield from zip(numbers, read, strict=True)
 
 
 def loader_like(loader: Any, dataset: Any, **batches: Any) -> DataLoader[Any]:
@@ -293,7 +301,8 @@ def seen_again(before: Tensor | None, new: Tensor | None) -> Again | None:
 
     Where inputs take few values, samples are alike by chance. How likely that is tells each
     set by itself: another sample of its kind is in it as often as its own are in it more than
-    once (Good 1953). Values are counted, not samples, so that one blank image counts once.
+    once (Good 1953). Values are counted, not samples, so that one blank image counts once. A
+    set whose values all come as often as in the other is that one, or a part of it.
 
     Args:
         before: Digests of the samples that were there first; None if they are not known.
@@ -309,6 +318,10 @@ def seen_again(before: Tensor | None, new: Tensor | None) -> Again | None:
     values, counts = torch.unique(new, return_counts=True)
     common = torch.isin(values, old, assume_unique=True)
     found = int(common.sum())
+    if found == len(values) > 0:  # all there, and as often: the same samples, or some of them
+        as_often = torch.equal(counts, times[torch.isin(old, values, assume_unique=True)])
+        if as_often and (found == len(old) or found >= _NO_CHANCE):
+            return Again(len(new), len(new), certain=found >= _NO_CHANCE)
     # of the values that came those in the old set, and the other way round
     sides = ((len(values), times), (len(old), counts))
     beyond = [found > _by_chance(*side, missed=0) for side in sides]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from scodkit.errors import MergeError, MismatchError, OptionError, RepeatedDataWarning
 from scodkit.factors.choose import CHECK_EVERY, choose_engine, named_engine
+from scodkit.factors.hooks import HookEngine
 from scodkit.factors.pieces import FactorSource
 from scodkit.fit.data import joined, seen_again
 from scodkit.fit.probes import Probes
@@ -100,6 +101,8 @@ class Recipe:
         chosen = None
         if engine is not None:
             chosen = named_engine(engine, network, parameters, self.check_every)
+            if isinstance(chosen, HookEngine):  # or the first score would go another way
+                chosen.learn(call)
         if chosen is None:
             chosen = choose_engine(network, parameters, call, self.check_every)
         return FactorSource(chosen, self.likelihood, shape, self.budget)
