@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +10,7 @@ from torch import Tensor, nn
 
 from cases import conv_batchnorm, mlp
 from engines import INF, NAN, everything
-from own_process import printed_by
+from peaks import peak_of
 from scodkit import Categorical, Gaussian, Monitor
 from scodkit import explain as explain_module
 from scodkit.errors import BatchError, OptionError
@@ -112,29 +110,13 @@ def test_what_is_refused() -> None:
         References(torch.zeros(5, 2, 3).index_fill(0, torch.tensor([1, 4]), INF))
 
 
-PROGRAM = """
-    import torch
-    from scodkit.explain import References
-
-    torch.set_num_threads(1)
-
-    def peak_kib():
-        with open("/proc/self/status") as status:
-            return next(int(l.split()[1]) for l in status if l.startswith("VmHWM"))
-
+def test_many_references_take_little_memory() -> None:
     features = torch.randn(50_000, 2, 4)
     references = References(features)
-    references.nearest(features[:2])
-    before = peak_kib()
-    nearest = references.nearest(features[:300])
-    assert nearest.index[:, 0].tolist() == list(range(300))
-    print(peak_kib() - before)
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
-def test_many_references_take_little_memory() -> None:
-    assert int(printed_by(PROGRAM)) < 80 * 1024  # all distances with their order: 180 MB
+    found: list[Nearest] = []
+    peak = peak_of(lambda: found.append(references.nearest(features[:300])))
+    assert found[0].index[:, 0].tolist() == list(range(300))
+    assert peak < 40e6  # all distances with their order: 180 MB
 
 
 def test_pictures_of_the_nearest() -> None:
