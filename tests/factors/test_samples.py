@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
-from scodkit.factors.keeping import RULES
-from scodkit.factors.lay import COUNTED, FIRST, MIXED, Lay
+from scodkit.factors.layout import COUNTED, FIRST, MIXED, Lay
+from scodkit.factors.sample_rules import RULES
 from scodkit.factors.samples import Samples, constants_of
 
 BATCH = 3

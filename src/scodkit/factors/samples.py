@@ -15,8 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import resolve_name
 
-from scodkit.factors.keeping import ASKING, MAKING, RULES
-from scodkit.factors.lay import COUNTED, MIXED, NEW, NOBODYS, Call, Where, tensors_in, written
+from scodkit.factors.layout import (
+    COUNTED,
+    MIXED,
+    NEW,
+    NOBODYS,
+    Call,
+    Where,
+    tensors_in,
+    written,
+)
+from scodkit.factors.sample_rules import ASKING, MAKING, RULES
 
 _NAME = "_scodkit_samples"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
-from scodkit.factors.lay import tensors_in
+from scodkit.factors.layout import tensors_in
 from scodkit.factors.pullback import Edges
 from scodkit.factors.rules import Layer
 from scodkit.numerics.torch_private import attention

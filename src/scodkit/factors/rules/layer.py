@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from typing_extensions import Self
 
 from scodkit.errors import BatchError
-from scodkit.factors.lay import FIRST, Lay
+from scodkit.factors.layout import FIRST, Lay
 from scodkit.numerics import kernels
 from scodkit.numerics.matmul import convolution_bmm, sum_dtype
 

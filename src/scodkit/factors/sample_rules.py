@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from scodkit.factors.lay import (
+from scodkit.factors.layout import (
     MIXED,
     NEW,
     NOBODYS,
