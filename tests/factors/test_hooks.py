@@ -30,7 +30,7 @@ from engines import (
 from scodkit import Categorical, Monitor
 from scodkit.factors.alone import FunctionalEngine, LoopEngine
 from scodkit.factors.hooks import HookEngine
-from scodkit.factors.memory import LiveBytes
+from scodkit.factors.live_bytes import LiveBytes
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

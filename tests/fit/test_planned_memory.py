@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from peaks import peak_of
 from scodkit import Categorical, Gaussian, LastLayers, Monitor
-from scodkit.factors.memory import LiveBytes
+from scodkit.factors.live_bytes import LiveBytes
 from scodkit.factors.products import ProductSource
 from scodkit.likelihoods import Likelihood
 from scodkit.sketch import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-from scodkit.factors.memory import LiveBytes
+from scodkit.factors.live_bytes import LiveBytes
 
 
 def peak_of(run: Callable[[], object]) -> int:

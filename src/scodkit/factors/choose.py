@@ -21,7 +21,7 @@ from scodkit.factors.checks import (
 from scodkit.factors.engine import Engine, Factors, Linearization
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.jacobian import Jacobian
-from scodkit.factors.memory import LiveBytes, Memory
+from scodkit.factors.live_bytes import LiveBytes, Memory
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet

@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from scodkit.factors.head import Head
-from scodkit.factors.memory import Memory
+from scodkit.factors.live_bytes import Memory
 from scodkit.factors.rules.layer import project_whole
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

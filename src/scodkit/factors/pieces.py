@@ -15,7 +15,7 @@ from torch import Tensor
 from scodkit.errors import OptionError
 from scodkit.factors.engine import Engine, Factors, SharedFactors, Tall
 from scodkit.factors.head import Head
-from scodkit.factors.memory import Memory
+from scodkit.factors.live_bytes import Memory
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.numerics.matmul import add_matmul, matmul, sum_dtype

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from scodkit.errors import NonFiniteError
 from scodkit.factors.checks import check_alone, check_some_alone, distinct
 from scodkit.factors.jacobian import Jacobian
-from scodkit.factors.memory import Memory
+from scodkit.factors.live_bytes import Memory
 from scodkit.factors.pieces import finite_samples
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
