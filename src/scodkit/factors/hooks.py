@@ -214,13 +214,15 @@ class HookEngine(Engine):
             if rounded:  # two right ways would differ by 1e-3 in TF32, by 1e-2 in bfloat16
                 linear, _ = self._recorded(call)
             count = num_alone(self.parameters)
-            told = check_some_alone(self.network, call, linear.output, count, self.known_alone)
+            proves = check_some_alone(
+                self.network, call, linear.output, count, self.known_alone
+            )
             distance = self._checksum.distance(call, linear)
         if distance is None:  # rows of zeros: the next batch may tell
             return layout in self._checked
         if not distance <= tolerance(linear.output):
             raise UnsupportedCallError(f"rows are {distance:.1e} off, relative to their size")
-        if told:
+        if proves:
             self._checked.add(layout)
         return layout in self._checked
 

@@ -1,4 +1,4 @@
-"""How much memory a computation takes: counted on a few samples, told for many."""
+"""How much memory a computation takes: counted on a few samples, extrapolated to many."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ class FactorSource:
         return samples
 
     def counted(self, call: Inputs, *, hold: bool, columns: int = 1) -> int | None:
-        """Return the bytes that a batch takes in rows of this source, told from a few samples.
+        """Return the bytes that a batch takes in rows of this source, extrapolated from a few samples.
 
         Args:
             call: A batch, of which the first samples are run.

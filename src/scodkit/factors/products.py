@@ -189,7 +189,7 @@ class ProductSource:
         """Make sure the samples of the first batch of a size are alone what they are in it."""
         if call.batch_size == 1 or call.batch_size in self.checked:
             return
-        told = check_some_alone(self.network, call, jacobian.output, _ALONE)
+        proves = check_some_alone(self.network, call, jacobian.output, _ALONE)
         # and so must their slopes be, along a direction of the weights
         generator = torch.Generator().manual_seed(call.batch_size)
         direction = torch.randn(1, self.parameters.num_parameters, generator=generator)
@@ -197,7 +197,7 @@ class ProductSource:
         which = distinct(call, _ALONE)
         alone = [self._at(call.samples(slice(i, i + 1))).push(direction)[0] for i in which]
         check_alone(self.network, jacobian.push(direction)[0][which], torch.cat(alone))
-        if told:
+        if proves:
             self.checked.add(call.batch_size)
 
     def portions(self, batch_size: int) -> Portions:

@@ -95,13 +95,13 @@ def fit(
         NonFiniteError: If there was not one finite sample.
     """
     processes = Processes.here(options.together)
-    own = _Pass(network, recipe, loader, options, processes)
+    fit_pass = _Pass(network, recipe, loader, options, processes)
     with processes.failing_together():
-        begun = own.begin()
-    terms = own.agree(begun)
+        begun = fit_pass.begin()
+    terms = fit_pass.agree(begun)
     with processes.failing_together():
-        done = own.run(begun, terms)
-    told = processes.gathered(
+        done = fit_pass.run(begun, terms)
+    reports = processes.gathered(
         {
             "skipped": done.skipped,
             "engine": begun and name_of(begun.source.engine),
@@ -110,8 +110,8 @@ def fit(
             "samples": done.seen.all(),
         }
     )
-    skipped = sum(one["skipped"] for one in told)
-    samples = _samples([one["samples"] for one in told])
+    skipped = sum(report["skipped"] for report in reports)
+    samples = _samples([report["samples"] for report in reports])
     state = processes.add_up(done.state)
     if state.num_data == 0:
         raise NonFiniteError(
@@ -129,23 +129,23 @@ def fit(
         fingerprints=terms.fingerprints,
         shape=terms.shape,
         skipped=skipped,
-        engine=next((one["engine"] for one in told if one["engine"]), None),
-        input_range=reduce(joined_ranges, (one["range"] for one in told)),
+        engine=next((report["engine"] for report in reports if report["engine"]), None),
+        input_range=reduce(joined_ranges, (report["range"] for report in reports)),
         samples=samples,
         form=terms.form,
-        probes=next((one["probes"] for one in told if one["probes"]), None),
+        probes=next((report["probes"] for report in reports if report["probes"]), None),
     )
     return fitted, None if begun is None else begun.source
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """A pass before its first step, in a process that has data.
+    """What a process with data has chosen on its first batch.
 
     Args:
         call: The inputs of the first batch.
         batches: All batches.
-        terms: What this process would fit; the fingerprints are those of all.
+        terms: What this process would fit, as plain data, to be compared with the others'.
         source: Turns batches into factors.
         products: Turns batches into products with their curvature; None for a pass in rows.
         probes: What the model answers to inputs that were made up.
@@ -242,20 +242,21 @@ class _Pass:
             BatchError: If none has data.
         """
         gathered = self.processes.gathered(begun and begun.terms)
-        told = [one for one in gathered if one is not None]
-        if not told:
+        proposals = [terms for terms in gathered if terms is not None]
+        if not proposals:
             raise BatchError("expected data in one of the processes, got empty loaders in all")
-        mine = {**(begun.terms if begun else told[0]), **self._identity}
+        first = proposals[0]
+        mine = {**(begun.terms if begun else first), **self._identity}
         for depends_on_data in ("exempt", "form"):
             del mine[depends_on_data]
         self._compare(mine)
         with self.processes.failing_together():
-            parameters = select_names(self.network.model, told[0]["parameters"])
-            exempt = {name for one in told for name in one["exempt"]}
+            parameters = select_names(self.network.model, first["parameters"])
+            exempt = {name for terms in proposals for name in terms["exempt"]}
             fingerprints = Fingerprints.of(self.network.model, parameters, exempt)
         self._compare({"weights": fingerprints.document()})
-        shape, dtype = tuple(told[0]["output shape"]), getattr(torch, told[0]["dtype"])
-        return _Terms(parameters, shape, dtype, fingerprints, Form(**told[0]["form"]))
+        shape, dtype = tuple(first["output shape"]), getattr(torch, first["dtype"])
+        return _Terms(parameters, shape, dtype, fingerprints, Form(**first["form"]))
 
     def _compare(self, mine: dict[str, Any]) -> None:
         """Make sure all processes say the same.
@@ -334,14 +335,17 @@ class _Pass:
         return Checkpoint(path, identity)
 
 
-def _samples(told: list[Tensor | None]) -> Tensor | None:
+def _samples(by_rank: list[Tensor | None]) -> Tensor | None:
     """Return the digests of all processes' samples.
+
+    Args:
+        by_rank: The digests of each process; None where they are not known.
 
     Raises:
         MismatchError: If one has samples of another.
     """
-    for rank in range(1, len(told)):
-        again = data.seen_again(data.joined(told[:rank]), told[rank])
+    for rank in range(1, len(by_rank)):
+        again = data.seen_again(data.joined(by_rank[:rank]), by_rank[rank])
         if again is None:
             continue
         words = (
@@ -352,7 +356,7 @@ def _samples(told: list[Tensor | None]) -> Tensor | None:
         if again.certain:
             raise MismatchError(words)
         warnings.warn(words, RepeatedDataWarning, stacklevel=4)
-    return data.joined(told)
+    return data.joined(by_rank)
 
 
 def absorb(source: FactorSource, call: Inputs, progress: Progress, on_bad: OnBad) -> None:

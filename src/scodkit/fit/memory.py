@@ -153,10 +153,10 @@ class Plan:
         rank: ``k``, vectors kept for scoring.
         sketch_bytes: The sketch itself, held while fitting (and after, for updates).
         basis_bytes: The eigenbasis, held while scoring.
-        kept_bytes: Test matrices, held while fitting.
-        making_bytes: What it takes to make parts of those that are not.
+        kept_bytes: Test matrices, cached while fitting.
+        making_bytes: Scratch to regenerate test matrices that are not cached.
         solve_bytes: Copies of the sketch while the basis is found in it.
-        chunk_bytes: Parts of those, and small matrices, in float64.
+        chunk_bytes: Chunks of the sketch, and small matrices, in float64.
         working_bytes: What a batch takes while fitting, activations and all, counted on a few
             samples and within the memory budget.
         score_working_bytes: What it takes while scoring.
@@ -421,8 +421,8 @@ class Preparation:
             if head is not None:
                 return head.at(samples, plan.rank) + checked
             return source.head_bytes(plan.rank, samples)
-        # rows at the output are formed of all directions at once: as many as pixels, they are
-        # not to be tried, only told
+        # rows at the output are formed of all directions at once: where these are as many as
+        # pixels, even a few samples are too large to try
         at_output = plan.directions * math.prod(source.shape) * torch.float32.itemsize
         if _TRIED * at_output <= self.recipe.budget:
             counted = source.counted(self.call, hold=False, columns=plan.rank)

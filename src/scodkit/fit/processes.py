@@ -28,8 +28,8 @@ class Processes:
     """The processes of a fit.
 
     Args:
-        rank: Which of them this is.
-        count: How many there are.
+        rank: Of this process.
+        count: The world size.
     """
 
     rank: int = 0
@@ -47,20 +47,20 @@ class Processes:
         return Processes()
 
     def own_file(self, path: Path) -> Path:
-        """Return where this process keeps what every one keeps for itself.
+        """Return the path of this rank's own file.
 
         Args:
-            path: Where one alone would.
+            path: Of the file of a single process.
         """
         if self.count == 1:
             return path
         return path.with_name(f"{path.name}.{self.rank}-of-{self.count}")
 
     def kept_files(self, path: Path) -> tuple[list[Path], list[Path]]:
-        """Return the files that processes keep for themselves, and those of another number.
+        """Return the files of this world size that exist, and those of other world sizes.
 
         Args:
-            path: Where one alone would.
+            path: Of the file of a single process.
         """
         there = [file for file in (path, *files_of_all(path)) if file.is_file()]
         end = f"-of-{self.count}"
@@ -68,13 +68,13 @@ class Processes:
         return ours, [file for file in there if file not in ours]
 
     def check_files(self, path: Path) -> None:
-        """Make sure that processes can keep files of their own, and go on with those.
+        """Make sure that this rank can write its file, and that no other world size has.
 
         Args:
-            path: Where one alone would.
+            path: Of the file of a single process.
 
         Raises:
-            MismatchError: If there are none of these processes, but of another number.
+            MismatchError: If there are files of another world size only.
         """
         check_place(self.own_file(path))
         ours, others = self.kept_files(path)
@@ -132,10 +132,10 @@ class Processes:
                 raise
             failure = error
         said = None if failure is None else f"{type(failure).__name__}: {failure}"
-        told = self.gathered(said)
+        failures = self.gathered(said)
         if failure is not None:
             raise failure
-        for rank, what in enumerate(told):
+        for rank, what in enumerate(failures):
             if what is not None:
                 raise ProcessError(
                     f"expected all {self.count} processes to come through, but process {rank} "
@@ -202,10 +202,10 @@ class Processes:
 
 
 def files_of_all(path: Path) -> list[Path]:
-    """Return the files that several processes kept for themselves, of whatever number.
+    """Return the files of all ranks, of any world size.
 
     Args:
-        path: Where one alone would.
+        path: Of the file of a single process.
     """
     name = re.compile(re.escape(path.name) + r"\.\d+-of-\d+")
     with file_errors(path, "read"):
