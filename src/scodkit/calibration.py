@@ -27,7 +27,7 @@ _LAST, _FEWEST = 64, 8
 _LOW = 0.01
 # accepted probability that so many are low by chance
 _CHANCE = 1e-6
-# more held-out samples than anybody has
+# more held-out samples than there can be
 _MOST = 1 << 62
 
 

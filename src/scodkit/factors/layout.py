@@ -26,9 +26,9 @@ class Lay(NamedTuple):
 
 
 FIRST = Lay(0)  # each sample has one place on the first axis
-MIXED = Lay(-1)  # several samples, or nobody knows whose
+MIXED = Lay(-1)  # of several samples, or of unknown ones
 COUNTED = Lay(-2)  # of no sample: the numbers 0 to B - 1
-NEW = Lay(-3)  # of no sample yet: nobody has seen it since it was made
+NEW = Lay(-3)  # of no sample yet, and without views: just allocated
 NOBODYS = (None, COUNTED, NEW)
 
 # where the samples lie in a tensor; None for nowhere: it is the same whatever the samples are
@@ -159,7 +159,7 @@ def _axes_left(call: Call, index: Any) -> int:
     """Return how many axes an index leaves of those it speaks of.
 
     Raises:
-        TypeError: If nobody knows.
+        TypeError: If that is unknown.
     """
     if isinstance(index, slice):
         return 1

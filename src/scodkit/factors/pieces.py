@@ -36,7 +36,7 @@ _COPIES_OF_MOVED = 4
 # columns of the runs in which their memory is counted
 _COLUMNS = (2, 3)
 
-# bytes that rows in weight space may take, where nobody has said; and the share of a GPU's
+# default budget for rows in weight space, in bytes; and the share of a GPU's
 # memory, whose other uses are not known beforehand
 _BYTES = 2**30
 _SHARE_OF_GPU = 8
@@ -280,7 +280,7 @@ class FactorSource:
         return samples
 
     def counted(self, call: Inputs, *, hold: bool, columns: int = 1) -> int | None:
-        """Return the bytes that a batch takes in rows of this source, extrapolated from a few samples.
+        """Return the bytes that a batch takes in rows, extrapolated from a few samples.
 
         Args:
             call: A batch, of which the first samples are run.
@@ -428,7 +428,7 @@ class MemoryBudget:
 
 @functools.cache
 def default_budget(device: torch.device) -> int:
-    """Return the bytes where nobody has said how many."""
+    """Return the default memory budget of a device, in bytes."""
     if device.type != "cuda":
         return _BYTES
     whole: int = torch.cuda.get_device_properties(device).total_memory

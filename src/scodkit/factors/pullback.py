@@ -216,7 +216,7 @@ class _AllDirections(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing: nobody differentiates this."""
+        """Keep nothing: there is no second derivative."""
 
     @staticmethod
     def vmap(

@@ -129,7 +129,7 @@ class Recorder(TorchFunctionMode):
 
     @property
     def strangers(self) -> Strangers:
-        """Tensors that nobody saw being made."""
+        """Tensors that were neither inputs nor made by a call of this pass."""
         return {} if self._samples is None else self._samples.strangers
 
     def check(self, output: Tensor) -> None:
@@ -218,7 +218,7 @@ class Recorder(TorchFunctionMode):
         """Tell a layer where the samples are in its output.
 
         Raises:
-            UnsupportedCallError: If nobody knows.
+            UnsupportedCallError: If that is unknown.
         """
         batch = self._batch
         if self._samples is not None:

@@ -158,7 +158,7 @@ def _beside(ndim: int, where: Lay, dims: Sequence[int], after: int) -> Lay:
 
 
 def _with_index(rule: Rule) -> Rule:
-    """Return the rule for a function that takes an index, too, which is nobody's."""
+    """Return the rule for a function that also takes an index, of no sample."""
 
     def own(call: Call, results: list[Tensor]) -> Sequence[Where]:
         alone = call.only() is not None
@@ -296,7 +296,7 @@ def _attended(call: Call, results: list[Tensor]) -> list[Where]:
 
 
 def _looked_up(call: Call, results: list[Tensor]) -> list[Where]:
-    """Return places of entries that were looked up in a table, which is nobody's."""
+    """Return places of entries that were looked up in a table of no sample."""
     given = call.only()
     return _all(results, given[1] if given else MIXED)
 

@@ -43,7 +43,7 @@ class Samples:
 
     Attributes:
         lost: The function after which nothing is known any more; empty if there was none.
-        strangers: Tensors that nobody saw being made in this pass.
+        strangers: Tensors that were neither inputs nor made by a call of this pass.
     """
 
     def __init__(

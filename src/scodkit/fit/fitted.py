@@ -120,7 +120,7 @@ class Fitted:
         fingerprints: Of the weights.
         shape: Of a typical sample's output.
         skipped: Samples left out because they were not finite.
-        engine: Who computed its gradients, by name; None where nobody noted it.
+        engine: Name of the engine that computed its gradients; None in files of early versions.
         input_range: Smallest and largest value of each floating input, by its place or keyword
             in the call; None in fits of versions that did not look.
         samples: Digests of the samples it has seen; None where they are not known.

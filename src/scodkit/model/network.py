@@ -359,7 +359,7 @@ def state_to_copy(owner: object, *parts: object) -> dict[str, Any]:
 
 def _bare(model: nn.Module) -> nn.Module:
     """Return the model inside wrappers that change how it runs but not what it computes."""
-    # whoever compiled a model has loaded it, which takes seconds
+    # importing it takes seconds; a compiled model has imported it already
     compiler = sys.modules.get("torch._dynamo")
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -432,7 +432,7 @@ class StateWatch:
         ]
         known = exempt <= set(fingerprints.exempt)
         difference = _other_layer(noted.layers, now.layers)
-        # a buffer that nobody knew to change is in the fingerprints: then only counters tell
+        # a buffer not known to change is part of the fingerprints: then only counters tell
         if difference is None and (moved or known):
             difference = fingerprints.difference_to(model, parameters)
         if difference is not None:

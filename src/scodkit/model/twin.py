@@ -24,7 +24,7 @@ from scodkit.model.inputs import Inputs
 from scodkit.model.structure import Slot, Structure, places_of, put_back
 from scodkit.numerics import torch_private
 
-# held by whoever runs a model itself: any other model may have layers in common with it
+# held while a model itself is run: any other model may have layers in common with it
 _ITSELF = threading.RLock()
 
 # activation checkpointing, which a model may have for training, is bypassed in a hold
@@ -204,7 +204,7 @@ class Twin:
                 self._make()
 
     def _make(self) -> None:
-        # while nobody exchanges weights of a model that is run itself
+        # no thread may exchange weights of a model that is run itself meanwhile
         with _ITSELF, torch.inference_mode(False), torch.no_grad():
             if self._copy is not None and self._copy.is_current():
                 return

@@ -302,7 +302,7 @@ def fields(
     Args:
         needed: Keys that must be there.
         allowed: Keys that may be there.
-        others: Whether further keys are allowed, which nobody reads.
+        others: Whether further keys are allowed; they are ignored.
     """
     known = {**needed, **allowed}
 

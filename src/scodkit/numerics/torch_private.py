@@ -36,7 +36,7 @@ Convolution = torch.nn.modules.conv._ConvNd
 # what a block of activation checkpointing calls, of the kind that is not reentrant
 around_checkpoint = checkpoint._checkpoint_without_reentrant_generator
 
-# attention as torch writes it, but without handing the whole call to whoever watches
+# torch's own attention, which hands its parts, not the whole call, to torch-function modes
 attention = types.FunctionType(
     F.multi_head_attention_forward.__code__,
     {**F.multi_head_attention_forward.__globals__, "has_torch_function": lambda _: False},

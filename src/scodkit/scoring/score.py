@@ -418,7 +418,7 @@ class Scorer:
             The fit.
         """
         if contents or not self._state_watch.unmoved():
-            with self._network.evaluating():  # nobody else is in the middle of a call
+            with self._network.evaluating():  # no other thread is in the middle of a call
                 moved = not self._state_watch.unmoved()
                 if moved or contents:
                     self.fitted = self.fitted.settled(self._state_watch, doing)
