@@ -22,6 +22,7 @@ from scodkit.factors.engine import Engine, Factors, Linearization
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.live_bytes import LiveBytes, Memory
+from scodkit.factors.rules import UnsupportedCallError
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
@@ -198,6 +199,8 @@ class _Trial:
                 linear = engine.linearize(self._few)
                 forward = live.now
                 factors = linear.pull_back(self._rows).hold()
+        except UnsupportedCallError:
+            raise
         except Exception:  # some models do not let themselves be watched
             linear = engine.linearize(self._few)
             return linear, linear.pull_back(self._rows).hold()
