@@ -12,10 +12,9 @@ from cases import CASES, Case
 from peaks import peak_of
 from scodkit import Categorical
 from scodkit.factors.choose import choose_engine, choose_jacobian
-from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.live_bytes import LiveBytes, Memory
 from scodkit.factors.pieces import FactorSource
-from scodkit.factors.products import Curvature, ProductSource
+from scodkit.factors.products import Curvature, Jacobian, ProductSource
 from scodkit.model.network import Network
 from scodkit.model.parameters import select
 

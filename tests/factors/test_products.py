@@ -19,9 +19,8 @@ from oracles import dense_factors, dense_jacobian
 from own_derivatives import Custom, OnceOnly, WithoutTangents
 from scodkit import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, MonteCarlo
 from scodkit.factors.choose import choose_jacobian
-from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.live_bytes import Memory
-from scodkit.factors.products import Passes, Portions, ProductSource, count_passes
+from scodkit.factors.products import Jacobian, Passes, Portions, ProductSource, count_passes
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

@@ -15,9 +15,9 @@ from engines import Uses, everything, randomised
 from scodkit import Gaussian, Monitor
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError
 from scodkit.factors.alone import FunctionalEngine, LoopEngine
-from scodkit.factors.checks import distinct
 from scodkit.factors.engine import Factors, HeldFactors, Linearization
 from scodkit.factors.hooks import Checksum, HookEngine
+from scodkit.factors.pieces import distinct
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cases import mlp
 from draws import noise
 from engines import Uses, chosen_engine, joined, randomised, right_rows
-from scodkit.factors import checks
+from scodkit.factors import pieces
 from scodkit.factors.alone import LoopEngine
 from scodkit.factors.hooks import HookEngine
 from scodkit.model.inputs import Inputs
@@ -144,14 +144,14 @@ class Cubes(torch.autograd.Function):
 )
 def test_several_directions_are_tried(monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
     if large:
-        monkeypatch.setattr(checks, "_LARGE", 0)
+        monkeypatch.setattr(pieces, "_LARGE", 0)
     model = Uses(lambda m, x: m.b(Cubes.apply(m.a(x))), a=nn.Linear(4, 3), b=nn.Linear(3, 2))
     kind, said = right_rows(model, noise(3, 4))
     assert len(said) == (kind is not HookEngine)
 
 
 def test_large_models_get_the_fast_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_LARGE", 0)
+    monkeypatch.setattr(pieces, "_LARGE", 0)
     assert right_rows(mlp(2), noise(4, 3)) == (HookEngine, [])
 
 

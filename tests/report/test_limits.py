@@ -15,8 +15,8 @@ from torch import nn
 from report_pages import ReadPage, columns_of
 from scodkit import Bernoulli, Gaussian, Monitor, MonteCarlo, predicted_class
 from scodkit.errors import BatchError, CalibrationError, MissingPeerError, OptionError
-from scodkit.report import MethodLine, Report, ScoredSet, WatchedStream, gallery
-from scodkit.report.gallery import in_words
+from scodkit.report import MethodLine, Report, ScoredSet, WatchedStream, contents
+from scodkit.report.contents import in_words
 
 
 def vectors(n=100, seed=0):
@@ -100,7 +100,7 @@ def test_vectors_are_shown_as_bars():
 def test_long_vectors_keep_their_peaks():
     values = torch.zeros(1000)
     values[437] = -3.0
-    heights = gallery.bars(values)
+    heights = contents.bars(values)
     assert len(heights) == 96
     assert min(heights) == -1.0
     assert heights.index(-1.0) == pytest.approx(437 / 1000 * len(heights), abs=3)
@@ -114,15 +114,15 @@ def pixels(uri):
 def test_images_and_slopes_keep_their_places():
     sample = torch.zeros(1, 4, 6)
     sample[0, 1, 2] = 2.0
-    assert pixels(gallery.image(sample)).tolist() == (sample[0] * 127.5).round().tolist()
+    assert pixels(contents.image(sample)).tolist() == (sample[0] * 127.5).round().tolist()
     slopes = torch.zeros(2, 4, 6)
     slopes[0, 0, 5], slopes[1, 3, 0] = 1.0, -0.5
-    drawn = pixels(gallery.slope_map(slopes))
+    drawn = pixels(contents.slope_map(slopes))
     assert drawn[0, 5].tolist() == [213, 94, 0, 255]
     assert drawn[3, 0].tolist() == [0, 114, 178, 128]
     assert int((drawn[..., 3] > 0).sum()) == 2
     colours = torch.rand(3, 400, 300)
-    assert pixels(gallery.image(colours)).shape == (160, 120, 3)
+    assert pixels(contents.image(colours)).shape == (160, 120, 3)
 
 
 def test_a_likelihood_without_slopes_says_so():

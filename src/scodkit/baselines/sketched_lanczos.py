@@ -16,9 +16,8 @@ from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NondeterministicError, NonFiniteError, OptionError
 from scodkit.factors.choose import choose_jacobian
 from scodkit.factors.engine import Factors, Sums, squared_norms
-from scodkit.factors.jacobian import Jacobian
 from scodkit.factors.pieces import FactorSource, finite_samples
-from scodkit.factors.products import ProductSource
+from scodkit.factors.products import Jacobian, ProductSource
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import Selection

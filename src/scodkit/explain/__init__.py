@@ -1,10 +1,15 @@
-"""Why a score is what it is: its shares, its slopes, and known samples that are alike."""
+"""Why a score is what it is: its shares, its slopes, and known samples that are alike.
+
+The score ``tr(L^T Sigma L)`` is a sum over pairs of weights, and over directions. A parameter
+is given every pair of two weights of its own, and half of the pairs it has one weight of.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,9 +17,12 @@ from torch import Tensor
 from scodkit.errors import BatchError, OptionError
 from scodkit.explain import plots
 from scodkit.explain.saliency import Saliency, differentiable_score, saliency_of
-from scodkit.explain.shares import Shares, Split, shares_of
+from scodkit.factors.engine import Factors, Sums
 from scodkit.factors.pieces import FactorSource
 from scodkit.model.inputs import Inputs
+from scodkit.model.parameters import ParameterSet
+from scodkit.scoring import score as scoring
+from scodkit.scoring.score import Energies
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 if TYPE_CHECKING:
@@ -37,6 +45,205 @@ __all__ = [
 _TOP = 8
 # distances to references computed and sorted at a time: a few tens of MB
 _DISTANCES = 1 << 20
+
+
+_PARAMETRIZATIONS = ".parametrizations."
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What the scores of a batch are the sums of.
+
+    Args:
+        names: Whose shares these are: parameters, layers or directions of the output.
+        values: ``(B, len(names))`` in float64, nats (squared units), larger = more of the
+            score is from there. Each row sums to the sample's score. NaN for samples with a
+            NaN or an infinity: their score is infinite, and has no parts.
+
+    Examples:
+        >>> shares = Shares(("body", "head"), torch.tensor([[1.5, 0.5]]))
+        >>> shares.values.sum(1)
+        tensor([2.])
+        >>> dict(zip(shares.names, shares.values[0].tolist()))
+        {'body': 1.5, 'head': 0.5}
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2 or self.values.shape[1] != len(self.names):
+            raise OptionError(
+                f"expected values of shape (B, {len(self.names)}), one column per name, got "
+                f"{tuple(self.values.shape)}; give as many names as there are columns"
+            )
+
+    def plot(self, sample: int = 0, top: int = 12) -> Figure:
+        """Return bars, the largest share first.
+
+        Args:
+            sample: Which sample of the batch.
+            top: How many shares to show; the others are shown as their sum.
+
+        Raises:
+            OptionError: If none should be shown.
+        """
+        if top < 1:
+            raise OptionError(f"expected top >= 1 shares to show, got {top}")
+        figure = plots.new_figure(6.0, 0.9 + 0.28 * min(top + 1, len(self.names)))
+        plots.shares(figure.subplots(), self.names, self.values, sample=sample, top=top)
+        return figure
+
+
+class Split(NamedTuple):
+    """The scores of a batch, split in three ways that each add up to them.
+
+    Attributes:
+        parameters: By parameter; see `shares_of`.
+        layers: By layer.
+        directions: By direction of the output.
+        score: ``(B,)`` in float64, nats (squared units), larger = more atypical.
+        features: ``U^T L``, ``(B, p, k)`` in float64, units of sqrt(nats) / eps.
+    """
+
+    parameters: Shares
+    layers: Shares
+    directions: Shares
+    score: Tensor
+    features: Tensor
+
+
+def shares_of(
+    source: FactorSource, call: Inputs, basis: Eigenbasis, prior_scale: float
+) -> Split:
+    """Split the scores of a batch by parameter, by layer and by output direction.
+
+    Shares of parameters and layers may be negative: weights of two layers can make up for one
+    another in the posterior, and each is given half of that. Shares of directions never are.
+
+    Rows are formed within the source's budget, and only projections of them are kept. The
+    score itself is the one scoring gives; what the shares' sums differ from it by rounding is
+    spread over them by size.
+
+    Args:
+        source: Turns batches into Fisher factors.
+        call: The batch.
+        basis: The eigenbasis, on the model's device.
+        prior_scale: ``eps``, the standard deviation of the prior of a weight.
+
+    Returns:
+        The shares. A layer is a module that owns parameters, its share their sum; parameters
+        of the model itself stand for themselves. A direction is a column of the likelihood's
+        factor: an output of `Gaussian`, a class of `Categorical()`. Samples with a NaN or an
+        infinity have an infinite score, and NaN for shares and features.
+
+    Raises:
+        BatchError: If the batch is empty.
+
+    Examples:
+        >>> from torch import nn
+        >>> from scodkit import Gaussian, Monitor
+        >>> from scodkit.factors.hooks import HookEngine
+        >>> from scodkit.model.network import Network
+        >>> from scodkit.model.parameters import select
+        >>> _ = torch.manual_seed(0)
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        >>> x = torch.randn(9, 2)
+        >>> basis = Monitor(net, Gaussian(), rank=5).fit([x], progress=False).basis
+        >>> network, call = Network(net), Inputs((x,), {})
+        >>> engine = HookEngine(network, select("all", network, call))
+        >>> split = shares_of(FactorSource(engine, Gaussian(), (1,), 2**20), call, basis, 1.0)
+        >>> split.layers.names
+        ('0', '2')
+        >>> torch.allclose(split.layers.values.sum(1), split.score)
+        True
+    """
+    if call.batch_size == 0:
+        raise BatchError("expected samples to explain, got an empty batch; leave it out")
+    parameters = source.engine.parameters
+    # lists of directions, by the first of the samples they belong to
+    directions: dict[int, list[Tensor]] = {}
+    features: dict[int, list[Tensor]] = {}
+    with source.engine.network.evaluating():
+        _, energies = scoring.score_batch(source, call, basis)
+        sizes, shares = energies.total.new_zeros(2, call.batch_size, len(parameters.blocks))
+        for piece in source.named().pieces(call, hold=True):
+            parts = _by_parameter(piece.factors, parameters, basis)
+            total = torch.stack([norms for norms, _ in parts.values()]).sum(0)
+            projected = torch.stack([along for _, along in parts.values()]).sum(0)
+            determined = projected * scoring.determined(basis, prior_scale)
+            for i, (norms, along) in parts.items():
+                size = norms.sum(1)
+                sizes[piece.samples, i] += size
+                shares[piece.samples, i] += size - (along * determined).sum((1, 2))
+            # as if each direction were a sample: its score is its share
+            each = Energies(total.flatten(), projected.square().flatten(0, 1))
+            scores = scoring.score(each, basis, prior_scale).view_as(total)
+            directions.setdefault(piece.samples.start, []).append(scores)
+            features.setdefault(piece.samples.start, []).append(projected)
+    score = scoring.score(energies, basis, prior_scale)
+    shares = prior_scale**2 * shares
+    # a share is a difference of sums as large as its size, and so is its rounding error
+    shares = shares + _in_proportion(sizes, score - shares.sum(1))
+    bad = ~score.isfinite()[:, None]
+    by_parameter = Shares(parameters.names, shares.masked_fill(bad, torch.nan))
+    by_direction = _in_proportion(_joined(directions), score).masked_fill(bad, torch.nan)
+    names = tuple(f"direction {q}" for q in range(by_direction.shape[1]))
+    return Split(
+        parameters=by_parameter,
+        layers=_by_layer(by_parameter),
+        directions=Shares(names, by_direction),
+        score=score,
+        features=_joined(features).masked_fill(bad[:, None], torch.nan),
+    )
+
+
+def _joined(parts: dict[int, list[Tensor]]) -> Tensor:
+    """Return one tensor ``(B, p, ...)`` from lists of directions by sample."""
+    return torch.cat([torch.cat(some, dim=1) for some in parts.values()])
+
+
+def _in_proportion(sizes: Tensor, whole: Tensor) -> Tensor:
+    """Return ``whole (b,)`` cut in proportion to ``sizes (b, n)``."""
+    sizes = sizes + torch.finfo(sizes.dtype).tiny  # evenly where all have underflowed
+    return sizes / sizes.sum(1, keepdim=True) * whole[:, None]
+
+
+def _by_parameter(
+    factors: Factors, parameters: ParameterSet, basis: Eigenbasis
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Return squared norms ``(b, q)`` and projections ``(b, q, k)``, by index of parameter."""
+    sums: defaultdict[int, Sums] = defaultdict(Sums)
+    for columns, rows in factors.blocks():
+        shape = rows.shape[:2]
+        for i, block in enumerate(parameters.blocks):
+            start = max(columns.start, block.columns.start)
+            stop = min(columns.stop, block.columns.stop)
+            if start < stop:
+                some = rows[:, :, start - columns.start : stop - columns.start]
+                vectors = basis.vectors[start:stop].to(rows.device)
+                # as if each row were a sample: for the norm of every direction
+                sums[i].add_rows(some.flatten(0, 1)[:, None], vectors)
+    results = {i: own.result for i, own in sums.items()}
+    return {
+        i: (norms.view(shape), along.view(*shape, -1)) for i, (norms, along) in results.items()
+    }
+
+
+def _by_layer(shares: Shares) -> Shares:
+    members: dict[str, list[int]] = {}
+    for i, name in enumerate(shares.names):
+        members.setdefault(_layer_of(name), []).append(i)
+    sums = [shares.values[:, indices].sum(1) for indices in members.values()]
+    return Shares(tuple(members), torch.stack(sums, dim=1))
+
+
+def _layer_of(name: str) -> str:
+    """Return the module a parameter belongs to, or its own name at the top of the model."""
+    owner = name.partition(_PARAMETRIZATIONS)[0]  # weight_norm keeps weights a floor below
+    if owner == name:
+        owner = name.rpartition(".")[0]
+    return owner or name
 
 
 @dataclass(frozen=True)

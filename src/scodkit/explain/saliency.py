@@ -13,9 +13,8 @@ from torch import Tensor
 from scodkit.errors import BatchError, EngineFallbackWarning, OptionError, first_line
 from scodkit.explain import plots
 from scodkit.factors.alone import AloneEngine, FunctionalEngine, LoopEngine
-from scodkit.factors.checks import pick, tolerance
 from scodkit.factors.engine import Linearization, row_bytes
-from scodkit.factors.pieces import FactorSource, finite_samples
+from scodkit.factors.pieces import FactorSource, finite_samples, pick, tolerance
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network, differentiable_attention

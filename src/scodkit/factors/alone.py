@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from scodkit.factors.checks import check_alone
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
+from scodkit.factors.pieces import check_alone
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from scodkit.errors import BatchError, EngineFallbackWarning, first_line
 from scodkit.factors.alone import FunctionalEngine, LoopEngine
-from scodkit.factors.checks import (
+from scodkit.factors.engine import Engine, Factors, Linearization
+from scodkit.factors.hooks import HookEngine
+from scodkit.factors.live_bytes import LiveBytes, Memory
+from scodkit.factors.pieces import (
     ADVICE,
     Alone,
     check_alone,
@@ -18,10 +21,7 @@ from scodkit.factors.checks import (
     pick,
     tolerance,
 )
-from scodkit.factors.engine import Engine, Factors, Linearization
-from scodkit.factors.hooks import HookEngine
-from scodkit.factors.jacobian import Jacobian
-from scodkit.factors.live_bytes import LiveBytes, Memory
+from scodkit.factors.products import Jacobian
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

@@ -2,7 +2,7 @@
 
 An engine linearises the network at a batch; the linearisation pulls rows at the output back
 to rows in weight space. Rows come in blocks of columns, so that no engine has to hold, and no
-user may ask for, one flat tensor over all parameters.
+user may ask for, one flat tensor over all parameters. `Head` needs no rows at all.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from scodkit.factors.head import Head
 from scodkit.factors.live_bytes import Memory
-from scodkit.factors.rules.layer import project_whole
+from scodkit.factors.rules.layer import activations_along, project_whole
+from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
@@ -365,3 +366,46 @@ def row_bytes(network: Network, parameters: ParameterSet) -> int:
     """Return the working memory one row in weight space takes while it is formed."""
     size = parameters.itemsize(network.model)
     return _COPIES_PER_ROW * parameters.num_parameters * size
+
+
+@dataclass(frozen=True)
+class Head:
+    """The layer, at one batch.
+
+    Args:
+        inputs: ``a``, ``(B, i)``.
+        weight: Where ``W`` sits among the chosen columns; None if it is not chosen.
+        bias: Where ``b`` does.
+    """
+
+    inputs: Tensor
+    weight: slice | None
+    bias: slice | None
+
+    def energies(
+        self, output: Tensor, likelihood: Likelihood, matrix: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the squared lengths of the factors, in all and along each column.
+
+        Args:
+            output: Of the network, ``(B, o)``, finite.
+            likelihood: With a closed form.
+            matrix: ``(N, k)``; if it is on another device, it is sent there.
+
+        Returns:
+            ``|L|_F^2 (B,)`` and ``|u^T L|^2 (B, k)``, in float64.
+        """
+        device, count = output.device, matrix.shape[1]
+        lengths = output.new_zeros(len(output), dtype=torch.float64)
+        moved = output.new_zeros(len(output), count, output.shape[1], dtype=torch.float64)
+        if self.weight is not None:
+            wide = sum_dtype(self.inputs)
+            a = self.inputs.to(wide)
+            columns = matrix[self.weight].to(device, wide)
+            moved += activations_along(a, columns).permute(1, 2, 0)
+            lengths += a.double().square().sum(1)
+        if self.bias is not None:
+            moved += matrix[self.bias].to(device).mT
+            lengths += 1
+        along = torch.linalg.vecdot(moved, likelihood.curvature_times(output, moved))
+        return lengths * likelihood.curvature_trace(output), along.clamp_min(0)

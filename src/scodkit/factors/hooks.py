@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from scodkit.factors.alone import LoopEngine, SingleEngine
-from scodkit.factors.checks import Alone, check_some_alone, num_alone, tolerance
 from scodkit.factors.engine import Engine, Linearization
-from scodkit.factors.jacobian import Jacobian
-from scodkit.factors.pieces import finite_samples
+from scodkit.factors.pieces import Alone, check_some_alone, finite_samples, num_alone, tolerance
+from scodkit.factors.products import Jacobian
 from scodkit.factors.pullback import HookLinearization, Ways
 from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import UnsupportedCallError

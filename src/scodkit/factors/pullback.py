@@ -15,12 +15,12 @@ from torch.func import vmap
 
 from scodkit.factors.engine import (
     Factors,
+    Head,
     HeldFactors,
     Linearization,
     Sums,
     Tall,
 )
-from scodkit.factors.head import Head
 from scodkit.factors.rules import Layer, Outer, Rows
 from scodkit.factors.rules.layer import project_whole
 from scodkit.model.parameters import ParameterSet

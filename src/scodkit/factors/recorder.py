@@ -15,7 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from scodkit.factors.head import Head
+from scodkit.factors.engine import Head
 from scodkit.factors.layout import FIRST, MIXED
 from scodkit.factors.pullback import Edges
 from scodkit.factors.rules import RULES, Batch, Layer, Place, UnsupportedCallError

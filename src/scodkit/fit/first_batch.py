@@ -19,7 +19,7 @@ from scodkit.errors import (
     ScodError,
     first_line,
 )
-from scodkit.factors.checks import distinct
+from scodkit.factors.pieces import distinct
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
