@@ -370,7 +370,12 @@ def row_bytes(network: Network, parameters: ParameterSet) -> int:
 
 @dataclass(frozen=True)
 class Head:
-    """The layer, at one batch.
+    """A linear layer at a network's end, chosen alone: squared lengths without a single row.
+
+    With ``output = W a + b`` a row ``r`` at the output is ``r (a, 1)^T`` in weight space. So
+    ``|L|_F^2`` is ``(|a|^2 + 1) tr F_theta``, and along a vector of weights ``u``, which moves
+    the output by ``v = U_W a + u_b``, it is ``v^T F_theta v``: one product for each vector,
+    whatever the number of outputs.
 
     Args:
         inputs: ``a``, ``(B, i)``.

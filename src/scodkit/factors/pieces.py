@@ -1,4 +1,4 @@
-"""A batch cut into pieces that fit a memory budget, and its samples compared with them alone."""
+"""A batch cut into pieces within a memory budget; its samples compared with them alone."""
 
 from __future__ import annotations
 

@@ -303,6 +303,9 @@ def count_passes(network: Network, parameters: ParameterSet, call: Inputs) -> Pa
 class Jacobian:
     """A network at one batch: its output, its Jacobian and the transpose of that.
 
+    The cost of a product does not depend on the number of outputs, and no gradient of a single
+    sample is ever formed.
+
     Args:
         network: The model, held in eval mode.
         parameters: The chosen weights.
