@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint as checkpointing
 from torch.utils.checkpoint import checkpoint
 
 from scodkit.numerics import torch_private
@@ -20,7 +22,7 @@ def test_pull_back_is_grad_without_its_checks() -> None:
     inputs = [*net.parameters(), unused, get_gradient_edge(hidden)]
     expected = torch.autograd.grad(output, inputs, row, retain_graph=True, allow_unused=True)
     for _ in range(2):  # the graph is kept
-        found = torch_private.pull_back(output, row, inputs)
+        found = torch_private.pull_back((output,), (row,), inputs=tuple(inputs))
         assert found[4] is None
         assert expected[4] is None
         pairs = zip(found, expected, strict=True)
@@ -76,7 +78,9 @@ def test_attention_is_torch_s_own_and_shows_its_parts() -> None:
     assert F.linear in seen.calls
 
 
-def test_checkpointed_blocks_call_what_they_are_told_to() -> None:
+def test_checkpointed_blocks_call_what_they_are_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls = []
 
     def around(*args, **kwargs):
@@ -84,12 +88,10 @@ def test_checkpointed_blocks_call_what_they_are_told_to() -> None:
         yield
 
     x = torch.ones(2, requires_grad=True)
-    torch_private.replace_around_checkpoint(around)
-    try:
-        checkpoint(torch.sin, x, use_reentrant=False)
-    finally:
-        torch_private.replace_around_checkpoint(torch_private.around_checkpoint)
+    monkeypatch.setattr(checkpointing, torch_private.AROUND_CHECKPOINT, around)
+    checkpoint(torch.sin, x, use_reentrant=False)
     assert len(calls) == 1
+    monkeypatch.undo()
     checkpoint(torch.sin, x, use_reentrant=False)
     assert len(calls) == 1
 

@@ -115,7 +115,7 @@ class _LoopLinearization(Linearization):
                 output, leaves, row, create_graph=True, allow_unused=True
             )
         else:
-            found = pull_back(output, row, leaves)
+            found = pull_back((output,), (row,), inputs=tuple(leaves))
         flat = []
         for leaf, own in zip(leaves, found, strict=True):
             if own is None:

@@ -114,7 +114,8 @@ def _deltas(output: Tensor, edges: Edges, rows: Tensor) -> Sequence[Tensor | Non
     """Return the gradients ``(q, *shape)`` at all layers, held together."""
     count = rows.shape[1]
     if count == 1:
-        found = pull_back(output, rows.view(output.shape), edges.of_layers)
+        row, inputs = rows.view(output.shape), tuple(edges.of_layers)
+        found = pull_back((output,), (row,), inputs=inputs)
         return [None if delta is None else delta[None] for delta in found]
     by_direction = rows.transpose(0, 1).reshape(count, *output.shape)
     return _gradients(output, edges.of_layers, by_direction, batched=True)

@@ -314,7 +314,7 @@ def _bypass_checkpoints(change: int, bypassing: bool) -> None:
         block: Any = checkpoint.CheckpointFunction
         block.apply = staticmethod(_plain_apply) if own else _apply
         around = _plain_around if own else torch_private.around_checkpoint
-        torch_private.replace_around_checkpoint(around)
+        setattr(checkpoint, torch_private.AROUND_CHECKPOINT, around)
 
 
 def _plain_apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 from torch.fx.experimental.proxy_tensor import get_proxy_mode as get_proxy_mode
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx
 from torch.nn import functional as F  # noqa: N812
@@ -33,7 +33,9 @@ OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 # all convolutions are one of these
 Convolution = torch.nn.modules.conv._ConvNd
 
-# what a block of activation checkpointing calls, of the kind that is not reentrant
+# what a block of activation checkpointing calls, of the kind that is not reentrant: its name in
+# ``torch.utils.checkpoint``, and torch's own
+AROUND_CHECKPOINT = "_checkpoint_without_reentrant_generator"
 around_checkpoint = checkpoint._checkpoint_without_reentrant_generator
 
 # torch's own attention, which hands its parts, not the whole call, to torch-function modes
@@ -43,37 +45,24 @@ attention = types.FunctionType(
     argdefs=F.multi_head_attention_forward.__defaults__,
 )
 
+# ``torch.autograd.grad`` of one row at an output: ``pull_back((output,), (row,), inputs=...)``.
+# The graph is kept, and None comes back for inputs that the output does not depend on. A third
+# of that function's time on a small network goes into a comparison of shapes, left out here
+pull_back: Callable[..., Sequence[Tensor | None]] = functools.partial(
+    torch.autograd.Variable._execution_engine.run_backward,
+    keep_graph=True,
+    create_graph=False,
+    allow_unreachable=True,
+    accumulate_grad=False,
+)
+
 # torch numbers maps by how deep they are nested: that of torch.autograd.grad is outermost
 _LEVEL = 1
-
-
-def replace_around_checkpoint(function: Any) -> None:
-    """Let blocks of activation checkpointing call another function."""
-    checkpoint._checkpoint_without_reentrant_generator = function
 
 
 def out_of_map(gradient: Tensor, count: int) -> Tensor:
     """Return a gradient of all directions, from within torch's map over ``count`` of them."""
     return torch._remove_batch_dim(gradient, _LEVEL, count, 0)
-
-
-def pull_back(
-    output: Tensor, row: Tensor, inputs: Sequence[Tensor | GradientEdge]
-) -> Sequence[Tensor | None]:
-    """Return ``torch.autograd.grad`` of one row at an output; the graph is kept.
-
-    A third of that function's time on a small network is spent on comparing shapes.
-
-    Args:
-        output: With a graph.
-        row: Of its shape and dtype; this is not checked.
-        inputs: What to differentiate by; None comes back where the output does not depend.
-    """
-    engine = torch.autograd.Variable._execution_engine
-    found: Sequence[Tensor | None] = engine.run_backward(
-        (output,), (row,), True, False, tuple(inputs), True, accumulate_grad=False
-    )
-    return found
 
 
 def compile_graph(traced: Any, example: list[Any]) -> Any:
