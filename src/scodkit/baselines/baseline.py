@@ -61,7 +61,9 @@ class Baseline(ABC):
     Args:
         model: The trained network; left as found.
         likelihood: What distribution its output parametrises.
-        picks: ``inputs=``, ``outputs=``, ``targets=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Picks the targets from a training batch; see `Picks`.
 
     Attributes:
         handles: Likelihoods the method is defined for.

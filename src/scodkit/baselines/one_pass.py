@@ -42,7 +42,9 @@ class Naive(OutputBaseline):
     Args:
         model: The trained network.
         likelihood: What distribution its output parametrises.
-        picks: ``inputs=``, ``outputs=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Not used.
 
     Examples:
         >>> method = Naive(nn.Identity(), Categorical())
@@ -65,7 +67,9 @@ class MaxSoftmax(OutputBaseline):
     Args:
         model: The trained network.
         likelihood: `Categorical`, or `Bernoulli` with one logit.
-        picks: ``inputs=``, ``outputs=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Not used.
 
     Examples:
         >>> method = MaxSoftmax(nn.Identity(), Categorical())
@@ -92,7 +96,9 @@ class MaxLogit(OutputBaseline):
     Args:
         model: The trained network.
         likelihood: `Categorical`.
-        picks: ``inputs=``, ``outputs=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Not used.
 
     Examples:
         >>> method = MaxLogit(nn.Identity(), Categorical())
