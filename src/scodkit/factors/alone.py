@@ -69,20 +69,18 @@ class LoopEngine(AloneEngine):
 
 
 class SingleEngine(LoopEngine):
-    """Plain autograd for batches of one sample, of a model that is known to stay as it is."""
+    """Plain autograd for batches of one sample, of a model whose weights stay where they are.
+
+    Those who keep one watch the model, and make another when a weight was moved.
+    """
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         super().__init__(network, parameters)
-        self._named = dict(network.model.named_parameters())
-        self._at: list[int] = []
+        weights = parameters.weights(network.model)
+        self._leaves = {name: weight.requires_grad_() for name, weight in weights.items()}
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return the output of the sample, with its graph."""
-        where = list(map(Tensor.data_ptr, self._named.values()))
-        if where != self._at:
-            names = self.parameters.names
-            self._leaves = {n: self._named[n].detach().requires_grad_() for n in names}
-            self._at = where
         return _LoopLinearization(self._leaves, [self.network.run_at(self._leaves, call)])
 
 
@@ -95,11 +93,9 @@ class _LoopLinearization(Linearization):
         self.output = torch.cat(shown) if len(shown) > 1 else shown[0]
 
     def pull_back(self, rows: Tensor) -> Factors:
-        pulled = [
-            self._pulled(output, row)
-            for output, own_rows in zip(self._outputs, rows, strict=True)
-            for row in own_rows
-        ]
+        count = rows.shape[1]
+        each = [rows] if rows.shape[:2] == (1, 1) else rows.flatten(0, 1).unbind()
+        pulled = [self._pulled(self._outputs[i // count], row) for i, row in enumerate(each)]
         flat = pulled[0] if len(pulled) == 1 else torch.stack(pulled)
         return HeldFactors([(slice(0, flat.shape[-1]), flat.view(*rows.shape[:2], -1))])
 

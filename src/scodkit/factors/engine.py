@@ -173,12 +173,12 @@ class HeldFactors(Factors):
         """See `Factors.project`.
 
         Returns:
-            The same; of a few rows in one piece on a CPU with the fewest calls.
+            The same; of a few rows in a single block on a CPU with the fewest calls.
         """
-        columns, rows = self._blocks[0]
+        _, rows = self._blocks[0]
         plain = len(self._blocks) == 1 and rows.nbytes <= _FEW_BYTES and not rows.is_cuda
         if plain and isinstance(matrix, Tensor) and matrix.dtype == rows.dtype:
-            return project_whole(rows, matrix[columns])
+            return project_whole(rows, matrix)
         return super().project(matrix)
 
 

@@ -278,6 +278,13 @@ class Network:
         """Names of the buffers that a call of the model was seen to change."""
         return self._twin.volatile
 
+    def revision(self) -> int | None:
+        """Return how often the model was found with other modules, hooks or attributes.
+
+        None for a model without a twin, which is not looked at that closely.
+        """
+        return self._twin.revision if self._twin.up_to_date() else None
+
     def storage(self) -> tuple[int, ...]:
         """Return the twin's revision, and the addresses of weights and buffers.
 
@@ -392,20 +399,21 @@ class StateWatch:
     ) -> None:
         self._network, self._renewal = network, renewal
         self._noted = _Noted(network)
+        self._seen: int | None = None  # revision of the twin that has the noted objects
 
     def unmoved(self) -> bool:
         """Return whether nothing has happened that may have changed the model."""
-        noted = self._noted
-        try:
-            return (
-                all(map(is_, map(getitem, noted.owners, noted.keys), noted.values))
-                and list(map(len, noted.children)) == noted.sizes
-                and list(map(_version, noted.counted)) == noted.versions
-                and list(map(_place, noted.placed)) == noted.places
-                and noted.exempt == self._network.volatile
-            )
-        except KeyError:  # something was taken out
-            return False
+        noted, revision = self._noted, self._network.revision()
+        # a twin that is up to date has seen to the identities
+        if revision is None or revision != self._seen:
+            if not noted.same_objects():
+                return False
+            self._seen = revision
+        return (
+            list(map(_version, noted.counted)) == noted.versions
+            and list(map(_place, noted.placed)) == noted.places
+            and noted.exempt == self._network.volatile
+        )
 
     def settled(
         self, fingerprints: Fingerprints, parameters: ParameterSet, doing: str
@@ -445,7 +453,7 @@ class StateWatch:
         if not known:
             names = exempt.union(fingerprints.exempt)
             fingerprints = Fingerprints.of(model, parameters, names)
-        self._noted = now
+        self._noted, self._seen = now, None
         return fingerprints
 
 
@@ -494,6 +502,16 @@ class _Noted:
             for name, value in named.items()
             if name not in self.layers
         }
+
+    def same_objects(self) -> bool:
+        """Return whether the same layers and tensors are at the same places."""
+        try:
+            return (
+                all(map(is_, map(getitem, self.owners, self.keys), self.values))
+                and list(map(len, self.children)) == self.sizes
+            )
+        except KeyError:  # something was taken out
+            return False
 
 
 def _has_place(tensor: Tensor) -> bool:

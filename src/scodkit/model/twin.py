@@ -68,33 +68,14 @@ class Twin:
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(Twin, apart=self._apart), (self._model,)
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[nn.Module]:
+    def held(self) -> contextlib.AbstractContextManager[nn.Module]:
         """Hold what is run, in eval mode, in one thread at a time; holds may be nested.
 
-        Yields:
-            The twin, up to date with the model; or the model itself, and then no other thread
-            runs any model itself meanwhile.
+        Returns:
+            A context with the twin, up to date with the model; or with the model itself, and
+            then no other thread runs any model itself meanwhile.
         """
-        with self._lock:
-            outermost = self._holder is None
-            if outermost:
-                self._follow()
-                self._holder = threading.get_ident()
-            own, outer = self._copy, _bypassing()
-            _bypass_checkpoints(1, True)
-            try:
-                if own is not None:
-                    yield own.module
-                else:
-                    with self._itself():
-                        yield self._model
-            finally:
-                _bypass_checkpoints(-1, outer)
-                if outermost:
-                    self._holder = None
-                    if own is not None:
-                        own.put_back_attributes()
+        return _Hold(self)
 
     def run(
         self,
@@ -178,16 +159,24 @@ class Twin:
 
     def tensors(self) -> Iterable[Tensor]:
         """Return the weights and buffers of what is run, up to date with the model."""
+        if self.up_to_date() and self._copy is not None:
+            return self._copy.tensors
+        return itertools.chain(self._model.parameters(), self._model.buffers())
+
+    def up_to_date(self) -> bool:
+        """Bring the twin up to date with the model.
+
+        Returns:
+            Whether there is a twin.
+        """
         # not to wait: a thread that holds it has brought it up to date
-        if self._lock.acquire(blocking=False):
+        if self._holder is None and self._lock.acquire(blocking=False):
             try:
                 if self._holder is None:
                     self._follow()
             finally:
                 self._lock.release()
-        if self._copy is not None:
-            return self._copy.tensors
-        return itertools.chain(self._model.parameters(), self._model.buffers())
+        return self._copy is not None
 
     def _follow(self) -> None:
         """Bring the twin up to date with the model."""
@@ -247,6 +236,51 @@ class Twin:
                         if buffer._version != version:
                             written[id(buffer)] = buffer.copy_(value)
                 self.volatile |= put_back(slots, written)
+
+
+class _Hold(contextlib.AbstractContextManager[nn.Module]):
+    """See `Twin.held`. Not a generator: entering one takes longer than all that is done here.
+
+    Args:
+        twin: What is held.
+    """
+
+    def __init__(self, twin: Twin) -> None:
+        self._twin = twin
+        self._itself: contextlib.AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> nn.Module:
+        twin = self._twin
+        twin._lock.acquire()
+        try:
+            self._outermost = twin._holder is None
+            if self._outermost:
+                twin._follow()
+                twin._holder = threading.get_ident()
+            self._copy, self._outer = twin._copy, _bypassing()
+            if self._copy is None:
+                self._itself = twin._itself()
+                self._itself.__enter__()
+        except BaseException:
+            if self._outermost:
+                twin._holder = None
+            twin._lock.release()
+            raise
+        _bypass_checkpoints(1, True)
+        return twin._model if self._copy is None else self._copy.module
+
+    def __exit__(self, *error: Any) -> None:
+        twin = self._twin
+        try:
+            _bypass_checkpoints(-1, self._outer)
+            if self._itself is not None:
+                self._itself.__exit__(*error)
+        finally:
+            if self._outermost:
+                twin._holder = None
+                if self._copy is not None:
+                    self._copy.put_back_attributes()
+            twin._lock.release()
 
 
 class _Watch(TorchFunctionMode):

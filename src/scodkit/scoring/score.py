@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,6 +35,8 @@ from scodkit.sketch.eigenbasis import Eigenbasis
 
 # squared length of factors from which on float32 may not hold products with them
 _LONGEST = 1e70
+
+_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,8 @@ def _score_whole(
     if good is not None:
         return output, _finite_ones([parts], good)
     # the basis is orthonormal: with lengths like these no product has overflowed either
-    return (output, parts) if float(total.sum()) < _LONGEST else None
+    longest = total if len(total) == 1 else total.sum()
+    return (output, parts) if float(longest) < _LONGEST else None
 
 
 def _all_finite(inputs: Sequence[Tensor], output: Tensor) -> bool:
@@ -267,7 +270,7 @@ def score(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Tensor:
         basis: The same basis.
         prior_scale: ``eps``, the standard deviation of the prior of a weight.
     """
-    return prior_scale**2 * _unexplained(parts, _left_over(basis, prior_scale))
+    return _unexplained(parts, _left_over(basis, prior_scale), prior_scale**2)
 
 
 def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certificate:
@@ -298,21 +301,14 @@ def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certi
     c = _regulariser(basis, prior_scale)
     squared = prior_scale**2
     rho = basis.residual_norm + basis.slack
-    lower = (
-        squared
-        * c
-        / (c + rho)
-        * _unexplained(parts, (c + rho) / (basis.values.double() + c + rho))
+    lower = _unexplained(
+        parts, (c + rho) / (basis.values.double() + c + rho), squared * c / (c + rho)
     )
     upper = squared * parts.total
     if basis.slack < c:
         shifted = c - basis.slack
-        upper = upper.minimum(
-            squared
-            * c
-            / shifted
-            * _unexplained(parts, shifted / (basis.values.double() + shifted))
-        )
+        left_over = shifted / (basis.values.double() + shifted)
+        upper = upper.minimum(_unexplained(parts, left_over, squared * c / shifted))
     # sum of t/(t + c) over at most m eigenvalues with sum t: largest when they are equal
     tail, m = max(basis.residual_trace, rho), max(1, basis.residual_rank)
     paper_gap = squared * parts.total * (m * tail / (tail + m * c))
@@ -343,10 +339,10 @@ def _left_over(basis: Eigenbasis, prior_scale: float) -> Tensor:
     return c / (basis.values.double() + c)
 
 
-def _unexplained(parts: Energies, left_over: Tensor) -> Tensor:
-    """Return ``tr L^T c (F_hat + c)^-1 L`` as two sums, neither of which can be negative."""
+def _unexplained(parts: Energies, left_over: Tensor, times: float) -> Tensor:
+    """Return ``times tr L^T c (F_hat + c)^-1 L`` as two sums, neither of them negative."""
     outside = (parts.total - parts.along.sum(1)).clamp_min(0)
-    return torch.addmv(outside, parts.along, left_over)
+    return torch.addmv(outside, parts.along, left_over, beta=times, alpha=times)
 
 
 @dataclass(frozen=True)
@@ -435,19 +431,25 @@ class Scorer:
                 the device allows.
             parts: Whether to say what the scores are made of.
         """
-        self.check()
-        call = self._network.inputs_of(batch, self.fitted.form)
-        finite = self.watch.look(call)
         recording = self._captured
-        if recording and recording.fits(call.tensors()) and self._is_current(call):
-            output, score, *rest = recording(call.tensors(), 4 if parts else 2)
-            return Scores(output, score, Energies(*rest) if rest else None)
-        basis = self.basis()
+        with self._network.evaluating() if recording is None else _NOTHING:
+            self.check()
+            call = self._network.inputs_of(batch, self.fitted.form)
+            finite = self.watch.look(call)
+            if recording is None:
+                return self._eager(call, budget, finite)
+            if recording.fits(call.tensors()) and self._is_current(call):
+                output, score, *rest = recording(call.tensors(), 4 if parts else 2)
+                return Scores(output, score, Energies(*rest) if rest else None)
         with self._network.evaluating():
-            if call.batch_size == 0:
-                none = Energies.none(basis)
-                return Scores(self._network(call).detach(), none.total, none)
-            return self._scores(call, basis, self._source_for(call, budget), finite)
+            return self._eager(call, budget, finite)
+
+    def _eager(self, call: Inputs, budget: int | None, finite: bool) -> Scores:
+        basis = self.basis()
+        if call.batch_size == 0:
+            none = Energies.none(basis)
+            return Scores(self._network(call).detach(), none.total, none)
+        return self._scores(call, basis, self._source_for(call, budget), finite)
 
     def compile(self, batch: object, budget: int | None, *, fuse: bool) -> None:
         """Record the scored forward pass for batches of this shape.
@@ -573,7 +575,7 @@ class Scorer:
         output, parts = score_batch(source, call, basis, finite)
         if self._left_over is None or self._of is not basis:
             self._of, self._left_over = basis, _left_over(basis, self._prior_scale)
-        scores = self._prior_scale**2 * _unexplained(parts, self._left_over)
+        scores = _unexplained(parts, self._left_over, self._prior_scale**2)
         return Scores(output, scores.to(basis.values.dtype), parts)
 
     def _source_for(self, call: Inputs, budget: int | None) -> FactorSource:
