@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from scodkit.calibration import predicted_class as predicted_class
     from scodkit.explain import Explanation as Explanation
     from scodkit.fit.memory import Plan as Plan
+    from scodkit.fused import Budget as Budget
+    from scodkit.fused import Fused as Fused
     from scodkit.likelihoods import Bernoulli as Bernoulli
     from scodkit.likelihoods import Categorical as Categorical
     from scodkit.likelihoods import Gaussian as Gaussian
@@ -34,11 +36,13 @@ if TYPE_CHECKING:
 # where each public name is: imported when it is first asked for, as torch takes seconds
 _MODULES = {
     "Bernoulli": "likelihoods",
+    "Budget": "fused",
     "Calibration": "calibration",
     "Categorical": "likelihoods",
     "Certificate": "scoring.score",
     "Eigenbasis": "sketch.eigenbasis",
     "Explanation": "explain",
+    "Fused": "fused",
     "Gaussian": "likelihoods",
     "HeteroscedasticGaussian": "likelihoods",
     "LastLayers": "model.parameters",

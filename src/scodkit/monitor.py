@@ -33,6 +33,14 @@ from scodkit.model.network import Network, StateWatch, state_to_copy
 from scodkit.model.parameters import ParameterSet, Selection, select
 from scodkit.numerics import artifact
 from scodkit.scoring import score as scoring
+from scodkit.scoring.evidence import (
+    Evidence,
+    is_classifier,
+    output_variance,
+    standardised_logit,
+    unexplained_share,
+    variance_source,
+)
 from scodkit.scoring.score import Scorer, Scores
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.sketch.eigenbasis import Eigenbasis
@@ -110,6 +118,8 @@ class Monitor:
         self._scorer: Scorer | None = None
         self._crowd: CrowdWatch | None = None
         self._memory_budget: int | None = None  # None for the default of the device
+        self._variance_of: FactorSource | None = None  # what the next is made of
+        self._variance_source: FactorSource | None = None
 
     def fit(  # noqa: PLR0913 (each a choice of its own)
         self,
@@ -395,6 +405,44 @@ class Monitor:
             batch: As the loader yields it.
         """
         return self._ready().features(batch, self.memory_budget)
+
+    def output_variance(self, batch: object) -> Tensor:
+        """Return the trace of the outputs' covariance under the posterior of the weights.
+
+        A backward pass for each output, or eight where there are more than 32 of them.
+
+        Args:
+            batch: As the loader yields it.
+
+        Returns:
+            ``(B,)`` in float64, squared units of the output, >= 0; infinite for samples with a
+            NaN or an infinity.
+        """
+        scorer = self._ready()
+        with scorer.prepared(batch, self._memory_budget, "a variance") as (call, source, basis):
+            if self._variance_of is not source:
+                self._variance_of, self._variance_source = source, variance_source(source)
+            assert self._variance_source is not None
+            return output_variance(self._variance_source, call, basis, self.prior_scale)
+
+    def evidence(self, batch: object) -> Evidence:
+        """Return the score with what else the curvature tells: see `Evidence`.
+
+        For classifiers a second set of backward passes, one for each logit.
+
+        Args:
+            batch: As the loader yields it.
+        """
+        found = self._ready()(batch, self._memory_budget, parts=True)
+        assert found.parts is not None
+        share = unexplained_share(found.score, found.parts, self.prior_scale)
+        logit = None
+        if is_classifier(self.likelihood):
+            variance = share  # of no samples
+            if len(share):
+                variance = self.output_variance(batch)
+            logit = standardised_logit(self.likelihood, found.output, variance)
+        return Evidence(found.output, found.score, share, logit)
 
     def explain(
         self, batch: object, *, saliency: bool = False, references: References | None = None

@@ -210,6 +210,43 @@ class Moments:
         self.counts[present] += new
         self.means[present] += shift * (new / (old + new))[:, None]
 
+    def merge(self, other: Moments) -> None:
+        """Add the samples of other moments, of as many classes and features.
+
+        Args:
+            other: Left alone.
+        """
+        if not self._scatter.numel():
+            self.counts, self.means, self._scatter = (t.clone() for t in other.sums()[:3])
+        elif other._scatter.numel():
+            total = (self.counts + other.counts).clamp_min(1)[:, None]
+            shift = other.means - self.means
+            weights = self.counts[:, None] * other.counts[:, None] / total
+            self._scatter += other._scatter + shift.T @ (shift * weights)
+            self.means += shift * other.counts[:, None] / total
+            self.counts += other.counts
+        self._precision = max(self._precision, other._precision)
+
+    def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return counts, means, scatter and precision, as `of` takes them."""
+        precision = torch.tensor(self._precision, dtype=torch.float64)
+        return self.counts, self.means, self._scatter, precision
+
+    @staticmethod
+    def of(counts: Tensor, means: Tensor, scatter: Tensor, precision: Tensor) -> Moments:
+        """Return the moments that `sums` took apart.
+
+        Args:
+            counts: Samples per class, ``(C,)``.
+            means: Of each class, ``(C, m)``.
+            scatter: About these means, ``(m, m)``.
+            precision: Relative rounding of the features.
+        """
+        moments = Moments(len(counts))
+        moments.counts, moments.means, moments._scatter = counts, means, scatter
+        moments._precision = float(precision)
+        return moments
+
     def covariance(self) -> Tensor:
         """Return the covariance ``(m, m)`` about the classes' means: the mean over samples."""
         return self._scatter / self.counts.sum()

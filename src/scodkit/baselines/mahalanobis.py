@@ -52,7 +52,7 @@ class Mahalanobis(FeatureBaseline):
             moments = moments or Moments(classes)
             moments.add(forward.features, labels, forward.precision)
         assert moments is not None  # data without samples is refused before
-        return _whitening(moments)
+        return whitening(moments)
 
     def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         forward = self._pass(call, len(state["centre"]))
@@ -63,7 +63,7 @@ class Mahalanobis(FeatureBaseline):
         return forward.output, distances.amin(1).square()
 
 
-def _whitening(moments: Moments) -> State:
+def whitening(moments: Moments) -> State:
     """Return the map of features to coordinates of variance 1, and the class means there.
 
     Raises:

@@ -324,6 +324,14 @@ class Engine(ABC):
         engine.check_every = 0
         return engine
 
+    def num_calls(self, call: Inputs) -> int | None:
+        """Return how many calls of a forward pass use chosen weights; None if that is unknown.
+
+        Args:
+            call: A batch.
+        """
+        return None
+
     def for_single(self) -> Engine:
         """Return the engine for batches of one sample with few rows."""
         return self

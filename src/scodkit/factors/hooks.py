@@ -246,6 +246,14 @@ class HookEngine(Engine):
         with contextlib.suppress(UnsupportedCallError):
             self._recorded(call.samples(slice(0, 1)))
 
+    def num_calls(self, call: Inputs) -> int | None:
+        """See `Engine.num_calls`.
+
+        Returns:
+            The number of layers, each as often as it is called.
+        """
+        return len(self._recorded(call)[1].layers)
+
     def for_single(self) -> Engine:
         """See `Engine.for_single`.
 
