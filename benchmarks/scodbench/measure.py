@@ -19,6 +19,7 @@ from scodbench.methods import HESSIAN, METHODS, TUNED, Case
 from scodbench.rows import Row
 from scodbench.samples import Loader, Samples
 from scodbench.timing import prediction_times, wait_for
+from scodkit import Fused
 from scodkit.baselines import Baseline, Detector, KFACLaplace
 from scodkit.monitor import Monitor
 from scodkit.report.separation import separation
@@ -148,13 +149,16 @@ def fit(detector: Detector, setup: Setup, method: str) -> float:
     most = setup.domain.hessian_on if method in HESSIAN else setup.domain.fit_on
     learnt = _at_hand(setup.fit_on.take(slice(0, most)), setup.device)
     tune_on = setup.splits.selection.take(slice(0, _TUNE_ON))
-    held_out = _at_hand(tune_on, setup.device) if method in TUNED else ()
+    needed = method in TUNED or isinstance(detector, Fused)
+    held_out = _at_hand(tune_on, setup.device) if needed else ()
     wait_for(setup.device)
     began = time.perf_counter()
     detector.fit(learnt, progress=False)
     if method in TUNED:
         assert isinstance(detector, KFACLaplace)
         detector.tune(held_out, progress=False)
+    if isinstance(detector, Fused):
+        detector.calibrate(held_out, progress=False)
     wait_for(setup.device)
     return time.perf_counter() - began
 
@@ -204,6 +208,8 @@ def kept_bytes(detector: Detector, others: Sequence[nn.Module]) -> int:
     if isinstance(detector, Monitor):
         basis: int = detector.basis.vectors.nbytes + detector.basis.values.nbytes
         return weights + basis
+    if isinstance(detector, Fused):
+        return weights + sum(detector.memory().values())
     assert isinstance(detector, Baseline)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "saved"

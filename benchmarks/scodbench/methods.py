@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from scodbench.domain import Domain
-from scodkit import baselines
+from scodkit import Fused, baselines
 from scodkit.baselines import Baseline, Detector
 from scodkit.monitor import Monitor
 from scodkit.sketch import FrequentDirections, Nystrom, Sketch, TwoSided
@@ -76,6 +76,7 @@ def _baseline(kind: Callable[..., Baseline], **options: object) -> Make:
 METHODS: dict[str, Make] = {
     "scod": _scod,
     "scod_ll": _scod_last,
+    "fused": lambda case: Fused(case.networks[0], case.domain.likelihood),
     "naive": _baseline(baselines.Naive),
     "deep_ensemble": lambda case: baselines.DeepEnsemble(case.networks, case.domain.likelihood),
     "local_ensemble": lambda case: baselines.LocalEnsemble(
@@ -105,6 +106,7 @@ METHODS: dict[str, Make] = {
 TITLES = {
     "scod": "SCOD",
     "scod_ll": "SCOD, last layers",
+    "fused": "Fused",
     "naive": "Naive (entropy)",
     "deep_ensemble": "Deep Ensemble, 5",
     "local_ensemble": "Local Ensemble",

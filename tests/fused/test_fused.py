@@ -31,7 +31,7 @@ from scodkit.errors import (
     StaleMonitorError,
     SuspiciousInputWarning,
 )
-from scodkit.fused.features import FeatureBank
+from scodkit.fused.features import FeatureBank, most_samples, narrowed
 from scodkit.likelihoods import Likelihood
 from scodkit.scoring.evidence import OutputVariance
 
@@ -357,12 +357,27 @@ def test_features_are_kept_in_a_bounded_number() -> None:
 
 
 def test_memory_is_within_the_budget() -> None:
-    budget = Budget(bytes=20_000)
+    budget = Budget(bytes=400_000)
     fused = Fused(network(), Categorical(), budget=budget)
-    fused.fit([samples(5000, 1)], progress=False)
-    assert fused._bank is not None
-    assert fused._bank.samples.nbytes <= budget.bytes / 4
-    assert fused.monitor.basis.rank * len(fused.monitor.basis.vectors) * 4 <= budget.bytes / 2
+    memory = fused.fit([samples(5000, 1)], progress=False).memory()
+    assert memory["features"] <= budget.bytes / 4 + 8 * 2100  # and a key for each sample
+    assert memory["basis"] <= budget.bytes
+    assert most_samples(512, 2**28) == 10_000
+    for width in (1024, 2048, 100_000):
+        kept = most_samples(width, 2**28)
+        assert kept >= 1000
+        assert 4 * kept * min(width, 2048) + 8 * min(width, 2048) ** 2 <= 2**26
+
+
+def test_very_many_features_keep_their_distances() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(40, 5000, generator=generator, dtype=torch.float64)
+    small = narrowed(features)
+    assert small.shape == (40, 2048)
+    # relative variance of a squared distance: 2 / 2048
+    ratio = torch.pdist(small).square() / torch.pdist(features).square()
+    assert float((ratio - 1).abs().max()) < 5 * (2 / 2048) ** 0.5
+    assert torch.equal(narrowed(features[:, :2048]), features[:, :2048])
 
 
 def test_a_budget_of_time_takes_fewer_layers() -> None:

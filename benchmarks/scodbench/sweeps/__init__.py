@@ -19,6 +19,7 @@ from scodbench.sweeps.choices import (
 )
 from scodbench.sweeps.errors import error_sweep
 from scodbench.sweeps.examples import example_sweep
+from scodbench.sweeps.fused import fused_sweep
 from scodbench.sweeps.size import size_sweep
 
 # more weights than this, and the exact Fisher or a dozen fits take too long
@@ -35,6 +36,7 @@ SWEEPS: dict[str, Sweep] = {
     "errors": error_sweep,
     "size": size_sweep,
     "examples": example_sweep,
+    "fused": fused_sweep,
 }
 
 # those that ask for an ensemble's networks
@@ -57,5 +59,6 @@ def applies(sweep: str, domain: Domain) -> bool:
         # pictures are convolved or flattened
         return any(isinstance(m, (nn.Conv2d, nn.Flatten)) for m in network.modules())
     return (
-        sweep in ("prior", "layers") or sum(p.numel() for p in network.parameters()) <= _SMALL
+        sweep in ("prior", "layers", "fused")
+        or sum(p.numel() for p in network.parameters()) <= _SMALL
     )

@@ -11,7 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from scodkit.errors import OptionError
-from scodkit.fused.features import FeatureBank, ForwardPass, forward_pass, last_layer
+from scodkit.fused.features import (
+    FeatureBank,
+    ForwardPass,
+    forward_pass,
+    last_layer,
+    most_samples,
+)
 from scodkit.likelihoods import Categorical, Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import LastLayers, Selection, select
@@ -23,9 +29,6 @@ from scodkit.sketch import Nystrom
 _PER_RANK, _MORE = 6, 4
 _MOST_RANK, _LEAST_RANK = 100, 5
 
-# training features that are kept, at most
-_MOST_FEATURES = 10_000
-
 # scores that are timed for a budget of time
 _TIMED = 5
 
@@ -35,8 +38,8 @@ class Budget:
     """What a score may take.
 
     Args:
-        bytes: Memory of what is kept for scoring: half for the basis, and at most a quarter for
-            training features.
+        bytes: Memory of what is kept for scoring: half for the basis; a quarter, and at most
+            64 MiB, for training features (of a thousand samples at least).
         milliseconds: Time of a scored batch of one sample, with the prediction itself; None for
             as long as it takes. If the choice of layers takes longer on the first sample of
             the training data, the last layer alone is taken.
@@ -101,9 +104,8 @@ def choose(
         if is_classifier(likelihood):
             layer = layer or last_layer(network, call)
             passed = forward_pass(network, call, layer)
-            most = budget.bytes // (4 * 4 * passed.features.shape[1])  # a quarter, in float32
-            classes = num_classes(likelihood, passed.output)
-            bank = FeatureBank(classes, max(2, min(_MOST_FEATURES, most)))
+            most = most_samples(passed.features.shape[1], budget.bytes // 4)
+            bank = FeatureBank(num_classes(likelihood, passed.output), most)
             names = _parameters_of(monitor, layer, passed)
             if selection is None and names and passed.ends_in_layer:
                 selection, closed = names, True

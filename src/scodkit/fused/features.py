@@ -22,6 +22,7 @@ from scodkit.errors import BatchError
 from scodkit.factors.rules.layer import activations_along
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
+from scodkit.numerics.hashing import hashed, signs
 from scodkit.numerics.torch_private import Convolution
 from scodkit.scoring.score import Energies, score
 from scodkit.sketch.eigenbasis import Eigenbasis
@@ -29,8 +30,15 @@ from scodkit.sketch.eigenbasis import Eigenbasis
 # the neighbour whose distance counts, where there are so many samples
 _NEIGHBOUR = 50
 
+# features beyond which they are added up in so many random groups, each with a random sign: on
+# average that keeps squared distances (Charikar et al. 2002)
+_WIDEST = 2048
+
 # bytes of distances at a time
 _AT_ONCE = 2**28
+
+# samples to keep, and bytes for them and their covariance
+_FEWEST, _MOST, _BYTES = 1000, 10_000, 2**26
 
 _MOMENTS = ("counts", "means", "scatter", "precision")
 
@@ -189,6 +197,30 @@ def variance_of_logits(
     return score(Energies(outputs * lengths, moved.square().sum(0)), basis, prior_scale)
 
 
+def narrowed(features: Tensor) -> Tensor:
+    """Return at most 2048 features of each sample, ``(B, m)``, made of more where there are."""
+    width = features.shape[1]
+    if width <= _WIDEST:
+        return features
+    place = torch.arange(width, device=features.device)
+    signed = features * signs(0, 1, place)
+    return features.new_zeros(len(features), _WIDEST).index_add_(
+        1, hashed(0, 2, place) % _WIDEST, signed
+    )
+
+
+def most_samples(features: int, allowed: int) -> int:
+    """Return how many samples to keep, in so many bytes with the covariance.
+
+    Args:
+        features: Of each sample.
+        allowed: Bytes.
+    """
+    width = min(features, _WIDEST)
+    left = min(allowed, _BYTES) - width**2 * torch.float64.itemsize
+    return max(_FEWEST, min(_MOST, left // (width * torch.float32.itemsize)))
+
+
 class FeatureBank:
     """The training features that later ones are compared with.
 
@@ -218,7 +250,7 @@ class FeatureBank:
         Raises:
             BatchError: If there are more or fewer features than before.
         """
-        width = self._moments.means.shape[1]
+        features, width = narrowed(features), self._moments.means.shape[1]
         if width not in (0, features.shape[1]):
             raise BatchError(
                 f"expected {width} features per sample, as there were before, got "
@@ -271,7 +303,7 @@ class FeatureBank:
         bank, squares = self.samples, self._ready()["squares"]
         neighbour = min(_NEIGHBOUR, max(1, round(len(bank) ** 0.5)))
         rows = max(1, _AT_ONCE // (4 * max(len(bank), 2 * _NEIGHBOUR * bank.shape[1])))
-        parts = torch.split(normalize(features).float(), rows)
+        parts = torch.split(normalize(narrowed(features)).float(), rows)
         found = [kth_distance(part, bank, squares, neighbour) for part in parts]
         return torch.cat(found).double().clamp_min(1e-12).log()
 
@@ -285,7 +317,7 @@ class FeatureBank:
             ``(B,)`` in float64.
         """
         state = self._ready()
-        white = (features - state["centre"]) @ state["whitener"]
+        white = (narrowed(features) - state["centre"]) @ state["whitener"]
         nearest = torch.cdist(
             white, state["means"], compute_mode="donot_use_mm_for_euclid_dist"
         ).amin(1)

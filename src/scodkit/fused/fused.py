@@ -405,6 +405,14 @@ class Fused:
                 )
         return "\n".join(lines)
 
+    def memory(self) -> dict[str, int]:
+        """Return the bytes of what is kept for scoring, besides the model, by name."""
+        basis = self._ready().fitted.basis
+        kept = {"basis": basis.vectors.nbytes + basis.values.nbytes}
+        if self._bank is not None:
+            kept["features"] = sum(tensor.nbytes for tensor in self._bank.pack().values())
+        return kept
+
     def __repr__(self) -> str:
         fitted = "not fitted" if self._monitor._scorer is None else "fitted"
         state = "calibrated" if self.calibration else fitted
