@@ -200,7 +200,7 @@ def test_standardised_logit_is_that_of_the_dense_posterior(kind: str) -> None:
 
 
 def test_closed_form_is_taken_where_one_layer_makes_the_logits() -> None:
-    taken = {kind: made(KINDS[kind][0](), KINDS[kind][1])._closed for kind in KINDS}
+    taken = {kind: made(KINDS[kind][0](), KINDS[kind][1])._ready().closed for kind in KINDS}
     assert {kind for kind, closed in taken.items() if closed} == {
         "classes",
         "first outputs",
@@ -412,8 +412,9 @@ def test_bad_training_samples_are_skipped_or_refused() -> None:
         Fused(network(), Categorical()).fit([x], progress=False)
     fused = Fused(network(), Categorical()).fit([x], progress=False, on_bad="skip")
     assert fused.monitor.skipped == 1
-    assert fused._bank is not None
-    assert len(fused._bank.samples) == 99
+    bank = fused._ready().bank
+    assert bank is not None
+    assert len(bank.samples) == 99
 
 
 def test_a_fit_that_fails_leaves_all_as_it_was() -> None:
@@ -461,7 +462,7 @@ def test_a_changed_model_is_noticed() -> None:
 def test_weights_and_layer_can_be_chosen() -> None:
     fused = made(network(), Categorical(), parameters=LastLayers(count=2), layer="0")
     assert fused.layer_name == "0"
-    assert not fused._closed
+    assert not fused._ready().closed
     assert len(fused.monitor.fitted.parameters.names) == 4
 
 

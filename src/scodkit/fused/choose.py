@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from torch import Tensor
-
 from scodkit.errors import OptionError
 from scodkit.fused.features import (
     FeatureBank,
@@ -18,7 +16,7 @@ from scodkit.fused.features import (
     last_layer,
     most_samples,
 )
-from scodkit.likelihoods import Categorical, Likelihood
+from scodkit.fused.parts import Parts, num_classes
 from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import LastLayers, Selection, select
 from scodkit.monitor import Monitor
@@ -55,25 +53,6 @@ class Budget:
             raise OptionError(f"expected milliseconds > 0, got {self.milliseconds!r}")
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What was chosen, and why.
-
-    Args:
-        monitor: Of the chosen weights, not fitted.
-        why: The reasons, in words.
-        layer: Name of the module whose input are the features; None if there are none.
-        bank: For training features, empty; None if there are none.
-        closed: Whether the chosen weights are those of one Linear layer that makes the outputs.
-    """
-
-    monitor: Monitor
-    why: tuple[str, ...]
-    layer: str | None = None
-    bank: FeatureBank | None = None
-    closed: bool = False
-
-
 def choose(
     monitor: Monitor,
     batch: object,
@@ -83,8 +62,8 @@ def choose(
     layer: str | None,
     budget: Budget,
     **options: Any,
-) -> Choice:
-    """Return what to fit, chosen on the first batch of training data.
+) -> Parts:
+    """Return the parts to fit, chosen on the first batch of training data.
 
     Args:
         monitor: One of the same model and likelihood, with any weights.
@@ -124,7 +103,7 @@ def choose(
     lines = [why, size]
     if bank is not None:
         lines.append(f"features: what goes into {layer!r}")
-    return Choice(chosen, tuple(lines), layer if bank else None, bank, closed)
+    return Parts(chosen, layer if bank else None, bank, closed, tuple(lines))
 
 
 def _parameters_of(monitor: Monitor, layer: str, passed: ForwardPass) -> list[str]:
@@ -170,16 +149,3 @@ def _milliseconds(monitor: Monitor, call: Inputs) -> float:
         ask(one).cpu()
         times.append(perf_counter() - began)
     return 1e3 * statistics.median(times[1:])
-
-
-def num_classes(likelihood: Likelihood, output: Tensor) -> int:
-    """Return how many classes a sample can be of; 1 where it has several variables.
-
-    Args:
-        likelihood: `Categorical` or `Bernoulli`.
-        output: Logits, ``(B, *shape)``.
-    """
-    if isinstance(likelihood, Categorical):
-        logits = likelihood.logits(output)
-        return logits.shape[2] if logits.shape[1] == 1 else 1
-    return 2 if output[0].numel() == 1 else 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,34 +15,25 @@ from scodkit.calibration import Calibration, groups_of
 from scodkit.errors import (
     CalibrationError,
     CalibrationWarning,
-    MergeError,
     NotFittedError,
     OptionError,
 )
-from scodkit.factors.pieces import finite_samples
 from scodkit.fit import data
-from scodkit.fit.processes import Processes
-from scodkit.fused.choose import Budget, choose, num_classes
-from scodkit.fused.features import FeatureBank, ForwardPass, forward_pass, variance_of_logits
+from scodkit.fused import fused_file
+from scodkit.fused.choose import Budget, choose
+from scodkit.fused.parts import Parts, part_names, sample_keys
 from scodkit.fused.standard import FusedExplanation, Standard
-from scodkit.likelihoods import Categorical, Likelihood
-from scodkit.model.inputs import Inputs
+from scodkit.likelihoods import Likelihood
 from scodkit.model.parameters import Selection
 from scodkit.monitor import Monitor
-from scodkit.numerics.hashing import hashed
 from scodkit.scoring.evidence import (
-    energy,
     is_classifier,
-    standardised_logit,
 )
 from scodkit.scoring.score import Scored
 
 # one in so many held-out samples standardises the parts; p-values are of the others
 _STANDARDISE = 4
 _FEWEST = 8
-
-_CLASSIFICATION = ("standardised logit", "energy", "neighbours", "class distance")
-_REGRESSION = ("scod", "unexplained share")
 
 
 class Fused:
@@ -68,7 +60,6 @@ class Fused:
 
     Attributes:
         calibration: Held-out scores; None until calibrated.
-        layer_name: Name of the module whose input are the features; None if there are none.
 
     Examples:
         >>> from scodkit import Categorical
@@ -96,8 +87,10 @@ class Fused:
     ) -> None:
         picks: dict[str, Any] = {"inputs": inputs, "outputs": outputs}
         self._options: dict[str, Any] = {"prior_scale": prior_scale, **picks}
-        # refuses what cannot be right at once; the fit makes it anew, of the weights it chooses
-        self._monitor = Monitor(model, likelihood, 1 if rank is None else rank, **self._options)
+        # refuses what cannot be right at once; a fit makes another, of the weights it chooses
+        self._unfitted = Monitor(
+            model, likelihood, 1 if rank is None else rank, **self._options
+        )
         modules = dict(self.model.named_modules())
         if layer is not None and layer not in modules:
             listed = ", ".join(map(repr, list(modules)[-8:]))
@@ -109,27 +102,29 @@ class Fused:
         self.layer, self.budget = layer, Budget() if budget is None else budget
         self.calibration: Calibration | None = None
         self._parameters, self._rank = parameters, rank
-        self._bank: FeatureBank | None = None
+        self._parts: Parts | None = None  # until it is fitted
         self._standard: Standard | None = None
         self._by: Callable[[Tensor], Tensor] | None = None
-        self.layer_name: str | None = None
-        self._closed = False  # whether the logits' variance is had in closed form
-        self._why: tuple[str, ...] = ()
 
     @property
     def model(self) -> nn.Module:
         """The model, without wrappers."""
-        return self._monitor.model
+        return self._unfitted.model
 
     @property
     def monitor(self) -> Monitor:
         """The monitor whose curvature the score rests on, over the weights that were chosen."""
-        return self._monitor
+        return self._ready().monitor
+
+    @property
+    def layer_name(self) -> str | None:
+        """Name of the module whose input are the features; None if there are none."""
+        return self._ready().layer
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parts, in the order of `parts`."""
-        return _CLASSIFICATION if is_classifier(self.likelihood) else _REGRESSION
+        return part_names(self.likelihood)
 
     def fit(
         self,
@@ -149,29 +144,19 @@ class Fused:
             The detector itself, fitted. An earlier calibration is dropped; a fit that raises
             leaves it as it was before.
         """
-        before = dict(vars(self))
-        try:
-            first, stream = data.open_stream(loader)
-            choice = choose(
-                self._monitor,
-                first,
-                parameters=self._parameters,
-                rank=self._rank,
-                layer=self.layer,
-                budget=self.budget,
-                **self._options,
-            )
-            self._monitor, self._bank = choice.monitor, choice.bank
-            self.layer_name, self._why = choice.layer, choice.why
-            tap = _Tap(loader, stream, None if self._bank is None else self._absorb)
-            self._monitor.fit(tap, progress=progress, on_bad=on_bad)
-            self._share_bank()
-            self._closed = choice.closed and self._used_once(first)
-        except BaseException:
-            vars(self).update(before)
-            raise
-        self.calibration = self._standard = self._by = None
-        return self
+        first, stream = data.open_stream(loader)
+        parts = choose(
+            self._unfitted,
+            first,
+            parameters=self._parameters,
+            rank=self._rank,
+            layer=self.layer,
+            budget=self.budget,
+            **self._options,
+        )
+        parts.fit(loader, stream, progress=progress, on_bad=on_bad)
+        parts.closed = parts.closed and parts.used_once(first)
+        return self._adopt(parts)
 
     def update(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
         """Add new data to a fit: one pass over the new data only.
@@ -184,21 +169,9 @@ class Fused:
             The detector itself; an earlier calibration is dropped. If anything goes wrong, it
             is as it was before.
         """
-        self._ready()
-        before = self._bank
-        self._bank = None if before is None else FeatureBank(before.num_classes, before.most)
-        try:
-            _, stream = data.open_stream(loader)
-            tap = _Tap(loader, stream, None if before is None else self._absorb)
-            self._monitor.update(tap, progress=progress)
-            self._share_bank()
-        except BaseException:
-            self._bank = before
-            raise
-        if before is not None and self._bank is not None:
-            self._bank = FeatureBank.merged([before, self._bank])
-        self.calibration = self._standard = self._by = None
-        return self
+        parts = self._ready()
+        _, stream = data.open_stream(loader)
+        return self._adopt(parts.update(loader, stream, progress=progress))
 
     def merge(self, other: Fused) -> Self:
         """Add the data of a detector fitted on another part of the training data.
@@ -207,23 +180,11 @@ class Fused:
             other: One of the same model and options; left alone.
 
         Returns:
-            This detector, as if fitted on both parts; an earlier calibration is dropped.
-
-        Raises:
-            MergeError: If the fits are of other models, options, layers, or of the same data.
+            This detector, as if fitted on both parts; an earlier calibration is dropped. A
+            `MergeError` is raised if the fits are of other models, options or layers, or of the
+            same data.
         """
-        self._ready()
-        other._ready()
-        if (self.layer_name, self._closed) != (other.layer_name, other._closed):
-            raise MergeError(
-                f"expected features of one layer in both, got {self.layer_name!r} and "
-                f"{other.layer_name!r}; fit both with layer={self.layer_name!r}"
-            )
-        self._monitor.merge(other._monitor)
-        if self._bank is not None and other._bank is not None:
-            self._bank = FeatureBank.merged([self._bank, other._bank])
-        self.calibration = self._standard = self._by = None
-        return self
+        return self._adopt(self._ready().merge(other._ready()))
 
     def calibrate(
         self,
@@ -249,16 +210,17 @@ class Fused:
         Raises:
             CalibrationError: If there are fewer than 8 samples, or some are not finite.
         """
-        self._ready().check("a calibration", contents=True)
+        monitor = self.monitor
+        monitor._ready().check("a calibration", contents=True)
         parts, keys, groups = [], [], [torch.empty(0, dtype=torch.int64)]
         samples = data.nothing()
         _, stream = data.open_stream(loader)
         total = data.num_batches(loader)
         for batch in data.batches_of(stream, total, "calibrating", progress):
-            digests = data.digests_of(self._monitor._network.inputs_of(batch))
+            digests = data.digests_of(monitor._network.inputs_of(batch))
             samples.add(digests)
-            keys.append(_keys(digests).cpu())
-            output, own = self._evidence(batch)
+            keys.append(sample_keys(digests).cpu())
+            output, own = self._ready()(batch)
             parts.append(own.cpu())
             if by is not None:
                 groups.append(groups_of(by, output))
@@ -270,7 +232,8 @@ class Fused:
         scores = standard.contributions(all_parts[others]).sum(1)
         calibration = Calibration(scores, None if by is None else torch.cat(groups)[others])
         self._standard, self.calibration, self._by = standard, calibration, by
-        again = data.seen_again(self._monitor.fitted.samples, samples.all())
+        monitor._by = by  # so that a file tells the function again
+        again = data.seen_again(monitor.fitted.samples, samples.all())
         if again is not None:
             warnings.warn(
                 f"{again} held-out samples were fitted: a network knows those best, so that "
@@ -312,7 +275,7 @@ class Fused:
             Output, score and p-value.
         """
         standard, calibration = self._calibrated()
-        output, parts = self._evidence(batch)
+        output, parts = self._ready()(batch)
         score = standard.contributions(parts).sum(1)
         p_value = calibration.p_value(score, self._groups(output))
         return Scored(output, score, p_value)
@@ -326,7 +289,7 @@ class Fused:
             batch: As the loader yields it; a NaN or an infinity in a sample scores infinity.
         """
         standard, _ = self._calibrated()
-        return standard.contributions(self._evidence(batch)[1]).sum(1)
+        return standard.contributions(self._ready()(batch)[1]).sum(1)
 
     def p_value(self, batch: object) -> Tensor:
         """Return p-values ``(B,)`` in (0, 1]; smaller = more atypical.
@@ -349,7 +312,7 @@ class Fused:
             confidence: As for `Monitor.flag`.
         """
         standard, calibration = self._calibrated()
-        output, parts = self._evidence(batch)
+        output, parts = self._ready()(batch)
         score = standard.contributions(parts).sum(1)
         return calibration.flag(
             score, false_alarm, groups=self._groups(output), confidence=confidence
@@ -362,7 +325,7 @@ class Fused:
             batch: As the loader yields it.
         """
         self._ready()
-        _, parts = self._evidence(batch)
+        _, parts = self._ready()(batch)
         return dict(zip(self.names, parts.unbind(1), strict=True))
 
     def explain(self, batch: object) -> FusedExplanation:
@@ -372,7 +335,7 @@ class Fused:
             batch: As the loader yields it.
         """
         standard, calibration = self._calibrated()
-        output, parts = self._evidence(batch)
+        output, parts = self._ready()(batch)
         contributions = standard.contributions(parts)
         score = contributions.sum(1)
         p_value = calibration.p_value(score, self._groups(output))
@@ -380,15 +343,14 @@ class Fused:
 
     def summary(self) -> str:
         """Return what was chosen, why, and how parts are weighed, as lines of text."""
-        self._ready()
-        basis = self._monitor.basis
-        lines = [*self._why]
+        chosen, basis = self._ready(), self.monitor.basis
+        lines = [*chosen.why]
         lines.append(
             f"rank {basis.rank} of {len(basis.vectors):,} weights, fitted on "
             f"{basis.num_data:,} samples; curvature captured: {basis.captured:.3f}"
         )
-        if self._bank is not None:
-            size = self._bank.samples
+        if chosen.bank is not None:
+            size = chosen.bank.samples
             lines.append(f"training features kept: {len(size):,} of {size.shape[1]} numbers")
         if self._standard is not None and self.calibration is not None:
             standard, held = self._standard, self.calibration.num_data
@@ -405,110 +367,104 @@ class Fused:
                 )
         return "\n".join(lines)
 
+    def compile(self, example: object, *, fuse: bool = False) -> Self:
+        """Record the scored forward pass, so that batches of one shape cost far less.
+
+        Args:
+            example: A batch of the shape to come.
+            fuse: On CUDA, compile before recording, as in `Monitor.compile`.
+
+        Returns:
+            The detector itself.
+
+        Raises:
+            CaptureError: If the pass cannot be recorded.
+        """
+        self._ready().compile(example, fuse=fuse)
+        return self
+
+    def save(self, path: str | Path, *, sketch: bool = True) -> None:
+        """Write the detector to one file, atomically; the model itself is not in it.
+
+        Args:
+            path: Where to.
+            sketch: Keep what `update` and `merge` need, as in `Monitor.save`.
+        """
+        fused_file.save(
+            path,
+            self._ready(),
+            self._standard,
+            self.calibration,
+            budget=self.budget.bytes,
+            sketch=sketch,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: nn.Module,
+        *,
+        likelihood: Likelihood | None = None,
+        by: Callable[[Tensor], Tensor] | None = None,
+        inputs: Callable[[Any], Any] | None = None,
+        outputs: Callable[[Any], Tensor] | None = None,
+    ) -> Self:
+        """Read a detector written by `save`.
+
+        Args:
+            path: Where from.
+            model: The model it was fitted on, with the same weights.
+            likelihood: Needed only where a file cannot describe it, as for `Monitor.load`.
+            by: The same function it was calibrated with, if there was one.
+            inputs: The same function it was made with, if there was one.
+            outputs: Likewise.
+
+        Returns:
+            The detector, on the model's device.
+        """
+        picks: dict[str, Any] = {"inputs": inputs, "outputs": outputs}
+        parts, standard, calibration, budget = fused_file.load(
+            path, model, likelihood=likelihood, by=by, **picks
+        )
+        monitor = parts.monitor
+        fused = cls(
+            model,
+            monitor.likelihood,
+            prior_scale=monitor.prior_scale,
+            layer=parts.layer,
+            budget=Budget(budget),
+            **picks,
+        )
+        fused._parts, fused._by = parts, by
+        fused._standard, fused.calibration = standard, calibration
+        return fused
+
     def memory(self) -> dict[str, int]:
         """Return the bytes of what is kept for scoring, besides the model, by name."""
-        basis = self._ready().fitted.basis
+        bank, basis = self._ready().bank, self.monitor.basis
         kept = {"basis": basis.vectors.nbytes + basis.values.nbytes}
-        if self._bank is not None:
-            kept["features"] = sum(tensor.nbytes for tensor in self._bank.pack().values())
+        if bank is not None:
+            kept["features"] = sum(tensor.nbytes for tensor in bank.pack().values())
         return kept
 
     def __repr__(self) -> str:
-        fitted = "not fitted" if self._monitor._scorer is None else "fitted"
+        fitted = "not fitted" if self._parts is None else "fitted"
         state = "calibrated" if self.calibration else fitted
         return f"Fused({type(self.model).__name__}, {self.likelihood}, {state})"
 
-    def _used_once(self, first: object) -> bool:
-        """Return whether one call of a forward pass uses the chosen weights, and no other."""
-        with self._ready().prepared(first, None, "a fit") as (call, source, _):
-            return bool(source.engine.num_calls(call.samples(slice(0, 1))) == 1)
-
-    def _absorb(self, batch: object) -> None:
-        """Add the features of a training batch to the bank."""
-        assert self._bank is not None
-        network = self._monitor._network
-        with network.evaluating():
-            call = network.inputs_of(batch)
-            if not call.batch_size:
-                return
-            assert self.layer_name is not None
-            passed = forward_pass(network, call, self.layer_name)
-            good = _finite(call, passed)
-            labels = _predicted(self.likelihood, passed.output)
-            keys = _keys(data.digests_of(call))
-            rounding = torch.finfo(passed.layer_input.dtype).eps
-            self._bank.add(passed.features[good], labels[good], keys[good], rounding)
-
-    def _share_bank(self) -> None:
-        """Let every process of a group have the features of all of them."""
-        processes = Processes.here()
-        if self._bank is not None and processes.count > 1:
-            device = self._monitor._network.device
-            packed = {name: tensor.cpu() for name, tensor in self._bank.pack().items()}
-            banks = [
-                FeatureBank.unpack(own, self._bank.most) for own in processes.gathered(packed)
-            ]
-            self._bank = FeatureBank.merged(banks).on(device)
-
-    # --- Evidence ---
-
-    def _evidence(self, batch: object) -> tuple[Tensor, Tensor]:
-        """Return outputs ``(B, *shape)`` and parts ``(B, P)`` in float64.
-
-        All parts of a sample with a NaN or an infinity are infinite.
-        """
-        scorer = self._ready()
-        if self._bank is None:
-            return self._of_regression(batch)
-        network = self._monitor._network
-        if network.inputs_of(batch, self._monitor.fitted.form).batch_size == 0:
-            output = scorer(batch, None).output
-            return output, torch.empty(0, len(self.names), dtype=torch.float64)
-        with scorer.prepared(batch, None, "a score") as (call, _, basis):
-            assert self.layer_name is not None
-            passed = forward_pass(network, call, self.layer_name)
-            good, output, features = _finite(call, passed), passed.output, passed.features
-            self._bank = self._bank.on(features.device)
-            if self._closed and passed.ends_in_layer:
-                places = [block.columns for block in self._monitor.fitted.parameters.blocks]
-                variance = variance_of_logits(
-                    features,
-                    output.shape[1],
-                    basis,
-                    places[0],
-                    places[1] if len(places) > 1 else None,
-                    self._monitor.prior_scale,
-                )
-            else:
-                variance = self._monitor.output_variance(call)
-            parts = torch.stack(
-                [
-                    standardised_logit(self.likelihood, output, variance),
-                    energy(self.likelihood, output),
-                    self._bank.distance_to_neighbours(features.nan_to_num()),
-                    self._bank.distance_to_classes(features.nan_to_num()),
-                ],
-                dim=1,
-            )
-        good = good & ~parts.isnan().any(1)
-        return output.detach(), parts.masked_fill(~good[:, None], torch.inf)
-
-    def _of_regression(self, batch: object) -> tuple[Tensor, Tensor]:
-        found = self._monitor.evidence(batch)
-        tiny = torch.finfo(torch.float64).tiny
-        share = found.unexplained_share.nan_to_num(1.0)  # no weight changes it: nothing is open
-        parts = [found.score.double().clamp_min(tiny).log(), share.clamp_min(tiny).log()]
-        both = torch.stack(parts, dim=1)
-        bad = found.score == torch.inf
-        return found.output, both.masked_fill(bad[:, None], torch.inf)
+    def _adopt(self, parts: Parts) -> Self:
+        self._parts = parts
+        self.calibration = self._standard = self._by = parts.monitor._by = None
+        return self
 
     def _groups(self, output: Tensor) -> Tensor | None:
         return None if self._by is None else groups_of(self._by, output)
 
-    def _ready(self) -> Any:
-        if self._monitor._scorer is None:
+    def _ready(self) -> Parts:
+        if self._parts is None:
             raise NotFittedError("expected a fitted Fused; type fused.fit(train_loader) first")
-        return self._monitor._ready()
+        return self._parts
 
     def _calibrated(self) -> tuple[Standard, Calibration]:
         self._ready()
@@ -518,47 +474,3 @@ class Fused:
                 "fused.calibrate(heldout_loader) first"
             )
         return self._standard, self.calibration
-
-
-class _Tap:
-    """The batches of a loader, each shown to a function before it is passed on.
-
-    Args:
-        loader: Says how many batches and samples there are.
-        stream: All of its batches.
-        see: Shown every batch; None for nobody.
-    """
-
-    def __init__(
-        self, loader: Any, stream: Iterable[Any], see: Callable[[object], None] | None
-    ) -> None:
-        self._loader, self._stream, self._see = loader, stream, see
-        if hasattr(loader, "dataset"):
-            self.dataset = loader.dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._stream:
-            if self._see is not None:
-                self._see(batch)
-            yield batch
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-
-def _keys(digests: Tensor) -> Tensor:
-    """Return random numbers that depend on the samples alone, ``(B,)`` in int64."""
-    return hashed(1, 0, digests) << 31 ^ hashed(1, 1, digests)
-
-
-def _finite(call: Inputs, passed: ForwardPass) -> Tensor:
-    good = finite_samples(call, passed.output)
-    return good & passed.layer_input.flatten(1).isfinite().all(1)
-
-
-def _predicted(likelihood: Likelihood, output: Tensor) -> Tensor:
-    """Return the predicted class of each sample, ``(B,)``."""
-    classes = num_classes(likelihood, output)
-    if isinstance(likelihood, Categorical) and classes > 1:
-        return likelihood.logits(output)[:, 0].argmax(1)
-    return (output.flatten(1)[:, 0] > 0).long() * (classes - 1)
