@@ -179,7 +179,7 @@ class Form:
     """
 
     parts: int
-    axes: Sequence[int]
+    axes: list[int]
 
     @staticmethod
     def of(batch: object, call: Inputs) -> Form:
@@ -197,10 +197,7 @@ class Form:
         Raises:
             BatchError: If every input lacks one axis.
         """
-        for (shape, _), axes in zip(call.shapes, self.axes, strict=False):
-            if len(shape) + 1 != axes:
-                return
-        if len(call.shapes) == len(self.axes):
+        if [len(shape) + 1 for shape, _ in call.shapes] == self.axes:
             shapes = [tuple(shape) for shape, _ in call.shapes]
             raise BatchError(
                 f"expected inputs of {', '.join(map(str, self.axes))} axes, the batch first, "
@@ -355,20 +352,19 @@ class RangeWatch:
             Whether all inputs were seen to be finite; False also where not all were looked at.
         """
         looked_at = 0
-        for name, (first, last) in self._left.items():
-            if isinstance(name, int):
-                value = call.args[name] if name < len(call.args) else None
-            else:
-                value = call.kwargs.get(name)
-            if not isinstance(value, Tensor) or not value.is_floating_point():
+        for name, value in chain(enumerate(call.args), call.kwargs.items()):
+            if name not in self._left or not isinstance(value, Tensor):
+                continue
+            if not value.is_floating_point() or not value.numel():
                 continue
             self._calls += value.is_cuda
-            if not value.numel() or (value.is_cuda and self._calls % _CALLS != 1):
+            if value.is_cuda and self._calls % _CALLS != 1:
                 continue
-            both = torch.aminmax(value.detach())
-            low, high = float(both.min), float(both.max)
-            looked_at += math.isfinite(low + high)
-            if not math.isfinite(low + high):  # such samples score infinity: look at the others
+            first, last = self._left[name]
+            low, high = map(float, torch.aminmax(value.detach()))
+            if math.isfinite(low + high):
+                looked_at += 1
+            else:  # such samples score infinity: look at the others
                 negated, high = extremes(value.detach()).tolist()
                 low = -negated
             if min(low - first, last - high) < -_FAR * (last - first):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,7 +114,8 @@ def matmul(a: Tensor, b: Tensor, times: float = 1.0) -> Tensor:
     on_units = _on_matrix_units(a, b)
     if not on_units:
         a, b = a.to(wide), b.to(wide)
-    if a.is_cuda and _is_long(a, b, times):
+    narrow = a.shape[0] * times <= _NARROW and b.shape[1] <= _NARROW
+    if a.is_cuda and narrow and a.shape[1] >= 2 * _LONGEST:
         return _in_slices(a, b)
     return torch.mm(a, b, out_dtype=wide) if on_units else a @ b
 
@@ -138,12 +140,6 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.addmm_(a.to(total.dtype), b)
 
 
-def _is_long(a: Tensor, b: Tensor, times: float) -> bool:
-    return (
-        a.shape[0] * times <= _NARROW and b.shape[1] <= _NARROW and a.shape[1] >= 2 * _LONGEST
-    )
-
-
 def _in_slices(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a @ b`` for a few long rows, a slice of them to each processor of a GPU."""
     # measured on an H200: the fastest length is about a 512th, as a power of two
@@ -153,11 +149,9 @@ def _in_slices(a: Tensor, b: Tensor) -> Tensor:
     whole = count * length
     slices = a[:, :whole].view(len(a), count, length).transpose(0, 1)
     pieces = b[:whole].view(count, length, -1)
-    if _on_matrix_units(a, b):
-        result = torch.bmm(slices, pieces, out_dtype=torch.float32).sum(0)
-        rest = torch.mm(a[:, whole:], b[whole:], out_dtype=torch.float32)
-        return result + rest
-    return torch.bmm(slices, pieces).sum(0) + a[:, whole:] @ b[whole:]
+    options: dict[str, Any] = {"out_dtype": torch.float32} if _on_matrix_units(a, b) else {}
+    rest = torch.mm(a[:, whole:], b[whole:], **options)
+    return torch.bmm(slices, pieces, **options).sum(0) + rest
 
 
 def _in_parts(b: Tensor, dtype: torch.dtype) -> Tensor:

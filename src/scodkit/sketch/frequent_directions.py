@@ -92,13 +92,12 @@ class FrequentDirections(Sketch):
         """Copy rows into the buffer, as many at a time as there is room for."""
         buffer = state.tensors["buffer"]
         blocks = [(columns, rows.flatten(0, 1)) for columns, rows in factors.blocks()]
-        total = blocks[0][1].shape[0]
         done = 0
-        while done < total:
-            if state.numbers["filled"] == buffer.shape[0]:
+        while done < factors.num_rows:
+            if state.numbers["filled"] == len(buffer):
                 self._shrink(state)
             filled = int(state.numbers["filled"])
-            count = min(buffer.shape[0] - filled, total - done)
+            count = min(len(buffer) - filled, factors.num_rows - done)
             for columns, rows in blocks:
                 buffer[filled : filled + count, columns] = rows[done : done + count]
             state.numbers["filled"] = filled + count

@@ -204,16 +204,13 @@ class SRFT(Map):
         num_rows, size = shape
         if 2 * size >= num_rows:  # rejection would be slow: rank all of them
             return hashed(seed, 7, torch.arange(num_rows)).argsort(stable=True)[:size]
-        drawn: dict[int, None] = {}
-        counter = 0
+        drawn: dict[int, None] = {}  # in order, each once
+        counter = torch.arange(size)
         while len(drawn) < size:
-            batch = hashed(seed, 7, torch.arange(counter, counter + size))
-            high = hashed(seed, 8, torch.arange(counter, counter + size))
-            for value in ((high << 20) ^ batch).remainder(num_rows).tolist():
-                if len(drawn) < size:
-                    drawn[value] = None
+            bits = (hashed(seed, 8, counter) << 20) ^ hashed(seed, 7, counter)
+            drawn.update(dict.fromkeys(bits.remainder(num_rows).tolist()))
             counter += size
-        return torch.tensor(list(drawn))
+        return torch.tensor(list(drawn)[:size])
 
 
 def check_map(mapping: object, seed: object) -> None:
