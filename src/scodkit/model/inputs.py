@@ -130,7 +130,7 @@ class Inputs:
 
     def samples(self, which: slice) -> Inputs:
         """Return the call restricted to some samples."""
-        return self.map(lambda t: t[which])
+        return self.with_tensors([t[which] for t in self._tensors])
 
     def repeated(self, count: int) -> Inputs:
         """Return the call with each sample several times, one after the other."""
@@ -284,13 +284,13 @@ def widen(seen: dict[str, Tensor], call: Inputs) -> None:
     for key, value in chain(enumerate(call.args), call.kwargs.items()):
         is_tensor = isinstance(value, Tensor) and value.layout is torch.strided
         if is_tensor and value.dtype in _FLOATING and value.numel():
-            name, found = str(key), extremes(value.detach())
-            seen[name] = found.maximum(seen[name]) if name in seen else found
+            name, ends = str(key), extremes(value.detach())
+            seen[name] = ends.maximum(seen[name]) if name in seen else ends
 
 
 def ranges_of(seen: Mapping[str, Tensor]) -> Ranges:
     """Return the ranges that `widen` found, without inputs that never were finite."""
-    listed = {name: found.tolist() for name, found in seen.items()}
+    listed = {name: ends.tolist() for name, ends in seen.items()}
     return {name: (-low, high) for name, (low, high) in listed.items() if high > -math.inf}
 
 
@@ -335,7 +335,7 @@ class RangeWatch:
     def __init__(self, seen: Ranges | None) -> None:
         self.seen = seen
         # by position or keyword; a single value has no width to measure with
-        self._left = {
+        self._ranges = {
             int(name) if name.isdigit() else name: (low, high)
             for name, (low, high) in (seen or {}).items()
             if low < high
@@ -351,24 +351,24 @@ class RangeWatch:
         Returns:
             Whether all inputs were seen to be finite; False also where not all were looked at.
         """
-        looked_at = 0
+        num_finite = 0
         for name, value in chain(enumerate(call.args), call.kwargs.items()):
-            if name not in self._left or not isinstance(value, Tensor):
+            if name not in self._ranges or not isinstance(value, Tensor):
                 continue
             if not value.is_floating_point() or not value.numel():
                 continue
             self._calls += value.is_cuda
             if value.is_cuda and self._calls % _CALLS != 1:
                 continue
-            first, last = self._left[name]
+            first, last = self._ranges[name]
             low, high = map(float, torch.aminmax(value.detach()))
             if math.isfinite(low + high):
-                looked_at += 1
+                num_finite += 1
             else:  # such samples score infinity: look at the others
                 negated, high = extremes(value.detach()).tolist()
                 low = -negated
             if min(low - first, last - high) < -_FAR * (last - first):
-                self._left = {}
+                self._ranges = {}
                 warnings.warn(
                     f"expected inputs like those of the fit, where input {name} was from "
                     f"{first:.4g} to {last:.4g}, got some from {low:.4g} to {high:.4g}: scores "
@@ -379,4 +379,4 @@ class RangeWatch:
                     stacklevel=4,
                 )
                 return False
-        return looked_at == len(call.shapes)
+        return num_finite == len(call.shapes)

@@ -139,14 +139,15 @@ class ParameterSet:
         # a parameter belongs to the part its middle is in
         middles = [(b.columns.start + b.columns.stop - 1) // 2 for b in self.blocks]
         owners = [middle * count // self.num_parameters for middle in middles]
-        own = [b for b, owner in zip(self.blocks, owners, strict=True) if owner == index]
-        if not own or len(set(owners)) < count:
+        part = [b for b, owner in zip(self.blocks, owners, strict=True) if owner == index]
+        if not part or len(set(owners)) < count:
             raise ParameterSelectionError(
                 f"expected parameters for each of {count} processes, but the largest of the "
                 f"{len(self.blocks)} has {self.widest} of {self.num_parameters} weights; "
                 "start fewer processes, or choose more parameters"
             )
-        return tuple(b.name for b in own), range(own[0].columns.start, own[-1].columns.stop)
+        first, last = part[0].columns, part[-1].columns
+        return tuple(b.name for b in part), range(first.start, last.stop)
 
     def fingerprint(self, model: nn.Module) -> str:
         """Return a hash of the chosen weights: names, shapes, dtypes and every byte."""
@@ -285,7 +286,7 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
     for name, module in model.named_modules():  # parents first; one shared by several once
         ranks[name] = order.get(module, ranks.get(name.rpartition(".")[0], -1))
         if parametrize.is_parametrized(module):
-            inside.update(module.parametrizations.modules())  # type: ignore[union-attr]
+            inside.update(module.parametrizations.modules())
         if module not in inside and _own_parameters(module):
             layers[module] = ranks[name]
     return sorted(layers, key=layers.__getitem__)
@@ -293,10 +294,10 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
 
 def _own_parameters(layer: nn.Module) -> list[nn.Parameter]:
     """Return the parameters a layer owns, those behind its parametrizations included."""
-    own = list(layer.parameters(recurse=False))
+    parameters = list(layer.parameters(recurse=False))
     if parametrize.is_parametrized(layer):
-        own += list(layer.parametrizations.parameters())  # type: ignore[union-attr]
-    return own
+        parameters += list(layer.parametrizations.parameters())  # type: ignore[union-attr]
+    return parameters
 
 
 # --- Fingerprints ---

@@ -127,19 +127,13 @@ def read(
     return header, tensors
 
 
-def header_of(path: Path) -> dict[str, Any] | None:
-    """Return the header of a file, unchecked; None if it is not one of ours."""
+def header_of(path: Path) -> dict[str, Any]:
+    """Return the header of a file, unchecked; empty if it is not one of ours."""
     try:
         with safe_open(str(files.regular_file(path)), framework="pt") as file:
             return _parse(path, (file.metadata() or {}).get(_HEADER))
     except (SafetensorError, OSError, CorruptArtifactError):
-        return None
-
-
-def is_ours(path: Path, kind: str | None = None) -> bool:
-    """Return whether a file is one of ours, of one kind or of any."""
-    header = header_of(path)
-    return header is not None and kind in (None, header.get("kind"))
+        return {}
 
 
 def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -20,9 +20,9 @@ try:
 except ImportError:  # Windows, where left-overs cannot be told from writers at work
     fcntl = None  # type: ignore[assignment]
 
-_LETTERS = 16  # random ones, in the name of a writer's folder
+_LETTERS = 16  # random hexadecimal digits in the name of a writer's folder
 
-# what to do about an error of the system, by its number
+# advice to the user, by errno
 _INSTEAD = {
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
@@ -45,7 +45,7 @@ _KINDS = {
 def file_errors(
     path: str | Path, done: Literal["read", "written", "removed"]
 ) -> Iterator[None]:
-    """Turn errors of the system into a `FileError`, for one file.
+    """Turn errors of the operating system on a file into a `FileError`.
 
     Args:
         path: The file.
@@ -55,7 +55,7 @@ def file_errors(
         Nothing.
 
     Raises:
-        FileError: With the system's reason, and what to do about it.
+        FileError: With the system's reason, and advice.
     """
     try:
         os.stat(path)  # raises ValueError for a name that no file can have
@@ -87,9 +87,9 @@ def _by_rust(error: Exception) -> bool:
 
 
 def _system_error(error: Exception) -> tuple[int, str]:
-    """Return the system's number of an error, 0 if there is none, and the reason."""
+    """Return the errno of an error, 0 if there is none, and the system's words for it."""
     number = getattr(error, "errno", None)
-    if _by_rust(error):  # which keeps the number in its text
+    if _by_rust(error):  # its text alone has the number
         match = re.search(r"\(os error (\d+)\)", str(error))
         number = int(match[1]) if match else None
     return (number, os.strerror(number)) if number else (0, str(error))
@@ -118,13 +118,13 @@ def regular_file(path: str | Path, what: str = "file") -> Path:
             raise MissingFileError(
                 f"expected a {what} at {path}, found no file there"
             ) from None
-    if not stat.S_ISREG(mode):
-        raise FileError(
-            f"expected a {what} at {path}, got {kind_of(mode)}; type the name of an ordinary "
-            "file"
-        )
-    with file_errors(path, "read"), open(path, "rb"):
-        return Path(path)  # opened, as safetensors would not say why it cannot be read
+        if not stat.S_ISREG(mode):
+            raise FileError(
+                f"expected a {what} at {path}, got {kind_of(mode)}; type the name of an "
+                "ordinary file"
+            )
+        with open(path, "rb"):  # as safetensors would not say why it cannot be read
+            return Path(path)
 
 
 @contextlib.contextmanager
@@ -239,8 +239,8 @@ def remove_leftovers(path: Path) -> None:
         path: The file.
     """
     name = re.compile(re.escape(f".{path.name}.") + f"[0-9a-f]{{{_LETTERS}}}")
-    with contextlib.suppress(OSError):  # a folder that can be written to, but not listed
-        for folder in path.parent.iterdir() if path.parent.is_dir() else ():
+    with contextlib.suppress(OSError):  # no folder, or one that cannot be listed
+        for folder in path.parent.iterdir():
             if not name.fullmatch(folder.name):
                 continue
             with contextlib.suppress(OSError):  # in use, or no folder

@@ -73,11 +73,6 @@ class SketchState:
         """Return the rows of a tensor that are in use: the first ``numbers["filled"]``."""
         return self.tensors[name][: int(self.numbers["filled"])]
 
-    def has_whole(self, name: str, least: int, most: int) -> bool:
-        """Return whether ``numbers[name]`` is an integer from ``least`` to ``most``."""
-        number = self.numbers.get(name, math.nan)
-        return least <= number <= most and number == int(number)
-
     @property
     def num_estimated(self) -> int:
         """How many samples have an estimate of ``|L_i|_F^2``: those seen in products only."""

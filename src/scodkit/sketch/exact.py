@@ -45,7 +45,7 @@ class Exact(Sketch):
         return num_parameters if num_rows is None else min(num_parameters, num_rows)
 
     def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, int]]:
-        """Return room for a few rows, which grows."""
+        """Return the first capacity for rows; it grows with them."""
         return {"rows": (min(_FIRST_CAPACITY, num_weights), num_weights)}
 
     def _numbers(self, rank: int) -> dict[str, float]:
@@ -69,7 +69,8 @@ class Exact(Sketch):
         if "rows" not in state.tensors:
             return state.shapes == {"fisher": (size, size)}
         count = state.tensors["rows"].numel() // size
-        return state.shapes == {"rows": (count, size)} and state.has_whole("filled", 0, count)
+        fits = state.numbers.get("filled") in range(count + 1)
+        return fits and state.shapes == {"rows": (count, size)}
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Append rows, or add their Gram matrix once that is the smaller thing to hold."""

@@ -60,7 +60,7 @@ class FrequentDirections(Sketch):
         Raises:
             OptionError: If the size is below the rank.
         """
-        size = self._kept(rank)
+        size = self._size(rank)
         if size < rank:
             raise OptionError(
                 f"expected size >= rank, got size={size}, rank={rank}; "
@@ -68,7 +68,7 @@ class FrequentDirections(Sketch):
             )
         return max(2 * size, min(_ROOMY_ROWS, _ROOMY_NUMBERS // num_parameters))
 
-    def _kept(self, rank: int) -> int:
+    def _size(self, rank: int) -> int:
         return rank if self.size is None else self.size
 
     def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, int]]:
@@ -77,14 +77,14 @@ class FrequentDirections(Sketch):
 
     def _numbers(self, rank: int) -> dict[str, float]:
         """Return the rows in use, the total shrinkage, and the rows a shrinking leaves."""
-        return {"filled": 0, "delta": 0.0, "kept": self._kept(rank)}
+        return {"filled": 0, "delta": 0.0, "kept": self._size(rank)}
 
     def can_have(self, state: SketchState) -> bool:
         """Return whether a state has a buffer alone, and numbers that fit it."""
         return (
             super().can_have(state)
-            and state.has_whole("filled", 0, state.columns)
-            and state.has_whole("kept", 1, state.columns // 2)
+            and state.numbers.get("filled") in range(state.columns + 1)
+            and state.numbers.get("kept") in range(1, state.columns // 2 + 1)
             and "delta" in state.numbers
         )
 
