@@ -7,7 +7,6 @@ weight has a place in the flat vector.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.utils import parametrize
 
 from scodkit.errors import ParameterSelectionError
@@ -149,10 +149,6 @@ class ParameterSet:
         first, last = part[0].columns, part[-1].columns
         return tuple(b.name for b in part), range(first.start, last.stop)
 
-    def fingerprint(self, model: nn.Module) -> str:
-        """Return a hash of the chosen weights: names, shapes, dtypes and every byte."""
-        return digest_of(self.weights(model))
-
 
 Selection = (
     Literal["all"]
@@ -276,9 +272,7 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
 
     few = example.samples(slice(0, 2))
     model = network.running(few)
-    with contextlib.ExitStack() as hooks, torch.no_grad():
-        for module in model.modules():
-            hooks.enter_context(module.register_forward_pre_hook(note))
+    with register_module_forward_pre_hook(note), torch.no_grad():
         network(few)
     ranks: dict[str, int] = {}
     layers: dict[nn.Module, int] = {}
@@ -338,8 +332,8 @@ class Fingerprints:
     ) -> Fingerprints:
         """Return the hashes of a model as it stands."""
         names = tuple(sorted(exempt))
-        state = state_fingerprint(model, names)
-        return Fingerprints(parameters.fingerprint(model), state, names)
+        weights = digest_of(parameters.weights(model))
+        return Fingerprints(weights, state_fingerprint(model, names), names)
 
     def document(self) -> dict[str, str]:
         """Return the hashes as plain data."""
