@@ -83,12 +83,13 @@ class Exact(Sketch):
         if "fisher" in state.tensors or needed > state.num_parameters:
             self._dense(state).addmm_(fresh.mT, fresh)
             return
-        rows = state.tensors["rows"]
-        if needed > len(rows):
-            capacity = min(max(needed, int(_GROWTH * len(rows))), state.num_parameters)
-            state.tensors["rows"] = rows.new_zeros(capacity, state.num_parameters)
-            state.tensors["rows"][:filled] = rows[:filled]
-        state.tensors["rows"][filled:needed] = fresh
+        buffer = state.tensors["rows"]
+        if needed > len(buffer):
+            capacity = min(max(needed, int(_GROWTH * len(buffer))), state.num_parameters)
+            buffer = buffer.new_zeros(capacity, state.num_parameters)
+            buffer[:filled] = state.filled("rows")
+            state.tensors["rows"] = buffer
+        buffer[filled:needed] = fresh
         state.numbers["filled"] = needed
 
     @staticmethod

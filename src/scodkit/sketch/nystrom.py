@@ -78,10 +78,9 @@ class Nystrom(SeededSketch):
         """
         y = state.tensors["y"]
         root, nu = self._root(state)
-        matrix = self.test_matrices(state)["y"]
         factor = y.new_empty(y.shape[0], root.shape[1])
         for chunk in tall_chunks(y):
-            shifted = matrix.rows(chunk, y).mul_(nu).add_(y[chunk])
+            shifted = self.test_matrices(state)["y"].rows(chunk, y).mul_(nu).add_(y[chunk])
             factor[chunk] = (shifted @ root).to(y.dtype)
         vectors, singular, _ = tall_svd(factor, state.add_up)
         values = singular.square() - nu
