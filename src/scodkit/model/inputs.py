@@ -6,7 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
@@ -35,7 +35,6 @@ _ONE_BY_ONE = (
 )
 
 
-@dataclass(frozen=True)
 class Inputs:
     """The arguments of one call of the model; tensors share their first axis, the batch.
 
@@ -48,22 +47,15 @@ class Inputs:
         shapes: Shape and dtype of each tensor.
     """
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    batch_size: int = field(init=False, repr=False, compare=False)
-    shapes: tuple[Any, ...] = field(init=False, repr=False, compare=False)
-    _tensors: list[Tensor] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        values = (*self.args, *self.kwargs.values()) if self.kwargs else self.args
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.args, self.kwargs = args, kwargs
+        values = (*args, *kwargs.values()) if kwargs else args
         tensors, shapes, sizes = [], [], set()
         for value in values:
             if isinstance(value, Tensor):
                 tensors.append(value)
                 shapes.append((value.shape, value.dtype))
                 sizes.add(len(value) if value.ndim else None)
-        size = next(iter(sizes), None)
-        vars(self).update(_tensors=tensors, shapes=tuple(shapes), batch_size=size)
         if len(tensors) < len(values):
             _check_not_nested(values)
         if not sizes:
@@ -78,6 +70,9 @@ class Inputs:
                 "expected every input tensor to have the batch as its first axis, got shapes "
                 f"{listed}; pick or reshape them with Monitor(..., inputs=lambda batch: ...)"
             )
+        self.batch_size = len(tensors[0])
+        self.shapes: tuple[Any, ...] = tuple(shapes)
+        self._tensors: list[Tensor] = tensors
 
     @staticmethod
     def of(picked: object) -> Inputs:

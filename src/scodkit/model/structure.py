@@ -44,6 +44,7 @@ _COPIED = 1 << 22
 _END = object()  # ends both sides of a comparison, so that a longer one differs
 
 _version = operator.attrgetter("_version")
+_chained = itertools.chain.from_iterable
 
 
 class NoTwinError(Exception):
@@ -84,16 +85,14 @@ class Structure:
         self.places = places_of(self.module)
         self.first = next(self.module.parameters(), None)
         self._live_attributes = [*(_values(live) for live, _ in self._attributes), [_END]]
-        as_made = [_values(made) for _, made in self._attributes]
-        self._made_attributes = [*itertools.chain.from_iterable(as_made), _END]
+        self._made_attributes = [*_chained(_values(made) for _, made in self._attributes), _END]
         self._live_buffers = [*(live.values() for _, live, _ in self._slots), [_END]]
         self._index()
 
     def _index(self) -> None:
         """List the buffers for comparisons, and in groups that are copied at once."""
         self.tensors = [*self.module.parameters(), *self.module.buffers()]
-        pristine = (pristine.values() for _, _, pristine in self._slots)
-        self._buffers = [*itertools.chain.from_iterable(pristine), _END]
+        self._buffers = [*_chained(made.values() for _, _, made in self._slots), _END]
         self._counted = [clone for _, clone in self.clones.values()]
         self._versions = [clone._version for clone in self._counted]
         self._alike: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
@@ -112,10 +111,10 @@ class Structure:
         """Return whether the model is still made of the same objects; modes may differ."""
         if not all(map(operator.is_, map(type, self._modules), self._kinds)):
             return False
-        now = itertools.chain.from_iterable(self._watched)
+        now = _chained(self._watched)
         if all(map(operator.is_, now, self._state)):
             return True
-        current = list(itertools.chain.from_iterable(self._watched))
+        current = list(_chained(self._watched))
         pairs = enumerate(zip(current, self._state, strict=False))
         changed = {i for i, (value, before) in pairs if value is not before}
         if len(current) != len(self._state) or not changed <= self._flags:
@@ -141,7 +140,7 @@ class Structure:
             Their names.
         """
         unwritten = list(map(_version, self._counted)) == self._versions
-        now = itertools.chain.from_iterable(self._live_buffers)
+        now = _chained(self._live_buffers)
         if unwritten and all(map(operator.is_, now, self._buffers)):
             return frozenset()
         fresh: dict[int, Tensor] = {}  # a backward pass may need what was written to
@@ -158,7 +157,7 @@ class Structure:
     def put_back_attributes(self) -> None:
         """Put back the attributes that changed."""
         # values alone, in their order: a new one, or one that is gone, shifts the others
-        now = itertools.chain.from_iterable(self._live_attributes)
+        now = _chained(self._live_attributes)
         if not all(map(operator.is_, now, self._made_attributes)):
             for live, made in self._attributes:
                 _refill(live, made)
