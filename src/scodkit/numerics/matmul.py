@@ -195,11 +195,12 @@ def _tall_numbers(device: torch.device) -> int:
     return _TALL_CHUNK_ON_GPU if device.type == "cuda" else _TALL_CHUNK
 
 
-def tall_gram(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a^T b`` in float64 for tall ``a`` and ``b``, chunk by chunk."""
-    total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64, device=a.device)
+def tall_gram(a: Tensor) -> Tensor:
+    """Return ``a^T a`` in float64 for a tall ``a``, chunk by chunk."""
+    total = torch.zeros(a.shape[1], a.shape[1], dtype=torch.float64, device=a.device)
     for chunk in tall_chunks(a):
-        total += a[chunk].double().mT @ b[chunk].double()
+        wide = a[chunk].double()
+        total += matmul(wide.mT, wide)
     return total
 
 
@@ -238,13 +239,13 @@ def tall_svd(a: Tensor, add_up: AddUp = alone) -> tuple[Tensor, Tensor, Tensor]:
         inner, s, turned = torch.linalg.svd(r, full_matrices=False)
         significant = s > torch.finfo(torch.float64).eps * max(a.shape) * s[:1]
         return tall_times(q, inner[:, significant]), s[significant], turned.mT[:, significant]
-    squared, right = torch.linalg.eigh(add_up(tall_gram(a, a)))
+    squared, right = torch.linalg.eigh(add_up(tall_gram(a)))
     floor = torch.finfo(torch.float64).eps * max(a.shape)
     significant = squared > floor * squared[-1:].clamp_min(0)
     scale, right = squared[significant].sqrt(), right[:, significant]
     left = tall_times(a, right / scale, overwrite=True)
     # left = Q R with R near the identity, so a = Q (R diag(scale)) right^T
-    gram_values, gram_vectors = torch.linalg.eigh(add_up(tall_gram(left, left)))
+    gram_values, gram_vectors = torch.linalg.eigh(add_up(tall_gram(left)))
     root = gram_values.sqrt()
     inner, s, turned = torch.linalg.svd(root[:, None] * gram_vectors.mT * scale)
     u = tall_times(left, (gram_vectors / root) @ inner, overwrite=True)

@@ -10,20 +10,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from scodkit.errors import OptionError
 from scodkit.factors.engine import Factors
-from scodkit.numerics.matmul import tall_chunks, tall_times
+from scodkit.numerics.matmul import tall_gram, tall_times
 from scodkit.sketch.base import FlatFactors, Sketch, SketchState, eigenpairs_of_rows
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 # where rows are short a longer buffer costs nothing and saves shrinkings
 _ROOMY_ROWS = 128
 _ROOMY_NUMBERS = 1 << 22
-
-# columns to a product: the Gram matrix is small, a long product of all would leave a GPU idle
-_SLICE = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ class FrequentDirections(Sketch):
         size = int(state.numbers["kept"])
         # the eigenvectors of the small Gram matrix say how to mix rows into directions; on the
         # CPU, which has them sooner than a GPU
-        squared, mix = torch.linalg.eigh(_gram(buffer).cpu())
+        squared, mix = torch.linalg.eigh(tall_gram(buffer.mT).cpu())
         squared, mix = squared.flip(0).clamp_min(0), mix.flip(1)
         taken = float(squared[size])
         left = squared[:size] - taken if self.shrink else squared[:size]
@@ -139,16 +135,3 @@ class FrequentDirections(Sketch):
             residual_rank=min(state.num_parameters, state.num_rows),
             slack=state.rounding,
         )
-
-
-def _gram(buffer: Tensor) -> Tensor:
-    """Return ``buffer buffer^T`` in float64, ``(m, m)``, for long rows."""
-    total = buffer.new_zeros(len(buffer), len(buffer), dtype=torch.float64)
-    for chunk in tall_chunks(buffer.mT):
-        wide = buffer[:, chunk].double()
-        whole = wide.shape[1] // _SLICE * _SLICE
-        slices = wide[:, :whole].reshape(len(wide), -1, _SLICE).transpose(0, 1)
-        total += torch.bmm(slices, slices.mT).sum(0)
-        if whole < wide.shape[1]:
-            total += wide[:, whole:] @ wide[:, whole:].mT
-    return total
