@@ -69,9 +69,12 @@ def file_errors(
     try:
         yield
     except Exception as error:
-        if isinstance(error, ScodError) or not (isinstance(error, OSError) or _by_rust(error)):
+        by_rust = type(error).__name__ == "SafetensorError"  # whose import would take long
+        if isinstance(error, ScodError) or not (by_rust or isinstance(error, OSError)):
             raise
-        number, reason = _system_error(error)
+        in_text = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors has it
+        number = int(in_text[1]) if in_text else getattr(error, "errno", None) or 0
+        reason = os.strerror(number) if number else str(error)
         unchanged = "nothing was changed: " if done == "written" else ""
         failure = FileError(
             f"expected a file that can be {done}, got one that could not be {done}: {reason} "
@@ -79,20 +82,6 @@ def file_errors(
         )
         failure.errno = number
         raise failure from error
-
-
-def _by_rust(error: Exception) -> bool:
-    """Return whether an error is one of safetensors, whose import would take long."""
-    return type(error).__name__ == "SafetensorError"
-
-
-def _system_error(error: Exception) -> tuple[int, str]:
-    """Return the errno of an error, 0 if there is none, and the system's words for it."""
-    number = getattr(error, "errno", None)
-    if _by_rust(error):  # its text alone has the number
-        match = re.search(r"\(os error (\d+)\)", str(error))
-        number = int(match[1]) if match else None
-    return (number, os.strerror(number)) if number else (0, str(error))
 
 
 def kind_of(mode: int) -> str:
