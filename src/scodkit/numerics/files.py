@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import re
 import secrets
@@ -182,11 +183,10 @@ def own_folder(path: Path) -> Iterator[Path]:
     while True:
         folder = path.with_name(f".{path.name}.{secrets.token_hex(_LETTERS // 2)}")
         folder.mkdir()
-        try:
+        # another writer may take it for a left-over before it is locked
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
             lock = _locked(folder)
             break
-        except (BlockingIOError, FileNotFoundError):
-            continue  # another writer took it for a left-over before it was locked
     try:
         yield folder
     finally:
@@ -227,11 +227,9 @@ def remove_leftovers(path: Path) -> None:
     Args:
         path: The file.
     """
-    name = re.compile(re.escape(f".{path.name}.") + f"[0-9a-f]{{{_LETTERS}}}")
+    names = f".{glob.escape(path.name)}." + "[0-9a-f]" * _LETTERS
     with contextlib.suppress(OSError):  # no folder, or one that cannot be listed
-        for folder in path.parent.iterdir():
-            if not name.fullmatch(folder.name):
-                continue
+        for folder in list(path.parent.glob(names)):
             with contextlib.suppress(OSError):  # in use, or no folder
                 lock = _locked(folder)
                 if lock is not None:
