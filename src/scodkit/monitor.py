@@ -545,7 +545,7 @@ class Monitor:
         scorer, calibration, by = self._ready(), self.calibration, self._by
         if path is not None:
             artifact.check_place(Path(path))
-            if artifact.is_ours(Path(path)):
+            if artifact.header_of(Path(path)):
                 raise OptionError(
                     f"expected a path of its own for the basis, got {path}, where something "
                     "was saved; choose another"

@@ -227,7 +227,7 @@ def remove_replaced(path: Path, files: Iterable[Path]) -> None:
         files: Candidates: that one, and files with the names of its shards.
     """
     for file in files:
-        header = artifact.header_of(file) or {}
+        header = artifact.header_of(file)
         if header.get("kind") == _KIND and (file == path or "shard" in header):
             with file_errors(file, "removed"):
                 file.unlink(missing_ok=True)
@@ -274,7 +274,7 @@ def _shards(path: Path) -> tuple[dict[str, Any], list[tuple[Shard, dict[str, Ten
     with file_errors(path, "read"):
         exists = path.exists()
     if exists:  # others may have files of such names
-        files = [file for file in files if "shard" in (artifact.header_of(file) or ())]
+        files = [file for file in files if "shard" in artifact.header_of(file)]
     if exists and files:
         raise MismatchError(
             f"expected one monitor at {path}, found a whole one and {len(files)} parts of one "

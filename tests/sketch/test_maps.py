@@ -136,9 +136,9 @@ class TestEveryMap:
         rows = torch.randn(3, 300, generator=torch.Generator()).to(dtype)
         kept = SeededMatrix(mapping, (300, 24), 7, rows.device)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "_KEPT_AS_NUMBERS", 0)
+            patch.setattr(module, "_CACHED_AS_FLOATS", 0)
             as_bytes = SeededMatrix(mapping, (300, 24), 7, rows.device)
-            patch.setattr(module, "_KEPT", 0)
+            patch.setattr(module, "_CACHED", 0)
             patch.setattr(module, "_CHUNK", 24 * 70)
             remade = SeededMatrix(mapping, (300, 24), 7, rows.device)
         assert (kept._signs is not None) == mapping.signs

@@ -6,7 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
@@ -35,7 +35,6 @@ _ONE_BY_ONE = (
 )
 
 
-@dataclass(frozen=True)
 class Inputs:
     """The arguments of one call of the model; tensors share their first axis, the batch.
 
@@ -48,22 +47,15 @@ class Inputs:
         shapes: Shape and dtype of each tensor.
     """
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    batch_size: int = field(init=False, repr=False, compare=False)
-    shapes: tuple[Any, ...] = field(init=False, repr=False, compare=False)
-    _tensors: list[Tensor] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        values = (*self.args, *self.kwargs.values()) if self.kwargs else self.args
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.args, self.kwargs = args, kwargs
+        values = (*args, *kwargs.values()) if kwargs else args
         tensors, shapes, sizes = [], [], set()
         for value in values:
             if isinstance(value, Tensor):
                 tensors.append(value)
                 shapes.append((value.shape, value.dtype))
                 sizes.add(len(value) if value.ndim else None)
-        size = next(iter(sizes), None)
-        vars(self).update(_tensors=tensors, shapes=tuple(shapes), batch_size=size)
         if len(tensors) < len(values):
             _check_not_nested(values)
         if not sizes:
@@ -78,6 +70,9 @@ class Inputs:
                 "expected every input tensor to have the batch as its first axis, got shapes "
                 f"{listed}; pick or reshape them with Monitor(..., inputs=lambda batch: ...)"
             )
+        self.batch_size = len(tensors[0])
+        self.shapes: tuple[Any, ...] = tuple(shapes)
+        self._tensors: list[Tensor] = tensors
 
     @staticmethod
     def of(picked: object) -> Inputs:
@@ -130,7 +125,7 @@ class Inputs:
 
     def samples(self, which: slice) -> Inputs:
         """Return the call restricted to some samples."""
-        return self.map(lambda t: t[which])
+        return self.with_tensors([t[which] for t in self._tensors])
 
     def repeated(self, count: int) -> Inputs:
         """Return the call with each sample several times, one after the other."""
@@ -179,7 +174,7 @@ class Form:
     """
 
     parts: int
-    axes: Sequence[int]
+    axes: list[int]
 
     @staticmethod
     def of(batch: object, call: Inputs) -> Form:
@@ -197,10 +192,7 @@ class Form:
         Raises:
             BatchError: If every input lacks one axis.
         """
-        for (shape, _), axes in zip(call.shapes, self.axes, strict=False):
-            if len(shape) + 1 != axes:
-                return
-        if len(call.shapes) == len(self.axes):
+        if [len(shape) + 1 for shape, _ in call.shapes] == self.axes:
             shapes = [tuple(shape) for shape, _ in call.shapes]
             raise BatchError(
                 f"expected inputs of {', '.join(map(str, self.axes))} axes, the batch first, "
@@ -287,13 +279,13 @@ def widen(seen: dict[str, Tensor], call: Inputs) -> None:
     for key, value in chain(enumerate(call.args), call.kwargs.items()):
         is_tensor = isinstance(value, Tensor) and value.layout is torch.strided
         if is_tensor and value.dtype in _FLOATING and value.numel():
-            name, found = str(key), extremes(value.detach())
-            seen[name] = found.maximum(seen[name]) if name in seen else found
+            name, ends = str(key), extremes(value.detach())
+            seen[name] = ends.maximum(seen[name]) if name in seen else ends
 
 
 def ranges_of(seen: Mapping[str, Tensor]) -> Ranges:
     """Return the ranges that `widen` found, without inputs that never were finite."""
-    listed = {name: found.tolist() for name, found in seen.items()}
+    listed = {name: ends.tolist() for name, ends in seen.items()}
     return {name: (-low, high) for name, (low, high) in listed.items() if high > -math.inf}
 
 
@@ -338,7 +330,7 @@ class RangeWatch:
     def __init__(self, seen: Ranges | None) -> None:
         self.seen = seen
         # by position or keyword; a single value has no width to measure with
-        self._left = {
+        self._ranges = {
             int(name) if name.isdigit() else name: (low, high)
             for name, (low, high) in (seen or {}).items()
             if low < high
@@ -354,25 +346,24 @@ class RangeWatch:
         Returns:
             Whether all inputs were seen to be finite; False also where not all were looked at.
         """
-        looked_at = 0
-        for name, (first, last) in self._left.items():
-            if isinstance(name, int):
-                value = call.args[name] if name < len(call.args) else None
-            else:
-                value = call.kwargs.get(name)
-            if not isinstance(value, Tensor) or not value.is_floating_point():
+        num_finite = 0
+        for name, value in chain(enumerate(call.args), call.kwargs.items()):
+            if name not in self._ranges or not isinstance(value, Tensor):
+                continue
+            if not value.is_floating_point() or not value.numel():
                 continue
             self._calls += value.is_cuda
-            if not value.numel() or (value.is_cuda and self._calls % _CALLS != 1):
+            if value.is_cuda and self._calls % _CALLS != 1:
                 continue
-            both = torch.aminmax(value.detach())
-            low, high = float(both.min), float(both.max)
-            looked_at += math.isfinite(low + high)
-            if not math.isfinite(low + high):  # such samples score infinity: look at the others
+            first, last = self._ranges[name]
+            low, high = map(float, torch.aminmax(value.detach()))
+            if math.isfinite(low + high):
+                num_finite += 1
+            else:  # such samples score infinity: look at the others
                 negated, high = extremes(value.detach()).tolist()
                 low = -negated
             if min(low - first, last - high) < -_FAR * (last - first):
-                self._left = {}
+                self._ranges = {}
                 warnings.warn(
                     f"expected inputs like those of the fit, where input {name} was from "
                     f"{first:.4g} to {last:.4g}, got some from {low:.4g} to {high:.4g}: scores "
@@ -383,4 +374,4 @@ class RangeWatch:
                     stacklevel=4,
                 )
                 return False
-        return looked_at == len(call.shapes)
+        return num_finite == len(call.shapes)

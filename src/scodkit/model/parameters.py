@@ -7,17 +7,16 @@ weight has a place in the flat vector.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.utils import parametrize
 
 from scodkit.errors import ParameterSelectionError
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 # layers after a network's last convolution, norms included, that still count as its head
 _LONGEST_HEAD = 8
+
+_LISTED = 12  # names of parameters in an error
 
 
 @dataclass(frozen=True)
@@ -138,18 +139,15 @@ class ParameterSet:
         # a parameter belongs to the part its middle is in
         middles = [(b.columns.start + b.columns.stop - 1) // 2 for b in self.blocks]
         owners = [middle * count // self.num_parameters for middle in middles]
-        own = [b for b, owner in zip(self.blocks, owners, strict=True) if owner == index]
-        if not own or len(set(owners)) < count:
+        part = [b for b, owner in zip(self.blocks, owners, strict=True) if owner == index]
+        if not part or len(set(owners)) < count:
             raise ParameterSelectionError(
                 f"expected parameters for each of {count} processes, but the largest of the "
                 f"{len(self.blocks)} has {self.widest} of {self.num_parameters} weights; "
                 "start fewer processes, or choose more parameters"
             )
-        return tuple(b.name for b in own), range(own[0].columns.start, own[-1].columns.stop)
-
-    def fingerprint(self, model: nn.Module) -> str:
-        """Return a hash of the chosen weights: names, shapes, dtypes and every byte."""
-        return digest_of(self.weights(model))
+        first, last = part[0].columns, part[-1].columns
+        return tuple(b.name for b in part), range(first.start, last.stop)
 
 
 Selection = (
@@ -182,20 +180,22 @@ def select(selection: Selection, network: Network, example: Inputs) -> Parameter
         return selection
     # named_parameters lists a tied parameter once, under its first name
     named = dict(network.model.named_parameters())
+    chosen: Iterable[nn.Parameter]
     if isinstance(selection, str) and selection == "all":
-        chosen = set(named)
+        chosen = named.values()
     elif isinstance(selection, LastLayers):
-        chosen = _last_layers(selection, network, example, named)
+        chosen = _last_layers(selection, network, example)
     elif callable(selection):
-        chosen = {name for name, parameter in named.items() if selection(name, parameter)}
+        chosen = [parameter for name, parameter in named.items() if selection(name, parameter)]
     elif isinstance(selection, Sequence) and not isinstance(selection, str):
-        chosen = _matching(selection, network.model, named)
+        chosen = _matching(selection, network.model)
     else:
         raise ParameterSelectionError(
             f"expected 'all', LastLayers(...), a list of names or patterns, or a callable, "
             f"got {selection!r}; for one name type [{selection!r}]"
         )
-    return _tile({name: p for name, p in named.items() if name in chosen}, selection)
+    ids = set(map(id, chosen))
+    return _tile({name: p for name, p in named.items() if id(p) in ids}, selection)
 
 
 def select_names(model: nn.Module, names: Sequence[str]) -> ParameterSet:
@@ -225,30 +225,25 @@ def _tile(chosen: Mapping[str, Tensor], selection: Selection) -> ParameterSet:
     return ParameterSet(tuple(blocks))
 
 
-def _matching(
-    patterns: Sequence[str], model: nn.Module, named: Mapping[str, nn.Parameter]
-) -> set[str]:
+def _matching(patterns: Sequence[str], model: nn.Module) -> list[nn.Parameter]:
     # a tied parameter may be asked for by any of its names
-    aliases = dict(model.named_parameters(remove_duplicate=False))
-    first_name = {id(parameter): name for name, parameter in named.items()}
-    chosen: set[str] = set()
+    named = dict(model.named_parameters(remove_duplicate=False))
+    chosen: list[nn.Parameter] = []
     for pattern in patterns:
-        found = fnmatch.filter(aliases, pattern)
-        if not found:
+        names = fnmatch.filter(named, pattern)
+        if not names:
+            more = f" and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
             raise ParameterSelectionError(
                 f"expected names or patterns of parameters, but {pattern!r} matches none of "
-                f"{_some(aliases)}"
+                f"{', '.join(list(named)[:_LISTED])}{more}"
             )
-        chosen.update(first_name[id(aliases[name])] for name in found)
+        chosen += [named[name] for name in names]
     return chosen
 
 
 def _last_layers(
-    selection: LastLayers,
-    network: Network,
-    example: Inputs,
-    named: Mapping[str, nn.Parameter],
-) -> set[str]:
+    selection: LastLayers, network: Network, example: Inputs
+) -> list[nn.Parameter]:
     layers = _layers_in_call_order(network, example)
     if selection.count is not None:
         first = max(0, len(layers) - selection.count)
@@ -261,8 +256,7 @@ def _last_layers(
         end = range(max(0, len(layers) - _LONGEST_HEAD - 1), len(layers))
         convolutions = [i for i in end if isinstance(layers[i], Convolution)]
         first = max(0, min([first, *convolutions[-1:]]))
-    kept = {id(p) for layer in layers[first:] for p in _own_parameters(layer)}
-    return {name for name, parameter in named.items() if id(parameter) in kept}
+    return [parameter for layer in layers[first:] for parameter in _own_parameters(layer)]
 
 
 def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
@@ -272,43 +266,32 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
     ``nn.MultiheadAttention``) stands right behind the parent that uses them.
     """
     order: dict[nn.Module, int] = {}
-    visited: set[nn.Module] = set()
 
     def note(module: nn.Module, _: object) -> None:
         order.setdefault(module, len(order))
 
-    def ranked(module: nn.Module, parent_rank: int) -> Iterator[tuple[int, nn.Module]]:
-        if module in visited:  # shared between parents: one layer
-            return
-        visited.add(module)
-        rank = order.get(module, parent_rank)
-        if _own_parameters(module):
-            yield rank, module
-        for name, child in module.named_children():
-            if not (name == "parametrizations" and parametrize.is_parametrized(module)):
-                yield from ranked(child, rank)
-
     few = example.samples(slice(0, 2))
     model = network.running(few)
-    with contextlib.ExitStack() as hooks, torch.no_grad():
-        for module in model.modules():
-            hooks.enter_context(module.register_forward_pre_hook(note))
+    with register_module_forward_pre_hook(note), torch.no_grad():
         network(few)
-    return [module for _, module in sorted(ranked(model, -1), key=itemgetter(0))]
+    ranks: dict[str, int] = {}
+    layers: dict[nn.Module, int] = {}
+    inside: set[nn.Module] = set()  # of parametrizations, which are a part of their layer
+    for name, module in model.named_modules():  # parents first; one shared by several once
+        ranks[name] = order.get(module, ranks.get(name.rpartition(".")[0], -1))
+        if parametrize.is_parametrized(module):
+            inside.update(module.parametrizations.modules())
+        if module not in inside and _own_parameters(module):
+            layers[module] = ranks[name]
+    return sorted(layers, key=layers.__getitem__)
 
 
 def _own_parameters(layer: nn.Module) -> list[nn.Parameter]:
     """Return the parameters a layer owns, those behind its parametrizations included."""
-    own = list(layer.parameters(recurse=False))
+    parameters = list(layer.parameters(recurse=False))
     if parametrize.is_parametrized(layer):
-        own += list(layer.parametrizations.parameters())  # type: ignore[union-attr]
-    return own
-
-
-def _some(names: Iterable[str], most: int = 12) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
+        parameters += list(layer.parametrizations.parameters())  # type: ignore[union-attr]
+    return parameters
 
 
 # --- Fingerprints ---
@@ -349,8 +332,8 @@ class Fingerprints:
     ) -> Fingerprints:
         """Return the hashes of a model as it stands."""
         names = tuple(sorted(exempt))
-        state = state_fingerprint(model, names)
-        return Fingerprints(parameters.fingerprint(model), state, names)
+        weights = digest_of(parameters.weights(model))
+        return Fingerprints(weights, state_fingerprint(model, names), names)
 
     def document(self) -> dict[str, str]:
         """Return the hashes as plain data."""

@@ -30,7 +30,7 @@ _CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
 _ENDS = (Tensor, type, types.ModuleType, *OPERATORS)
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 
-_MOST = 20_000  # objects to visit in search of a module, behind one of an unknown type
+_MOST = 20_000  # objects to visit in a search for modules behind one of an unknown type
 
 # attributes of every module; those that end like this change with the hooks or the buffers
 # they belong to
@@ -41,9 +41,10 @@ _BESIDE = ("_with_kwargs", "_always_called", "_buffers_set")
 # running statistics of BatchNorm are not). Larger ones are tables, and go by their counter.
 _COPIED = 1 << 22
 
-_END = object()  # at the end of what is compared, so that lengths need not be
+_END = object()  # ends both sides of a comparison, so that a longer one differs
 
 _version = operator.attrgetter("_version")
+_chained = itertools.chain.from_iterable
 
 
 class NoTwinError(Exception):
@@ -71,11 +72,11 @@ class Structure:
         self._made: dict[int, tuple[Any, Any]] = {}  # by id of the original, which lives on
         self._harmless: dict[int, object] = {}
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._watched: list[Iterable[object]] = []  # what the model was made of, live
-        self._state: list[object] = []  # and as it was
-        self._flags: set[int] = set()  # where among that the modes are
+        self._watched: list[Iterable[object]] = []  # what the model is made of, live
+        self._state: list[object] = []  # what it was made of
+        self._flags: set[int] = set()  # positions in that of the modes, train or eval
         self._modules: list[nn.Module] = []
-        self._own: list[tuple[Any, Any]] = []  # attributes of the twin, as they are and were
+        self._attributes: list[tuple[Any, Any]] = []  # of the twin: live, and as made
         self._slots: list[Slot] = []
         self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         self.module: nn.Module = self._twin(model)
@@ -83,56 +84,54 @@ class Structure:
         self._kinds = [type(self._made[id(module)][1]) for module in self._modules]
         self.places = places_of(self.module)
         self.first = next(self.module.parameters(), None)
-        self._own_values = [*(_values(own) for own, _ in self._own), [_END]]
-        self._was = [value for _, was in self._own for value in _values(was)] + [_END]
-        self._held_buffers = [*(_values(held) for _, held, _ in self._slots), [_END]]
+        self._live_attributes = [*(_values(live) for live, _ in self._attributes), [_END]]
+        self._made_attributes = [*_chained(_values(made) for _, made in self._attributes), _END]
+        self._live_buffers = [*(live.values() for _, live, _ in self._slots), [_END]]
         self._index()
 
     def _index(self) -> None:
-        """List the buffers, to compare them and to copy many at a time."""
+        """List the buffers for comparisons, and in groups that are copied at once."""
         self.tensors = [*self.module.parameters(), *self.module.buffers()]
-        pristine = (pristine.values() for _, _, pristine in self._slots)
-        self._buffers = [*itertools.chain.from_iterable(pristine), _END]
-        self._counted = [own for _, own in self.clones.values()]
-        self._versions = [own._version for own in self._counted]
+        self._buffers = [*_chained(made.values() for _, _, made in self._slots), _END]
+        self._counted = [clone for _, clone in self.clones.values()]
+        self._versions = [clone._version for clone in self._counted]
         self._alike: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
         self._large: list[tuple[Tensor, Tensor, int]] = []
-        for theirs, own in self.clones.values():
-            if theirs.numel() * theirs.element_size() <= _COPIED or theirs.is_inference():
-                pair = self._alike.setdefault((theirs.dtype, theirs.device), ([], []))
-                pair[0].append(own.data)  # past the counter, which tells of forward passes
-                pair[1].append(theirs)
+        for original, clone in self.clones.values():
+            if original.numel() * original.itemsize <= _COPIED or original.is_inference():
+                pair = self._alike.setdefault((original.dtype, original.device), ([], []))
+                pair[0].append(clone.data)  # past the counter, which tells of forward passes
+                pair[1].append(original)
             else:
-                self._large.append((own.data, theirs, -1))
+                self._large.append((clone.data, original, -1))
 
-    # --- Is it the model's? ---
+    # --- Comparison with the model ---
 
     def is_current(self) -> bool:
-        """Return whether the model is made of the same objects as then, apart from modes."""
+        """Return whether the model is still made of the same objects; modes may differ."""
         if not all(map(operator.is_, map(type, self._modules), self._kinds)):
             return False
-        now = itertools.chain.from_iterable(self._watched)
+        now = _chained(self._watched)
         if all(map(operator.is_, now, self._state)):
             return True
-        found = list(itertools.chain.from_iterable(self._watched))
-        pairs = enumerate(zip(found, self._state, strict=False))
-        if len(found) != len(self._state) or any(
-            a is not b and i not in self._flags for i, (a, b) in pairs
-        ):
+        current = list(_chained(self._watched))
+        pairs = enumerate(zip(current, self._state, strict=False))
+        changed = {i for i, (value, before) in pairs if value is not before}
+        if len(current) != len(self._state) or not changed <= self._flags:
             return False
-        self._state = found
+        self._state = current
         return True
 
     def refresh(self) -> None:
         """Copy the model's buffers."""
-        for all_own, all_theirs in self._alike.values():
-            foreach_copy(all_own, all_theirs)
-        for i, (own, theirs, version) in enumerate(self._large):
-            if theirs._version != version:
-                self._large[i] = own, theirs, theirs._version
-                own.copy_(theirs)
+        for clones, originals in self._alike.values():
+            foreach_copy(clones, originals)
+        for i, (clone, original, version) in enumerate(self._large):
+            if original._version != version:
+                self._large[i] = clone, original, original._version
+                clone.copy_(original)
 
-    # --- What a forward pass wrote ---
+    # --- Undoing what a forward pass wrote ---
 
     def put_back_buffers(self) -> Set[str]:
         """Put back the buffers that changed.
@@ -140,18 +139,17 @@ class Structure:
         Returns:
             Their names.
         """
-        same = list(map(_version, self._counted)) == self._versions
-        there = itertools.chain.from_iterable(self._held_buffers)
-        if same and all(map(operator.is_, there, self._buffers)):
+        unwritten = list(map(_version, self._counted)) == self._versions
+        now = _chained(self._live_buffers)
+        if unwritten and all(map(operator.is_, now, self._buffers)):
             return frozenset()
         fresh: dict[int, Tensor] = {}  # a backward pass may need what was written to
+        versions = dict(zip(self.clones, self._versions, strict=True))
         with torch.inference_mode(False), torch.no_grad():
-            for version, (theirs, own) in zip(
-                self._versions, list(self.clones.values()), strict=True
-            ):
-                if own._version != version:
-                    fresh[id(own)] = theirs.detach().clone()
-                    self.clones[id(theirs)] = theirs, fresh[id(own)]
+            for key, (original, clone) in self.clones.items():
+                if clone._version != versions[key]:
+                    fresh[id(clone)] = original.detach().clone()
+                    self.clones[key] = original, fresh[id(clone)]
         names = put_back(self._slots, fresh)
         self._index()
         return names
@@ -159,12 +157,12 @@ class Structure:
     def put_back_attributes(self) -> None:
         """Put back the attributes that changed."""
         # values alone, in their order: a new one, or one that is gone, shifts the others
-        now = itertools.chain.from_iterable(self._own_values)
-        if not all(map(operator.is_, now, self._was)):
-            for own, was in self._own:
-                _refill(own, was)
+        now = _chained(self._live_attributes)
+        if not all(map(operator.is_, now, self._made_attributes)):
+            for live, made in self._attributes:
+                _refill(live, made)
 
-    # --- How it is made ---
+    # --- Construction ---
 
     def _watch(self, live: Iterable[object], values: Iterable[object]) -> None:
         self._watched.append(live)
@@ -191,13 +189,13 @@ class Structure:
         twin: nn.Module = object.__new__(kind)
         self._made[id(module)] = module, twin
         self._modules.append(module)
-        theirs = vars(module).copy()  # at once, whatever other threads do
+        originals = vars(module).copy()  # at once, whatever other threads do
         if id(module) in self._names:
-            self._flags.add(len(self._state) + list(theirs).index("training"))
-        self._watch(vars(module).values(), theirs.values())
-        own = vars(twin)
-        own.update({item[0]: self._attribute(module, *item) for item in theirs.items()})
-        self._own.append((own, own.copy()))
+            self._flags.add(len(self._state) + list(originals).index("training"))
+        self._watch(vars(module).values(), originals.values())
+        for name, value in originals.items():
+            vars(twin)[name] = self._attribute(module, name, value)
+        self._attributes.append((vars(twin), vars(twin).copy()))
         return twin
 
     def _attribute(self, module: nn.Module, name: str, value: Any) -> Any:
@@ -221,34 +219,34 @@ class Structure:
         return self._container(value, shared=False)
 
     def _buffers_of(self, module: nn.Module, buffers: dict[str, Any]) -> dict[str, Any]:
-        own = buffers.copy()
-        self._watch(buffers.values(), own.values())
-        for name, buffer in own.items():
+        clones = buffers.copy()
+        self._watch(buffers.values(), clones.values())
+        for name, buffer in clones.items():
             if buffer is not None:
                 if id(buffer) not in self.clones:
                     self.clones[id(buffer)] = buffer, buffer.detach().clone()
-                own[name] = self.clones[id(buffer)][1]
-        self._slots.append((self._names.get(id(module)), own, own.copy()))
-        return own
+                clones[name] = self.clones[id(buffer)][1]
+        self._slots.append((self._names.get(id(module)), clones, clones.copy()))
+        return clones
 
     def _container(self, value: Any, *, shared: bool = True) -> Any:
         """Return a copy of a container; one without tensors or modules may be shared."""
-        own = copy.copy(value)
-        self._made[id(value)] = value, own
+        twin = copy.copy(value)
+        self._made[id(value)] = value, twin
         named = isinstance(value, dict)
-        theirs: Any = value.copy() if named else list(value)  # at once, as above
-        parts = [*theirs, *theirs.values()] if named else theirs
+        originals: Any = value.copy() if named else list(value)  # at once, as above
+        parts = [*originals, *originals.values()] if named else originals
         twins: Any = [self._twin(part) for part in parts]
         same = all(map(operator.is_, twins, parts))
         if shared and same and not any(isinstance(part, Tensor) for part in parts):
             self._made[id(value)] = value, value
             return value
         if named:
-            twins = dict(zip(twins[: len(theirs)], twins[len(theirs) :], strict=True))
-        _refill(own, twins)
-        self._watch(_values(value), _values(theirs))
-        self._own.append((own, own.copy() if named else list(own)))
-        return own
+            twins = dict(zip(twins[: len(originals)], twins[len(originals) :], strict=True))
+        _refill(twin, twins)
+        self._watch(_values(value), _values(originals))
+        self._attributes.append((twin, twin.copy() if named else list(twin)))
+        return twin
 
     def _object(self, value: Any) -> Any:
         kind = type(value)
@@ -260,9 +258,9 @@ class Structure:
             return value if owner is value.__self__ else kind(value.__func__, owner)
         if kind is functools.partial:
             args, named = (self._twin(part) for part in (value.args, value.keywords))
-            own = kind(self._twin(value.func), *args, **named)
-            vars(own).update({name: self._twin(part) for name, part in vars(value).items()})
-            return own
+            twin = kind(self._twin(value.func), *args, **named)
+            vars(twin).update({name: self._twin(part) for name, part in vars(value).items()})
+            return twin
         if kind is weakref.ref and isinstance(value(), nn.Module):
             return weakref.ref(self._twin(value()))
         self._look_behind(value)
@@ -274,14 +272,14 @@ class Structure:
         Raises:
             NoTwinError: If it does, or if there is no end to it.
         """
-        todo, looked_at = [value], 0
+        todo, visits = [value], 0
         while todo:
             item = todo.pop()
             kind = type(item)
             if kind in _PLAIN or issubclass(kind, _ENDS) or id(item) in self._harmless:
                 continue
-            looked_at += 1
-            if id(item) in self._names or kind in _PROXIES or looked_at > _MOST:
+            visits += 1
+            if id(item) in self._names or kind in _PROXIES or visits > _MOST:
                 raise NoTwinError
             self._harmless[id(item)] = item
             if isinstance(item, types.FunctionType):
@@ -328,15 +326,15 @@ def put_back(slots: Iterable[Slot], fresh: Mapping[int, Tensor]) -> set[str]:
         Names of those that were written to, or replaced.
     """
     names = set()
-    for name, held, pristine in slots:
-        now = dict(held.items())
+    for name, live, pristine in slots:
+        now = dict(live.items())
         for key, buffer in pristine.items():
             if id(buffer) in fresh or now.get(key) is not buffer:
-                held[key] = pristine[key] = fresh.get(id(buffer), buffer)
+                live[key] = pristine[key] = fresh.get(id(buffer), buffer)
                 if name is not None:
                     names.add(f"{name}.{key}".lstrip("."))
         for key in now.keys() - pristine.keys():
-            del held[key]
+            del live[key]
     return names
 
 

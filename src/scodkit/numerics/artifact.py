@@ -127,19 +127,13 @@ def read(
     return header, tensors
 
 
-def header_of(path: Path) -> dict[str, Any] | None:
-    """Return the header of a file, unchecked; None if it is not one of ours."""
+def header_of(path: Path) -> dict[str, Any]:
+    """Return the header of a file, unchecked; empty if it is not one of ours."""
     try:
         with safe_open(str(files.regular_file(path)), framework="pt") as file:
             return _parse(path, (file.metadata() or {}).get(_HEADER))
     except (SafetensorError, OSError, CorruptArtifactError):
-        return None
-
-
-def is_ours(path: Path, kind: str | None = None) -> bool:
-    """Return whether a file is one of ours, of one kind or of any."""
-    header = header_of(path)
-    return header is not None and kind in (None, header.get("kind"))
+        return {}
 
 
 def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -240,13 +234,12 @@ def number(
         words: Which numbers are allowed, in words.
         holds: Whether a finite number is one of those.
     """
+    return that(words, lambda value: _is_number(value) and holds(value))
 
-    def is_allowed(value: Any) -> bool:
-        # a comparison: `math.isfinite` raises on integers beyond the range of floats
-        finite = type(value) in (int, float) and abs(value) <= sys.float_info.max
-        return finite and holds(value)
 
-    return that(words, is_allowed)
+def _is_number(value: Any) -> bool:
+    # a comparison: `math.isfinite` raises on integers beyond the range of floats
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 TEXT = that("text", lambda value: type(value) is str)
@@ -308,29 +301,25 @@ def fields(
 
     def check(name: str, value: Any) -> None:
         OBJECT(name, value)
-        missing = [key for key in needed if key not in value]
-        unknown = [] if others else [key for key in value if key not in known]
-        if missing:
-            refuse(f"{missing[0]} in {name}", "none")
-        if unknown:
-            refuse(f"no more than {', '.join(known)} in {name}", _short(unknown[0]))
-        for key in value:
+        for key in needed:
+            if key not in value:
+                refuse(f"{key} in {name}", "none")
+        for key, entry in value.items():
             if key in known:
-                known[key](f"{key} of {name}", value[key])
+                known[key](f"{key} of {name}", entry)
+            elif not others:
+                refuse(f"no more than {', '.join(known)} in {name}", _short(key))
 
     return check
 
 
+def _is_range(ends: Any) -> bool:
+    numbers = type(ends) is list and len(ends) == 2 and all(map(_is_number, ends))
+    return numbers and ends[0] <= ends[1]
+
+
 # smallest and largest value of each input, by its name
-RANGES = table(
-    all_of(
-        each(number("a finite number", lambda _: True)),
-        that(
-            "a smallest value and a largest",
-            lambda ends: len(ends) == 2 and ends == sorted(ends),
-        ),
-    )
-)
+RANGES = table(that("a smallest value and a largest, both finite,", _is_range))
 
 # --- checks of tensors ---
 

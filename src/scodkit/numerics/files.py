@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import re
 import secrets
@@ -20,9 +21,9 @@ try:
 except ImportError:  # Windows, where left-overs cannot be told from writers at work
     fcntl = None  # type: ignore[assignment]
 
-_LETTERS = 16  # random ones, in the name of a writer's folder
+_LETTERS = 16  # random hexadecimal digits in the name of a writer's folder
 
-# what to do about an error of the system, by its number
+# advice to the user, by errno
 _INSTEAD = {
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
@@ -45,7 +46,7 @@ _KINDS = {
 def file_errors(
     path: str | Path, done: Literal["read", "written", "removed"]
 ) -> Iterator[None]:
-    """Turn errors of the system into a `FileError`, for one file.
+    """Turn errors of the operating system on a file into a `FileError`.
 
     Args:
         path: The file.
@@ -55,7 +56,7 @@ def file_errors(
         Nothing.
 
     Raises:
-        FileError: With the system's reason, and what to do about it.
+        FileError: With the system's reason, and advice.
     """
     try:
         os.stat(path)  # raises ValueError for a name that no file can have
@@ -69,9 +70,12 @@ def file_errors(
     try:
         yield
     except Exception as error:
-        if isinstance(error, ScodError) or not (isinstance(error, OSError) or _by_rust(error)):
+        by_rust = type(error).__name__ == "SafetensorError"  # whose import would take long
+        if isinstance(error, ScodError) or not (by_rust or isinstance(error, OSError)):
             raise
-        number, reason = _system_error(error)
+        in_text = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors has it
+        number = int(in_text[1]) if in_text else getattr(error, "errno", None) or 0
+        reason = os.strerror(number) if number else str(error)
         unchanged = "nothing was changed: " if done == "written" else ""
         failure = FileError(
             f"expected a file that can be {done}, got one that could not be {done}: {reason} "
@@ -79,20 +83,6 @@ def file_errors(
         )
         failure.errno = number
         raise failure from error
-
-
-def _by_rust(error: Exception) -> bool:
-    """Return whether an error is one of safetensors, whose import would take long."""
-    return type(error).__name__ == "SafetensorError"
-
-
-def _system_error(error: Exception) -> tuple[int, str]:
-    """Return the system's number of an error, 0 if there is none, and the reason."""
-    number = getattr(error, "errno", None)
-    if _by_rust(error):  # which keeps the number in its text
-        match = re.search(r"\(os error (\d+)\)", str(error))
-        number = int(match[1]) if match else None
-    return (number, os.strerror(number)) if number else (0, str(error))
 
 
 def kind_of(mode: int) -> str:
@@ -118,13 +108,13 @@ def regular_file(path: str | Path, what: str = "file") -> Path:
             raise MissingFileError(
                 f"expected a {what} at {path}, found no file there"
             ) from None
-    if not stat.S_ISREG(mode):
-        raise FileError(
-            f"expected a {what} at {path}, got {kind_of(mode)}; type the name of an ordinary "
-            "file"
-        )
-    with file_errors(path, "read"), open(path, "rb"):
-        return Path(path)  # opened, as safetensors would not say why it cannot be read
+        if not stat.S_ISREG(mode):
+            raise FileError(
+                f"expected a {what} at {path}, got {kind_of(mode)}; type the name of an "
+                "ordinary file"
+            )
+        with open(path, "rb"):  # as safetensors would not say why it cannot be read
+            return Path(path)
 
 
 @contextlib.contextmanager
@@ -193,11 +183,10 @@ def own_folder(path: Path) -> Iterator[Path]:
     while True:
         folder = path.with_name(f".{path.name}.{secrets.token_hex(_LETTERS // 2)}")
         folder.mkdir()
-        try:
+        # another writer may take it for a left-over before it is locked
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
             lock = _locked(folder)
             break
-        except (BlockingIOError, FileNotFoundError):
-            continue  # another writer took it for a left-over before it was locked
     try:
         yield folder
     finally:
@@ -238,11 +227,9 @@ def remove_leftovers(path: Path) -> None:
     Args:
         path: The file.
     """
-    name = re.compile(re.escape(f".{path.name}.") + f"[0-9a-f]{{{_LETTERS}}}")
-    with contextlib.suppress(OSError):  # a folder that can be written to, but not listed
-        for folder in path.parent.iterdir() if path.parent.is_dir() else ():
-            if not name.fullmatch(folder.name):
-                continue
+    names = f".{glob.escape(path.name)}." + "[0-9a-f]" * _LETTERS
+    with contextlib.suppress(OSError):  # no folder, or one that cannot be listed
+        for folder in list(path.parent.glob(names)):
             with contextlib.suppress(OSError):  # in use, or no folder
                 lock = _locked(folder)
                 if lock is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,7 +114,8 @@ def matmul(a: Tensor, b: Tensor, times: float = 1.0) -> Tensor:
     on_units = _on_matrix_units(a, b)
     if not on_units:
         a, b = a.to(wide), b.to(wide)
-    if a.is_cuda and _is_long(a, b, times):
+    narrow = a.shape[0] * times <= _NARROW and b.shape[1] <= _NARROW
+    if a.is_cuda and narrow and a.shape[1] >= 2 * _LONGEST:
         return _in_slices(a, b)
     return torch.mm(a, b, out_dtype=wide) if on_units else a @ b
 
@@ -138,12 +140,6 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.addmm_(a.to(total.dtype), b)
 
 
-def _is_long(a: Tensor, b: Tensor, times: float) -> bool:
-    return (
-        a.shape[0] * times <= _NARROW and b.shape[1] <= _NARROW and a.shape[1] >= 2 * _LONGEST
-    )
-
-
 def _in_slices(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a @ b`` for a few long rows, a slice of them to each processor of a GPU."""
     # measured on an H200: the fastest length is about a 512th, as a power of two
@@ -153,11 +149,9 @@ def _in_slices(a: Tensor, b: Tensor) -> Tensor:
     whole = count * length
     slices = a[:, :whole].view(len(a), count, length).transpose(0, 1)
     pieces = b[:whole].view(count, length, -1)
-    if _on_matrix_units(a, b):
-        result = torch.bmm(slices, pieces, out_dtype=torch.float32).sum(0)
-        rest = torch.mm(a[:, whole:], b[whole:], out_dtype=torch.float32)
-        return result + rest
-    return torch.bmm(slices, pieces).sum(0) + a[:, whole:] @ b[whole:]
+    options: dict[str, Any] = {"out_dtype": torch.float32} if _on_matrix_units(a, b) else {}
+    rest = torch.mm(a[:, whole:], b[whole:], **options)
+    return torch.bmm(slices, pieces, **options).sum(0) + rest
 
 
 def _in_parts(b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -201,11 +195,12 @@ def _tall_numbers(device: torch.device) -> int:
     return _TALL_CHUNK_ON_GPU if device.type == "cuda" else _TALL_CHUNK
 
 
-def tall_gram(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a^T b`` in float64 for tall ``a`` and ``b``, chunk by chunk."""
-    total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64, device=a.device)
+def tall_gram(a: Tensor) -> Tensor:
+    """Return ``a^T a`` in float64 for a tall ``a``, chunk by chunk."""
+    total = torch.zeros(a.shape[1], a.shape[1], dtype=torch.float64, device=a.device)
     for chunk in tall_chunks(a):
-        total += a[chunk].double().mT @ b[chunk].double()
+        wide = a[chunk].double()
+        total += matmul(wide.mT, wide)
     return total
 
 
@@ -244,13 +239,13 @@ def tall_svd(a: Tensor, add_up: AddUp = alone) -> tuple[Tensor, Tensor, Tensor]:
         inner, s, turned = torch.linalg.svd(r, full_matrices=False)
         significant = s > torch.finfo(torch.float64).eps * max(a.shape) * s[:1]
         return tall_times(q, inner[:, significant]), s[significant], turned.mT[:, significant]
-    squared, right = torch.linalg.eigh(add_up(tall_gram(a, a)))
+    squared, right = torch.linalg.eigh(add_up(tall_gram(a)))
     floor = torch.finfo(torch.float64).eps * max(a.shape)
     significant = squared > floor * squared[-1:].clamp_min(0)
     scale, right = squared[significant].sqrt(), right[:, significant]
     left = tall_times(a, right / scale, overwrite=True)
     # left = Q R with R near the identity, so a = Q (R diag(scale)) right^T
-    gram_values, gram_vectors = torch.linalg.eigh(add_up(tall_gram(left, left)))
+    gram_values, gram_vectors = torch.linalg.eigh(add_up(tall_gram(left)))
     root = gram_values.sqrt()
     inner, s, turned = torch.linalg.svd(root[:, None] * gram_vectors.mT * scale)
     u = tall_times(left, (gram_vectors / root) @ inner, overwrite=True)

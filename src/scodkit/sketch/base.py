@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
@@ -17,14 +16,14 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import MergeError, OptionError
-from scodkit.factors.engine import Factors
+from scodkit.factors.engine import Factors, HeldFactors
 from scodkit.factors.products import Curvature
 from scodkit.numerics.matmul import AddUp, add_matmul, alone, tall_bytes, tall_svd
 from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.sketch.maps import Map, SeededMatrix, SparseSign, check_map, matrix_bytes
 
-# key of `SketchState.numbers`: how many samples have no exact norm
-_ESTIMATED = "estimated"
+# what is added to a sketch's seed for the test matrix of each of its tensors
+_SEED_OFFSETS = {"y": 0, "w": 0x5C0D}
 
 
 @dataclass
@@ -43,7 +42,7 @@ class SketchState:
         numbers: Further plain numbers of the sketch, by name.
         weights: Which of the ``N`` weights it covers, where several processes divide them.
         add_up: Adds up sums over weights, over those processes; not part of the state.
-        matrices: Cache of test matrices, by seed, from the first use to the next basis; not
+        matrices: Cache of test matrices, by tensor, from the first use to the next basis; not
             part of the state.
     """
 
@@ -58,7 +57,7 @@ class SketchState:
     numbers: dict[str, float] = field(default_factory=dict)
     weights: range | None = None
     add_up: AddUp = field(default=alone, repr=False, compare=False)
-    matrices: dict[int, SeededMatrix] = field(default_factory=dict, repr=False, compare=False)
+    matrices: dict[str, SeededMatrix] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -74,20 +73,10 @@ class SketchState:
         """Return the rows of a tensor that are in use: the first ``numbers["filled"]``."""
         return self.tensors[name][: int(self.numbers["filled"])]
 
-    def has_whole(self, name: str, least: int, most: int) -> bool:
-        """Return whether ``numbers[name]`` is an integer from ``least`` to ``most``."""
-        number = self.numbers.get(name, math.nan)
-        return least <= number <= most and number == int(number)
-
     @property
     def num_estimated(self) -> int:
         """How many samples have an estimate of ``|L_i|_F^2``: those seen in products only."""
-        return int(self.numbers.get(_ESTIMATED, 0))
-
-    @num_estimated.setter
-    def num_estimated(self, count: int) -> None:
-        if count:  # states of rows alone have no such number
-            self.numbers[_ESTIMATED] = count
+        return int(self.numbers.get("estimated", 0))
 
     @property
     def rounding(self) -> float:
@@ -287,13 +276,13 @@ class Sketch(ABC):
             total = state.tensors[name]
             for first in range(0, total.shape[1], curvature.columns_at_once):
                 which = slice(first, min(first + curvature.columns_at_once, total.shape[1]))
-                some = matrix.columns(which, total)
-                trace += curvature.add_times(some, total[:, which]).to(trace)
+                directions = matrix.columns(which, total)
+                trace += curvature.add_times(directions, total[:, which]).to(trace)
         state.squared_norm += trace * state.num_parameters / state.columns
         state.num_data += curvature.num_data
         state.num_rows += curvature.num_rows
         state.num_updates += 1
-        state.num_estimated += curvature.num_data
+        state.numbers["estimated"] = state.num_estimated + curvature.num_data
 
     def merge(self, state: SketchState, other: SketchState) -> SketchState:
         """Return the state of one pass over both streams, reusing the memory of ``state``.
@@ -323,7 +312,8 @@ class Sketch(ABC):
         state.num_data += other.num_data
         state.num_rows += other.num_rows
         state.num_updates += other.num_updates + 1
-        state.num_estimated += other.num_estimated
+        if other.num_estimated:
+            state.numbers["estimated"] = state.num_estimated + other.num_estimated
         return state
 
     def _basis(
@@ -405,6 +395,29 @@ class SeededSketch(Sketch):
         memory = super().memory(num_parameters, columns, device)
         return memory._replace(kept_bytes=sum(cached), making_bytes=max(scratch))
 
+    def test_matrices(self, state: SketchState) -> dict[str, SeededMatrix]:
+        """See `Sketch.test_matrices`.
+
+        Returns:
+            The same ones until the next basis, made when they are first needed.
+        """
+        if not state.matrices:
+            state.matrices = {
+                name: SeededMatrix(
+                    self._map_of(state),
+                    (state.num_parameters, tensor.shape[1]),
+                    self.seed + _SEED_OFFSETS[name],
+                    tensor.device,
+                    state.weights,
+                )
+                for name, tensor in state.tensors.items()
+            }
+        return state.matrices
+
+    def _map_of(self, state: SketchState) -> Map:
+        """Return the family that the test matrices of a state are from."""
+        return self.map
+
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Add ``G^T (G Omega)`` to each tensor: two sweeps over the blocks of ``G``.
 
@@ -419,31 +432,12 @@ class SeededSketch(Sketch):
             for columns, rows in factors.blocks():
                 add_matmul(total[columns], rows.flatten(0, 1).to(total.device).mT, products)
 
-    def _matrix(self, state: SketchState, name: str, mapping: Map, seed: int) -> SeededMatrix:
-        """Return the test matrix of a tensor of a state, made when it is first needed."""
-        if seed not in state.matrices:
-            tensor = state.tensors[name]
-            shape = (state.num_parameters, tensor.shape[1])
-            state.matrices[seed] = SeededMatrix(
-                mapping, shape, seed, tensor.device, state.weights
-            )
-        return state.matrices[seed]
 
-
-class FlatFactors(Factors):
-    """Rows given as one matrix, all parameters in one block.
-
-    Args:
-        rows: ``(R, N)``.
-    """
+class FlatFactors(HeldFactors):
+    """Rows given as one matrix ``(R, N)``, all parameters in one block."""
 
     def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-        self.num_rows = rows.shape[0]
-
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield all columns with their rows ``(R, 1, N)``."""
-        yield slice(0, self._rows.shape[1]), self._rows[:, None]
+        super().__init__([(slice(0, rows.shape[1]), rows[:, None])])
 
 
 def eigenpairs_of_rows(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,7 @@ class Exact(Sketch):
         return num_parameters if num_rows is None else min(num_parameters, num_rows)
 
     def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, int]]:
-        """Return room for a few rows, which grows."""
+        """Return the first capacity for rows; it grows with them."""
         return {"rows": (min(_FIRST_CAPACITY, num_weights), num_weights)}
 
     def _numbers(self, rank: int) -> dict[str, float]:
@@ -69,7 +69,8 @@ class Exact(Sketch):
         if "rows" not in state.tensors:
             return state.shapes == {"fisher": (size, size)}
         count = state.tensors["rows"].numel() // size
-        return state.shapes == {"rows": (count, size)} and state.has_whole("filled", 0, count)
+        fits = state.numbers.get("filled") in range(count + 1)
+        return fits and state.shapes == {"rows": (count, size)}
 
     def absorb(self, state: SketchState, factors: Factors) -> None:
         """Append rows, or add their Gram matrix once that is the smaller thing to hold."""
@@ -77,39 +78,35 @@ class Exact(Sketch):
         fresh = like.new_empty(factors.num_rows, state.num_parameters)
         for columns, rows in factors.blocks():
             fresh[:, columns] = rows.flatten(0, 1)
-        if "rows" in state.tensors:
-            needed = int(state.numbers["filled"]) + fresh.shape[0]
-            if needed <= state.num_parameters:
-                self._append(state, fresh, needed)
-                return
-            self._to_dense(state)
-        state.tensors["fisher"].addmm_(fresh.mT, fresh)
-
-    @staticmethod
-    def _append(state: SketchState, fresh: Tensor, needed: int) -> None:
-        rows, filled = state.tensors["rows"], int(state.numbers["filled"])
-        if needed > rows.shape[0]:
-            capacity = min(max(needed, int(_GROWTH * rows.shape[0])), state.num_parameters)
-            rows = rows.new_zeros(capacity, rows.shape[1])
-            rows[:filled] = state.tensors["rows"][:filled]
-            state.tensors["rows"] = rows
-        rows[filled:needed] = fresh
+        filled = int(state.numbers.get("filled", 0))
+        needed = filled + len(fresh)
+        if "fisher" in state.tensors or needed > state.num_parameters:
+            self._dense(state).addmm_(fresh.mT, fresh)
+            return
+        buffer = state.tensors["rows"]
+        if needed > len(buffer):
+            capacity = min(max(needed, int(_GROWTH * len(buffer))), state.num_parameters)
+            buffer = buffer.new_zeros(capacity, state.num_parameters)
+            buffer[:filled] = state.filled("rows")
+            state.tensors["rows"] = buffer
+        buffer[filled:needed] = fresh
         state.numbers["filled"] = needed
 
     @staticmethod
-    def _to_dense(state: SketchState) -> None:
-        rows = state.filled("rows")
-        state.tensors = {"fisher": rows.mT @ rows}
-        state.numbers = {}
+    def _dense(state: SketchState) -> Tensor:
+        """Return the dense matrix, which takes the place of the rows."""
+        if "rows" in state.tensors:
+            rows = state.filled("rows")
+            state.tensors = {"fisher": rows.mT @ rows}
+            state.numbers = {}
+        return state.tensors["fisher"]
 
     def _merge_tensors(self, state: SketchState, other: SketchState) -> None:
         if "rows" in other.tensors:
             self.absorb(state, FlatFactors(other.filled("rows")))
-            return
-        if "rows" in state.tensors:
-            self._to_dense(state)
-        fisher = state.tensors["fisher"]
-        fisher += other.tensors["fisher"].to(fisher.device)
+        else:
+            fisher = self._dense(state)
+            fisher += other.tensors["fisher"].to(fisher.device)
 
     def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
         """See `Sketch.eigenbasis`.

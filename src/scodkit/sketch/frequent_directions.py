@@ -10,20 +10,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from scodkit.errors import OptionError
 from scodkit.factors.engine import Factors
-from scodkit.numerics.matmul import tall_chunks, tall_times
+from scodkit.numerics.matmul import tall_gram, tall_times
 from scodkit.sketch.base import FlatFactors, Sketch, SketchState, eigenpairs_of_rows
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 # where rows are short a longer buffer costs nothing and saves shrinkings
 _ROOMY_ROWS = 128
 _ROOMY_NUMBERS = 1 << 22
-
-# columns to a product: the Gram matrix is small, a long product of all would leave a GPU idle
-_SLICE = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class FrequentDirections(Sketch):
         Raises:
             OptionError: If the size is below the rank.
         """
-        size = self._kept(rank)
+        size = self._size(rank)
         if size < rank:
             raise OptionError(
                 f"expected size >= rank, got size={size}, rank={rank}; "
@@ -68,7 +64,7 @@ class FrequentDirections(Sketch):
             )
         return max(2 * size, min(_ROOMY_ROWS, _ROOMY_NUMBERS // num_parameters))
 
-    def _kept(self, rank: int) -> int:
+    def _size(self, rank: int) -> int:
         return rank if self.size is None else self.size
 
     def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, int]]:
@@ -77,14 +73,14 @@ class FrequentDirections(Sketch):
 
     def _numbers(self, rank: int) -> dict[str, float]:
         """Return the rows in use, the total shrinkage, and the rows a shrinking leaves."""
-        return {"filled": 0, "delta": 0.0, "kept": self._kept(rank)}
+        return {"filled": 0, "delta": 0.0, "kept": self._size(rank)}
 
     def can_have(self, state: SketchState) -> bool:
         """Return whether a state has a buffer alone, and numbers that fit it."""
         return (
             super().can_have(state)
-            and state.has_whole("filled", 0, state.columns)
-            and state.has_whole("kept", 1, state.columns // 2)
+            and state.numbers.get("filled") in range(state.columns + 1)
+            and state.numbers.get("kept") in range(1, state.columns // 2 + 1)
             and "delta" in state.numbers
         )
 
@@ -92,13 +88,12 @@ class FrequentDirections(Sketch):
         """Copy rows into the buffer, as many at a time as there is room for."""
         buffer = state.tensors["buffer"]
         blocks = [(columns, rows.flatten(0, 1)) for columns, rows in factors.blocks()]
-        total = blocks[0][1].shape[0]
         done = 0
-        while done < total:
-            if state.numbers["filled"] == buffer.shape[0]:
+        while done < factors.num_rows:
+            if state.numbers["filled"] == len(buffer):
                 self._shrink(state)
             filled = int(state.numbers["filled"])
-            count = min(buffer.shape[0] - filled, total - done)
+            count = min(len(buffer) - filled, factors.num_rows - done)
             for columns, rows in blocks:
                 buffer[filled : filled + count, columns] = rows[done : done + count]
             state.numbers["filled"] = filled + count
@@ -109,7 +104,7 @@ class FrequentDirections(Sketch):
         size = int(state.numbers["kept"])
         # the eigenvectors of the small Gram matrix say how to mix rows into directions; on the
         # CPU, which has them sooner than a GPU
-        squared, mix = torch.linalg.eigh(_gram(buffer).cpu())
+        squared, mix = torch.linalg.eigh(tall_gram(buffer.mT).cpu())
         squared, mix = squared.flip(0).clamp_min(0), mix.flip(1)
         taken = float(squared[size])
         left = squared[:size] - taken if self.shrink else squared[:size]
@@ -140,16 +135,3 @@ class FrequentDirections(Sketch):
             residual_rank=min(state.num_parameters, state.num_rows),
             slack=state.rounding,
         )
-
-
-def _gram(buffer: Tensor) -> Tensor:
-    """Return ``buffer buffer^T`` in float64, ``(m, m)``, for long rows."""
-    total = buffer.new_zeros(len(buffer), len(buffer), dtype=torch.float64)
-    for chunk in tall_chunks(buffer.mT):
-        wide = buffer[:, chunk].double()
-        whole = wide.shape[1] // _SLICE * _SLICE
-        slices = wide[:, :whole].reshape(len(wide), -1, _SLICE).transpose(0, 1)
-        total += torch.bmm(slices, slices.mT).sum(0)
-        if whole < wide.shape[1]:
-            total += wide[:, whole:] @ wide[:, whole:].mT
-    return total

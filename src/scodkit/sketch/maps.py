@@ -27,8 +27,8 @@ _CHUNK_ON_GPU = 1 << 26
 
 # entries up to which a pattern of signs is cached rather than regenerated for every batch, and
 # up to which it is cached in float32, ready for products, rather than in int8
-_KEPT = 1 << 32
-_KEPT_AS_NUMBERS = 1 << 24
+_CACHED = 1 << 32
+_CACHED_AS_FLOATS = 1 << 24
 
 # of a test matrix: (N, T)
 Shape = tuple[int, int]
@@ -204,16 +204,13 @@ class SRFT(Map):
         num_rows, size = shape
         if 2 * size >= num_rows:  # rejection would be slow: rank all of them
             return hashed(seed, 7, torch.arange(num_rows)).argsort(stable=True)[:size]
-        drawn: dict[int, None] = {}
-        counter = 0
+        drawn: dict[int, None] = {}  # in order, each once
+        counter = torch.arange(size)
         while len(drawn) < size:
-            batch = hashed(seed, 7, torch.arange(counter, counter + size))
-            high = hashed(seed, 8, torch.arange(counter, counter + size))
-            for value in ((high << 20) ^ batch).remainder(num_rows).tolist():
-                if len(drawn) < size:
-                    drawn[value] = None
+            bits = (hashed(seed, 8, counter) << 20) ^ hashed(seed, 7, counter)
+            drawn.update(dict.fromkeys(bits.remainder(num_rows).tolist()))
             counter += size
-        return torch.tensor(list(drawn))
+        return torch.tensor(list(drawn)[:size])
 
 
 def check_map(mapping: object, seed: object) -> None:
@@ -244,9 +241,9 @@ def matrix_bytes(mapping: Map, shape: Shape, device: torch.device) -> tuple[int,
 def _cached_dtype(mapping: Map, shape: Shape) -> torch.dtype | None:
     """Return the dtype a pattern is cached in; None if it is regenerated."""
     entries = shape[0] * shape[1]
-    if not mapping.signs or entries > _KEPT:
+    if not mapping.signs or entries > _CACHED:
         return None
-    return torch.float32 if entries <= _KEPT_AS_NUMBERS else torch.int8
+    return torch.float32 if entries <= _CACHED_AS_FLOATS else torch.int8
 
 
 def _chunk_entries(device: torch.device) -> int:

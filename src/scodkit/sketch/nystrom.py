@@ -17,7 +17,7 @@ from scodkit.errors import OptionError
 from scodkit.numerics.matmul import tall_chunks, tall_svd
 from scodkit.sketch.base import SeededSketch, SketchState
 from scodkit.sketch.eigenbasis import Eigenbasis
-from scodkit.sketch.maps import Fold, SeededMatrix
+from scodkit.sketch.maps import Fold, Map
 
 # columns held per rank kept when no size is given: the fewest that keep the nuclear error
 # within 1.5 times the best of rank 38 and 77 on real nets (scodbench sketch)
@@ -60,50 +60,42 @@ class Nystrom(SeededSketch):
     def _shapes(self, num_weights: int, columns: int) -> dict[str, tuple[int, int]]:
         return {"y": (num_weights, columns)}
 
-    def test_matrices(self, state: SketchState) -> dict[str, SeededMatrix]:
-        """Return ``Omega`` for ``Y``; a square one is orthogonal for certain."""
-        square = state.num_parameters == state.columns
-        return {"y": self._matrix(state, "y", Fold() if square else self.map, self.seed)}
+    def _map_of(self, state: SketchState) -> Map:
+        """Return `map`, but `Fold` for a square ``Omega``, which is orthogonal for certain."""
+        return Fold() if state.num_parameters == state.columns else self.map
 
     def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
         """See `Sketch.eigenbasis`.
+
+        Rounding made ``Y`` into ``F Omega + E``. With orthonormal columns in ``Omega`` that is
+        ``(F + S) Omega`` for a symmetric ``S`` with ``|S| <= 3 |E|``. Shifted by ``nu = |E|``,
+        the approximation lies at most ``nu + |S| + |S|^2 / nu`` above ``F``.
 
         Returns:
             A certified basis, unless norms are estimated. ``Y`` is shifted by ``nu Omega`` for
             stability and the shift is taken back off the eigenvalues; what that may cost is
             in ``slack``.
         """
-        vectors, values, slack = self._decompose(state)
+        y = state.tensors["y"]
+        root, nu = self._root(state)
+        factor = y.new_empty(y.shape[0], root.shape[1])
+        for chunk in tall_chunks(y):
+            shifted = self.test_matrices(state)["y"].rows(chunk, y).mul_(nu).add_(y[chunk])
+            factor[chunk] = (shifted @ root).to(y.dtype)
+        vectors, singular, _ = tall_svd(factor, state.add_up)
+        values = singular.square() - nu
         positive = int((values > 0).sum())  # they come in descending order
+        # the result itself is rounded to the dtype of the sums
+        stored = 4 * torch.finfo(y.dtype).eps * float(values[:1].sum())
         return self._basis(
             state,
             rank,
             values[:positive],
             vectors[:, :positive],
             residual_rank=min(state.num_parameters, state.num_rows),
-            slack=slack,
+            slack=13 * nu + stored,
             clamped=len(values) - positive,
         )
-
-    def _decompose(self, state: SketchState) -> tuple[Tensor, Tensor, float]:
-        """Return eigenvectors and eigenvalues of ``M F_hat``, and their slack.
-
-        Rounding made ``Y`` into ``F Omega + E``. With orthonormal columns in ``Omega`` that is
-        ``(F + S) Omega`` for a symmetric ``S`` with ``|S| <= 3 |E|``. Shifted by ``nu = |E|``,
-        the approximation lies at most ``nu + |S| + |S|^2 / nu`` above ``F``.
-        """
-        y = state.tensors["y"]
-        root, nu = self._root(state)
-        matrix = self.test_matrices(state)["y"]
-        factor = y.new_empty(y.shape[0], root.shape[1])
-        for chunk in tall_chunks(y):
-            shifted = matrix.rows(chunk, y).mul_(nu).add_(y[chunk])
-            factor[chunk] = (shifted @ root).to(y.dtype)
-        vectors, singular, _ = tall_svd(factor, state.add_up)
-        values = singular.square() - nu
-        # and the result itself is rounded to the dtype of the sums
-        stored = 4 * torch.finfo(y.dtype).eps * float(values[:1].sum())
-        return vectors, values, 13 * nu + stored
 
     def _root(self, state: SketchState) -> tuple[Tensor, float]:
         """Return ``C (T, r)`` and ``nu``: ``F_hat = Z C C^T Z^T`` with ``Z = Y + nu Omega``."""

@@ -16,7 +16,7 @@ from scodkit.errors import OptionError
 from scodkit.numerics.matmul import tall_bytes, tall_svd, tall_times
 from scodkit.sketch.base import SeededSketch, SketchMemory, SketchState
 from scodkit.sketch.eigenbasis import Eigenbasis
-from scodkit.sketch.maps import SRFT, Map, SeededMatrix
+from scodkit.sketch.maps import SRFT, Map
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,6 @@ class TwoSided(SeededSketch):
         r, s = _split(columns)
         return {"y": (num_weights, r), "w": (num_weights, s)}
 
-    def test_matrices(self, state: SketchState) -> dict[str, SeededMatrix]:
-        """Return ``Omega`` for ``Y`` and ``Psi^T`` for ``W^T``."""
-        return {"y": self._matrix(state, "y", self.map, self.seed), "w": self._psi(state)}
-
-    def _psi(self, state: SketchState) -> SeededMatrix:
-        return self._matrix(state, "w", self.map, self.seed + 0x5C0D)
-
     def eigenbasis(self, state: SketchState, rank: int) -> Eigenbasis:
         """See `Sketch.eigenbasis`.
 
@@ -92,7 +85,7 @@ class TwoSided(SeededSketch):
         y, w = state.tensors["y"], state.tensors["w"]
         q, _, _ = tall_svd(y.clone(), state.add_up)
         # X = (Psi Q)^+ W, so that F ~ Q X
-        psi_q = state.add_up(self._psi(state).project(q.mT.contiguous(), 0))
+        psi_q = state.add_up(self.test_matrices(state)["w"].project(q.mT.contiguous(), 0))
         x_transposed = tall_times(w, torch.linalg.pinv(psi_q.mT.double()).mT)
         # both halves at the same scale, or rounding would swallow the smaller
         norm = torch.linalg.vector_norm(x_transposed).double()
@@ -105,15 +98,15 @@ class TwoSided(SeededSketch):
         core = unit * r1 @ r2.mT
         values, turn = torch.linalg.eigh((core + core.mT) / 2)
         values, turn = values.flip(0), turn.flip(1)
-        positive = values > 0
-        top = positive & (torch.arange(len(values), device=values.device) < rank)
+        positive = int((values > 0).sum())
+        top = min(positive, rank)
         return self._basis(
             state,
             rank,
-            values[top],
-            tall_times(basis, turn[:, top]),
+            values[:top],
+            tall_times(basis, turn[:, :top]),
             residual_rank=state.num_parameters,
-            clamped=int((~positive).sum()),
+            clamped=len(values) - positive,
         )
 
 
