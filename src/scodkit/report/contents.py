@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,7 +18,7 @@ from scodkit.explain import plots
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.monitor import Monitor
 from scodkit.report import charts
-from scodkit.report.page import Cell, Chart, Picture, Row, Section, Table, cell, percent, render
+from scodkit.report.page import Cell, Picture, Row, Section, Table, cell, percent, render
 from scodkit.report.report import MethodLine, Report, ScoredSet, WatchedStream
 from scodkit.report.separation import Curves, curves
 from scodkit.summary import Summary
@@ -25,6 +26,10 @@ from scodkit.summary import Summary
 _SAMPLES = 12  # of each set, in the table of samples
 _EXPLAINED = 60  # samples of each set whose layers' shares are added up
 _MOST_LAYERS = 20
+_PER_ROW = 6  # pictures
+_LARGEST = 160  # pixels along a side of a picture
+_MOST_BARS = 96
+_MOST_NUMBERS = 4
 
 
 def page_of(report: Report) -> str:
@@ -107,12 +112,8 @@ def _scores(
     ]
     titles = ("set", "kind", "inputs", "5 % below", "median", "95 % below", "alarms")
     tables = [Table("Scores of the sets, in nats", titles, rows, sortable=True)]
-    drawn = _present(charts.histogram(report.sets, threshold, report.false_alarm))
+    drawn = charts.histogram(report.sets, threshold, report.false_alarm)
     return Section("scores", "Scores", says, charts=drawn, tables=tables)
-
-
-def _present(*drawn: Chart | None) -> list[Chart]:
-    return [chart for chart in drawn if chart is not None]
 
 
 def _separation(curves_by_set: Mapping[str, Curves]) -> Section | None:
@@ -148,12 +149,29 @@ def _methods(methods: Sequence[MethodLine]) -> Section:
 def _stream(stream: WatchedStream | None) -> Section | None:
     if stream is None:
         return None
-    drawn = _present(charts.stream_scores(stream), charts.stream_wealth(stream))
+    drawn = charts.stream_charts(stream)
     return Section("stream-of-samples", "Stream", stream.verdict, charts=drawn)
 
 
 def _gallery(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section:
-    rows, note = gallery(monitor, sets)
+    """Return the most and the least atypical inputs of the sets that can be shown."""
+    rows: dict[str, list[Picture]] = {}
+    note = ""
+    for one in sets:
+        if one.inputs is None or not _can_be_shown(one.inputs[0].shape):
+            continue
+        order = one.scores.argsort(stable=True).tolist()
+        few = min(_PER_ROW, len(order) // 2 or 1)
+        indices = order[::-1][:few] + order[:few]
+        inputs = one.batch(indices)
+        gradients, missing = _slopes(monitor, inputs)
+        note = max(note, missing)
+        pictures = [
+            _picture(monitor.likelihood, one, index, sample, gradient)
+            for index, sample, gradient in zip(indices, inputs, gradients, strict=True)
+        ]
+        rows[f"{one.name}: most atypical"] = pictures[:few]
+        rows[f"{one.name}: least atypical"] = pictures[few:]
     says = (
         "Each input with the slopes of its score: orange where a larger number would raise "
         "the score, blue where it would lower it."
@@ -224,24 +242,18 @@ def _bar(share: float, colour: str) -> Cell:
 
 def _fit(summary: Summary) -> Section:
     says = "Directions in the space of weights that the training data would notice."
-    drawn = _present(charts.spectrum(summary), charts.captured(summary))
+    drawn = charts.spectrum(summary) + charts.captured(summary)
     return Section("fit", "What the fit has kept", says, charts=drawn)
 
 
 def _configuration(monitor: Monitor) -> Section:
-    says = "What to give to make this again; the fingerprints tie it to the weights."
-    tables, folded = [_settings(monitor)], [_parameters(monitor)]
-    return Section("configuration", "Configuration", says, tables=tables, folded=folded)
-
-
-def _settings(monitor: Monitor) -> Table:
-    """Return the configuration of a fitted monitor, with the fingerprints of its weights."""
+    """Return the configuration and the chosen parameters, with fingerprints of the weights."""
     fitted, basis, calibration = monitor.fitted, monitor.basis, monitor.calibration
     calibrated_on = "none"
     if calibration is not None:
         calibrated_on = f"{calibration.num_data} held-out samples"
         if calibration.groups is not None:
-            calibrated_on += f" in {len(set(calibration.groups.tolist()))} groups"
+            calibrated_on += f" in {len(calibration.groups.unique())} groups"
     settings = {
         "model": type(monitor.model).__name__,
         "likelihood": repr(monitor.likelihood),
@@ -260,55 +272,16 @@ def _settings(monitor: Monitor) -> Table:
         "torch": torch.__version__,
     }
     settings |= {f"note: {name}": json.dumps(value) for name, value in monitor.notes.items()}
-    return Table("Configuration and fingerprints", ("what", "value"), list(settings.items()))
-
-
-def _parameters(monitor: Monitor) -> Table:
-    """Return the chosen parameters by name, with their shapes and sizes."""
-    rows = []
-    for block in monitor.fitted.parameters.blocks:
-        shape = " x ".join(map(str, block.shape)) or "1"
-        rows.append((block.name, shape, float(block.columns.stop - block.columns.start)))
-    return Table("Weights the scores are about", ("parameter", "shape", "numbers"), rows)
-
-
-_PER_ROW = 6
-_LARGEST = 160  # pixels along a side
-_MOST_BARS = 96
-_MOST_NUMBERS = 4
-
-
-def gallery(
-    monitor: Monitor, sets: Sequence[ScoredSet]
-) -> tuple[dict[str, list[Picture]], str]:
-    """Return the most and the least atypical inputs of the sets that can be shown.
-
-    Args:
-        monitor: Fitted.
-        sets: Scored inputs.
-
-    Returns:
-        Two rows for each set, by their titles; and why there are no slopes, empty if there
-        are.
-    """
-    rows: dict[str, list[Picture]] = {}
-    note = ""
-    for one in sets:
-        if one.inputs is None or not _can_be_shown(one.inputs[0].shape):
-            continue
-        order = one.scores.argsort(stable=True).tolist()
-        few = min(_PER_ROW, len(order) // 2 or 1)
-        indices = order[::-1][:few] + order[:few]
-        inputs = one.batch(indices)
-        gradients, missing = _slopes(monitor, inputs)
-        note = max(note, missing)
-        pictures = [
-            _picture(monitor.likelihood, one, index, sample, gradient)
-            for index, sample, gradient in zip(indices, inputs, gradients, strict=True)
-        ]
-        rows[f"{one.name}: most atypical"] = pictures[:few]
-        rows[f"{one.name}: least atypical"] = pictures[few:]
-    return rows, note
+    caption, titles = "Configuration and fingerprints", ("what", "value")
+    tables = [Table(caption, titles, list(settings.items()))]
+    sizes = [
+        (block.name, " x ".join(map(str, block.shape)) or "1", float(math.prod(block.shape)))
+        for block in fitted.parameters.blocks
+    ]
+    titles = ("parameter", "shape", "numbers")
+    folded = [Table("Weights the scores are about", titles, sizes)]
+    says = "What to give to make this again; the fingerprints tie it to the weights."
+    return Section("configuration", "Configuration", says, tables=tables, folded=folded)
 
 
 def _can_be_shown(shape: torch.Size) -> bool:
