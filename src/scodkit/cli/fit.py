@@ -156,7 +156,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
 
     from scodkit import Monitor, likelihoods
     from scodkit import sketch as sketches
-    from scodkit.cli.files import Batches, Form
+    from scodkit.cli.files import Form, samples_of
     from scodkit.cli.loading import batches_of, load_model, running, shard_of
 
     if checkpoint is None:
@@ -185,8 +185,9 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
             finite=on_bad is OnBad.RAISE,
             columns=None if columns is None else columns.split(","),
         )
-        if isinstance(batches, Batches):
-            monitor.notes["inputs"] = batches.form().note()
+        samples = samples_of(batches)
+        if samples is not None:
+            monitor.notes["inputs"] = samples.first_form().note()
         with running(monitor), _empty_shard_named(shard):
             monitor.fit(
                 shard_of(batches, *part_of(shard, processes)),

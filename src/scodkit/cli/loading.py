@@ -31,8 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
 from scodkit import Monitor, Scored, errors
-from scodkit.cli.files import Batches, Form, Samples, read_samples
-from scodkit.cli.output import note
+from scodkit.cli.files import Form, Samples, read_samples
 from scodkit.errors import OptionError, ScodError
 from scodkit.fit.data import loader_like
 from scodkit.parts import Shard, reads_all_once
@@ -104,7 +103,7 @@ def batches_of(
     *,
     finite: bool = True,
     columns: Sequence[str] | None = None,
-) -> Batches | Iterable[Any]:
+) -> Iterable[Any]:
     """Return batches of what the user names.
 
     Args:
@@ -120,16 +119,16 @@ def batches_of(
     """
     path = Path(spec)
     if path.exists() or ":" not in spec:
-        samples = read_samples(path, columns or form.columns)
-        if samples.left_out:
-            note(f"columns left out of {path}: {', '.join(samples.left_out)}")
-        return Batches(samples, size, form, finite)
-    data = _named(spec, "data")
+        data: object = read_samples(path, columns or form.columns)
+    else:
+        data = _named(spec, "data")
     if isinstance(data, Tensor):
         data = data.detach().cpu()
         data = (data.float() if data.dtype == torch.bfloat16 else data).numpy()
     if isinstance(data, np.ndarray):
-        return Batches(Samples.of_array(data, spec), size, form, finite)
+        data = Samples.of_array(data, spec)
+    if isinstance(data, Samples):
+        data = replace(data, form=form, finite=finite)
     if isinstance(data, Dataset):
         return DataLoader(data, batch_size=size)
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping)):
@@ -140,9 +139,7 @@ def batches_of(
     )
 
 
-def shard_of(
-    batches: Batches | Iterable[Any], index: int, count: int
-) -> Batches | Iterable[Any]:
+def shard_of(batches: Iterable[Any], index: int, count: int) -> Iterable[Any]:
     """Return one shard of some batches: nothing is padded or repeated.
 
     Args:
@@ -156,8 +153,6 @@ def shard_of(
     """
     if count == 1:
         return batches
-    if isinstance(batches, Batches):
-        return replace(batches, dataset=replace(batches.dataset, shard=(index, count)))
     if isinstance(batches, DataLoader):
         if not reads_all_once(batches):
             raise OptionError(
@@ -371,7 +366,6 @@ def _device(name: str) -> torch.device:
 def _load_weights(model: nn.Module, path: Path) -> None:
     if not path.is_file():
         raise OptionError(f"expected a file of weights at {path}, found none")
-    cause = None
     try:
         if path.suffix == ".safetensors":
             state: Any = load_file(path)
@@ -379,19 +373,22 @@ def _load_weights(model: nn.Module, path: Path) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the error below says it all
                 state = torch.load(path, map_location="cpu", weights_only=True)
-        names = f" with {', '.join(map(str, state))}" if isinstance(state, dict) else ""
-        found = f"a {type(state).__name__}{names}"
     except Exception as error:
-        state, cause = None, error
-        found = f"what cannot be read without running code in it ({one_line(error)})"
+        reason = f"what cannot be read without running code in it ({one_line(error)})"
+        raise _not_a_state_dict(path, reason) from error
     if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
-        raise OptionError(
-            f"expected a state dict, tensors by name, in {path}, got {found}; save it with "
-            "torch.save(model.state_dict(), path), or as .safetensors"
-        ) from cause
+        names = f" with {', '.join(map(str, state))}" if isinstance(state, dict) else ""
+        raise _not_a_state_dict(path, f"a {type(state).__name__}{names}")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise OptionError(
             f"expected the weights of this model in {path}, got others ({one_line(error)})"
         ) from error
+
+
+def _not_a_state_dict(path: Path, content: str) -> OptionError:
+    return OptionError(
+        f"expected a state dict, tensors by name, in {path}, got {content}; save it with "
+        "torch.save(model.state_dict(), path), or as .safetensors"
+    )
