@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Context, Option, echo
 
+import scodkit
 from scodkit.cli import options
 from scodkit.cli import output as shown
 from scodkit.errors import OptionError
 from scodkit.numerics.files import replacing
 
-if TYPE_CHECKING:
-    from scodkit import Explanation
-
 _PICTURES = (".png", ".svg", ".pdf")
 _MARK = "drawn by scod explain"  # in every picture, which may be replaced by another
-_LARGEST = 5  # shares on a line for people
+_LARGEST = 5  # shares and slopes listed for people
 
 
 def explain(  # noqa: PLR0913 (each a choice of its own)
@@ -111,7 +109,7 @@ def is_picture(path: Path) -> bool:
     return _MARK.encode() in path.read_bytes()
 
 
-def _show(names: Sequence[int | str], explanation: Explanation, as_json: bool) -> None:
+def _show(names: Sequence[int | str], explanation: scodkit.Explanation, as_json: bool) -> None:
     for place, name in enumerate(names):
         score = float(explanation.score[place])
         layers, directions = (
@@ -128,10 +126,11 @@ def _show(names: Sequence[int | str], explanation: Explanation, as_json: bool) -
         }
         if explanation.nearest is not None:
             nearest, distances = explanation.nearest.index, explanation.nearest.distance
-            near = list(zip(nearest[place].tolist(), distances[place].tolist(), strict=True))
-            document["nearest"] = [{"sample": row, "distance": away} for row, away in near]
-            said = (f"sample {row} at {shown.number(away)}" for row, away in near)
-            facts["nearest"] = ", ".join(said)
+            pairs = list(zip(nearest[place].tolist(), distances[place].tolist(), strict=True))
+            document["nearest"] = [{"sample": row, "distance": away} for row, away in pairs]
+            facts["nearest"] = ", ".join(
+                f"sample {row} at {shown.number(away)}" for row, away in pairs
+            )
         if explanation.saliency is not None:
             document["slopes"] = explanation.saliency.gradient[place].tolist()
             slopes = explanation.saliency.gradient[place].flatten()

@@ -271,7 +271,7 @@ def _from_archive(path: Path) -> NDArray[Any]:
 
 
 def _check_claim(file: IO[bytes], size: int) -> int:
-    """Return the bytes that an array's header claims, before any are allocated.
+    """Return the size in bytes that an array's header claims, before any are allocated.
 
     Raises:
         ValueError: If the file has fewer.
@@ -292,7 +292,7 @@ def _table(path: Path, columns: Sequence[str] | None) -> Samples:
             values, names = _read_table(path, file)
     except (UnicodeDecodeError, csv.Error) as error:
         raise BatchError(f"expected text in {path}, but it is not: {error}") from error
-    return _picked(path, values, names, columns)
+    return _select_columns(path, values, names, columns)
 
 
 def _read_table(path: Path, file: IO[str]) -> tuple[NDArray[Any], list[str] | None]:
@@ -349,13 +349,13 @@ def _distinct(names: Sequence[str], where: str) -> list[str]:
     return list(names)
 
 
-def _picked(
+def _select_columns(
     path: Path, values: NDArray[Any], names: list[str] | None, columns: Sequence[str] | None
 ) -> Samples:
-    """Return the columns that are asked for, by name.
+    """Return samples of the chosen columns, by name.
 
     Raises:
-        BatchError: If some are not there.
+        BatchError: If a column is missing.
     """
     if names is None and (columns is None or len(columns) != values.shape[1]):
         if columns is not None and len(values):
@@ -404,7 +404,7 @@ def _image(path: Path) -> NDArray[Any]:
 
     Raises:
         BatchError: If it cannot be read.
-        ScodError: If it has transparent pixels, or those of an unknown meaning.
+        ScodError: If its pixel format is unsupported, or a pixel is transparent.
     """
     Image = optional("PIL.Image", "cli")  # noqa: N806 (a module with a class's name)
     regular_file(path, "readable image")
@@ -421,10 +421,10 @@ def _image(path: Path) -> NDArray[Any]:
 
 
 def _pixels(path: Path, image: Any) -> NDArray[Any]:
-    """Return an image from 0 to 1, ``(H, W)`` or ``(H, W, 3)``, by what its numbers mean.
+    """Return pixels scaled to [0, 1] in float32, ``(H, W)`` or ``(H, W, 3)``.
 
     Raises:
-        BatchError: If that is not known, or what is seen depends on what is behind it.
+        BatchError: If the pixel format is unsupported, or a pixel is transparent.
     """
     if (image.format, image.mode) in _16_BITS and "transparency" not in image.info:
         return np.asarray(image, dtype=np.float32) / 65535

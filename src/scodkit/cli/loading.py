@@ -1,4 +1,4 @@
-"""What a command line names: a model, its data, a saved monitor.
+"""Load what a command line names: a model, its data, a saved monitor.
 
 Models and data may be the user's code, ``package.module:callable`` or ``file.py:callable``.
 
@@ -30,11 +30,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
-from scodkit import Monitor, Scored, errors
+from scodkit import Calibration, Likelihood, Monitor, Scored, errors, monitor_file
 from scodkit.cli.files import Form, Samples, read_samples
 from scodkit.errors import OptionError, ScodError
 from scodkit.fit.data import loader_like
 from scodkit.parts import Shard, reads_all_once
+from scodkit.sketch import Sketch, documents
 
 _LONGEST = 400  # letters of other libraries' messages that are passed on
 
@@ -48,7 +49,7 @@ def load_model(spec: str, weights: Path | None, device: str) -> nn.Module:
         device: As torch names it.
 
     Raises:
-        OptionError: If any of it is not what it should be.
+        OptionError: If the model, the weights or the device cannot be used.
     """
     where = _device(device)
     model = _named(spec, "a model")
@@ -94,6 +95,37 @@ def load_monitor(path: Path, model: nn.Module, weights: Path | None) -> Monitor:
         if weights is not None:
             raise
         raise errors.MismatchError(f"{error} (was --weights left out?)") from error
+
+
+def unfitted_monitor(path: Path, model: nn.Module) -> Monitor:
+    """Return a monitor with the options of a saved one, for a model whose weights may differ.
+
+    Args:
+        path: Where the saved one is.
+        model: The model to fit it on.
+
+    Raises:
+        OptionError: If it was made with functions, which are in no file.
+    """
+    header, tensors = monitor_file.read(path)
+    functions = [name for name, given in header["functions"].items() if given]
+    if functions:
+        raise OptionError(
+            f"expected a monitor that was made without functions, got {path}, which had "
+            f"{', '.join(functions)}; renew it in Python: monitor.renew(train, heldout)"
+        )
+    monitor = Monitor(
+        model,
+        documents.build(header["likelihood"], Likelihood),
+        header["rank"],
+        sketch=documents.build(header["sketch"], Sketch),
+        parameters=list(header["parameters"]),
+        prior_scale=header["prior_scale"],
+    )
+    monitor.notes = dict(header.get("notes", {}))
+    if "calibration" in tensors:
+        monitor.calibration = Calibration(tensors["calibration"])
+    return monitor
 
 
 def batches_of(
@@ -252,14 +284,14 @@ def one_line(error: BaseException) -> str:
 
 
 def _named(spec: str, what: str) -> object:
-    """Return what a name on the command line stands for: a module, or what a callable returns.
+    """Return the module at a name on the command line, or the result of the callable there.
 
     Args:
         spec: ``package.module:name`` or ``file.py:name``; dots in the name go into objects.
         what: What it is to be, for messages.
 
     Raises:
-        OptionError: If there is no such thing, or it needs arguments, or it fails.
+        OptionError: If there is no such name, the callable needs arguments, or it fails.
     """
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name):

@@ -106,10 +106,10 @@ def score(  # noqa: PLR0913 (each a choice of its own)
         if output is not None:
             shown.check_output(output, ctx.params, is_scores)
         opened, form = loading.open_monitor(monitor, model, weights, device)
-        asked = (false_alarm, confidence) != (None, None)
+        rate_given = (false_alarm, confidence) != (None, None)
         rate = 0.05 if false_alarm is None else false_alarm
         threshold = loading.threshold_of(
-            opened, rate, confidence, needed="for alarms at a rate" if asked else None
+            opened, rate, confidence, needed="for alarms at a rate" if rate_given else None
         )
         if inputs == "-":
             if output is not None:

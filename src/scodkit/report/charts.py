@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from bokeh.models import FixedTicker, HoverTool, LogTickFormatter
+from bokeh.models import FixedTicker, HoverTool, LogTickFormatter, Range1d
 from bokeh.plotting import figure
 
 from scodkit.report.page import Chart, Key, Row, Table, cell, percent
@@ -24,6 +24,7 @@ from scodkit.summary import Summary
 
 _Indices = npt.NDArray[np.intp]
 _Ends = tuple[float, float]
+_Tips = Mapping[str, str]
 _LINEAR = (False, False)
 
 # colour-blind readers can tell these apart; known and unknown sets cycle through their own
@@ -59,8 +60,7 @@ class _Drawing:
     def __init__(
         self, x: str, y: str, x_range: _Ends, y_range: _Ends, log: tuple[bool, bool] = _LINEAR
     ) -> None:
-        self.keys: list[Key] = []
-        self.plot: Any = figure(
+        plot: Any = figure(
             height=300,
             sizing_mode="stretch_width",
             tools="box_zoom,pan,wheel_zoom,reset",
@@ -68,8 +68,8 @@ class _Drawing:
             active_scroll=None,
             x_axis_type="log" if log[0] else "linear",
             y_axis_type="log" if log[1] else "linear",
-            x_range=x_range,
-            y_range=y_range,
+            x_range=Range1d(start=x_range[0], end=x_range[1]),
+            y_range=Range1d(start=y_range[0], end=y_range[1]),
             x_axis_label=x,
             y_axis_label=y,
             background_fill_color=None,
@@ -78,8 +78,10 @@ class _Drawing:
             toolbar_location="above",
             min_border_right=14,
         )
-        self.plot.toolbar.logo = None
-        for axis, ends, is_log in zip(self.plot.axis, (x_range, y_range), log, strict=True):
+        plot.toolbar.logo = None
+        self.plot = plot
+        self.keys: list[Key] = []
+        for axis, ends, is_log in zip(plot.axis, (x_range, y_range), log, strict=True):
             axis.axis_label_text_font_style = "normal"
             axis.axis_label_text_font_size = axis.major_label_text_font_size = "12px"
             axis.minor_tick_line_color = None
@@ -94,8 +96,9 @@ class _Drawing:
         kind: str,
         colour: str,
         look: str,
+        source: Mapping[str, Any],
         label: str = "",
-        tips: Mapping[str, str] | None = None,
+        tips: _Tips | None = None,
         **glyph: Any,
     ) -> None:
         """Draw something, tag it with its colour, and show numbers under the pointer.
@@ -104,11 +107,12 @@ class _Drawing:
             kind: Method of bokeh's plots that draws it.
             colour: Role of its colour.
             look: In the legend, as of `Key`.
+            source: Columns of the data.
             label: In the legend; empty for no entry.
             tips: Columns of the data as bokeh writes them, ``@x{0.00}``, by label.
             glyph: Arguments of the method.
         """
-        renderer = getattr(self.plot, kind)(**glyph)
+        renderer = getattr(self.plot, kind)(source=source, **glyph)
         parts = {"line": ["line"], "varea": ["fill"]}.get(kind, ["fill", "line"])
         renderer.glyph.tags = [f"{part}:{colour}" for part in parts]
         # a glyph that is not selected must not fade into a colour of another theme
@@ -125,8 +129,12 @@ class _Drawing:
 
     def line(self, source: Mapping[str, Any], colour: str, dash: str, **more: Any) -> None:
         """Draw a curve through the columns ``x`` and ``y`` of a source, as `add` does."""
-        style = {"x": "x", "y": "y", "line_width": 2.5, "line_dash": dash, "source": source}
-        self.add("line", colour, dash, **{**style, **more})
+        options = {"x": "x", "y": "y", "line_width": 2.5, "line_dash": dash, **more}
+        self.add("line", colour, dash, source, **options)
+
+    def dots(self, source: Mapping[str, Any], label: str, tips: _Tips, size: int) -> None:
+        """Draw the points ``x`` and ``y`` of a source in blue."""
+        self.add("scatter", "blue", "dot", source, label, tips, x="x", y="y", size=size)
 
     def mark(self, x: _Ends, y: _Ends, label: str, dash: str = "dashed") -> None:
         """Draw a straight line that means a limit or a moment."""
@@ -164,12 +172,12 @@ def histogram(
     drawing = _Drawing("score, nats", "% of the set", *ends, (is_log, False))
     tips = {"set": "@set", "scores": "@left{0.0000} to @right{0.0000}"}
     tips["share"] = "@share{0.0} %"
-    bars = {"left": "left", "right": "right", "top": "share", "bottom": 0}
+    bars: dict[str, Any] = {"left": "left", "right": "right", "top": "share", "bottom": 0}
+    bars |= {"fill_alpha": 0.45, "line_width": 1.5}
     for one, share, colour in zip(sets, shares, colours_of(sets), strict=True):
         source = {"left": left, "right": right, "share": share.tolist()}
         source["set"] = [one.name] * _BINS
-        style = {"fill_alpha": 0.45, "line_width": 1.5, "source": source}
-        drawing.add("quad", colour, "area", one.name, tips, **bars, **style)
+        drawing.add("quad", colour, "area", source, one.name, tips, **bars)
     medians = [f"{one.name}: median {float(one.scores.median()):.3g} nats" for one in sets]
     says = "; ".join(medians) + "."
     if threshold is not None:
@@ -244,8 +252,8 @@ def _curves(
         columns = {"low": curve.low, "y": curve.y, "high": curve.high, "x": curve.x}
         source = {key: values.round(5).tolist() for key, values in columns.items()}
         source["set"] = [name] * len(curve.x)
-        band = {"x": "x", "y1": "low", "y2": "high", "fill_alpha": 0.25, "source": source}
-        drawing.add("varea", colour, "area", **band)
+        band: dict[str, Any] = {"x": "x", "y1": "low", "y2": "high", "fill_alpha": 0.25}
+        drawing.add("varea", colour, "area", source, **band)
         label = f"{name}, with a band of 95 %"
         drawing.line(source, colour, dash, label=label, tips=tips)
         titles += [f"{name}: {height}", "from", "to"]
@@ -275,8 +283,7 @@ def spectrum(summary: Summary) -> list[Chart]:
     source = {"x": (shown + 1).tolist(), "y": values[shown].tolist()}
     drawing.line(source, "blue", "solid", line_width=1.5)
     tips = {"direction": "@x", "eigenvalue": "@y{0.000e+0}"}
-    dots = {"x": "x", "y": "y", "size": 6, "source": source}
-    drawing.add("scatter", "blue", "dot", "eigenvalue", tips, **dots)
+    drawing.dots(source, "eigenvalue", tips, size=6)
     says = (
         f"{len(values)} directions, from {values[0]:.3g} down to {values[-1]:.3g} {unit}; "
         f"spread over {summary.effective_rank:.1f} of them in effect."
@@ -338,9 +345,7 @@ def stream_charts(stream: WatchedStream) -> list[Chart]:
         ranges = (x_range, ends)
         drawing = _Drawing("sample of the stream", "score, nats", *ranges, (False, is_log))
         source = {"x": (shown + 1).tolist(), "y": scores[shown].tolist()}
-        tips = {"sample": "@x", "score": "@y{0.0000}"}
-        dots = {"x": "x", "y": "y", "size": 4, "source": source}
-        drawing.add("scatter", "blue", "dot", "score", tips, **dots)
+        drawing.dots(source, "score", {"sample": "@x", "score": "@y{0.0000}"}, size=4)
         _mark_moments(drawing, stream, ends)
         says = f"{len(scores)} samples. {stream.verdict}"
         if len(shown) < len(scores):
@@ -390,12 +395,12 @@ def _stream_table(stream: WatchedStream) -> Table:
 
 
 def _even(length: int, most: int) -> _Indices:
-    """Return indices from first to last, evenly, at most so many."""
+    """Return at most ``most`` evenly spaced indices, the first and the last among them."""
     return np.unique(np.linspace(0, length - 1, min(length, most)).round().astype(np.intp))
 
 
 def _extremes(values: Array, most: int) -> _Indices:
-    """Return indices of the lowest and the highest value of each stretch, in order."""
+    """Return at most about ``most`` indices: the lowest and highest value of each stretch."""
     if len(values) <= most:
         return np.arange(len(values))
     extremes = {0, len(values) - 1}

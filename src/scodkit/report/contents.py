@@ -1,4 +1,4 @@
-"""What a report says: its sections, each of them left out where there is nothing to say."""
+"""The sections of a report, each left out where there is nothing to show."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def _configuration(monitor: Monitor) -> Section:
     if calibration is not None:
         calibrated_on = f"{calibration.num_data} held-out samples"
         if calibration.groups is not None:
-            calibrated_on += f" in {len(calibration.groups.unique())} groups"
+            calibrated_on += f" in {len(set(calibration.groups.tolist()))} groups"
     settings = {
         "model": type(monitor.model).__name__,
         "likelihood": repr(monitor.likelihood),
@@ -272,14 +272,14 @@ def _configuration(monitor: Monitor) -> Section:
         "torch": torch.__version__,
     }
     settings |= {f"note: {name}": json.dumps(value) for name, value in monitor.notes.items()}
-    caption, titles = "Configuration and fingerprints", ("what", "value")
-    tables = [Table(caption, titles, list(settings.items()))]
+    rows = list(settings.items())
+    tables = [Table("Configuration and fingerprints", ("what", "value"), rows)]
     sizes = [
         (block.name, " x ".join(map(str, block.shape)) or "1", float(math.prod(block.shape)))
         for block in fitted.parameters.blocks
     ]
-    titles = ("parameter", "shape", "numbers")
-    folded = [Table("Weights the scores are about", titles, sizes)]
+    columns = ("parameter", "shape", "numbers")
+    folded = [Table("Weights the scores are about", columns, sizes)]
     says = "What to give to make this again; the fingerprints tie it to the weights."
     return Section("configuration", "Configuration", says, tables=tables, folded=folded)
 
@@ -300,7 +300,7 @@ def _slopes(monitor: Monitor, inputs: Tensor) -> tuple[list[Tensor | None], str]
     except ScodError as error:
         return [None] * len(inputs), f"No slopes: {error}."
     assert saliency is not None
-    return [own if own.isfinite().all() else None for own in saliency.gradient], ""
+    return [slopes if slopes.isfinite().all() else None for slopes in saliency.gradient], ""
 
 
 def _picture(
