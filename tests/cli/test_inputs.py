@@ -21,9 +21,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from scodkit.cli.files import Form, Samples, read_samples
-from scodkit.cli.loading import batches_of
+from scodkit.cli.loading import batches_of, shard_of
 from scodkit.cli.output import note, show_facts, show_table
-from scodkit.errors import BatchError, FileError
+from scodkit.errors import BatchError, FileError, NonFiniteError
 
 FLOAT = Form(torch.float32)
 FITTED = Form(torch.float32, (2,))
@@ -103,6 +103,19 @@ def test_batches_are_all_samples_in_order(count: int, size: int) -> None:
     assert len(read) == len(batches)
     assert all(len(batch) == size for batch in read[:-1])
     assert torch.equal(torch.cat(read), torch.arange(2.0 * count).reshape(count, 2))
+
+
+def test_shards_are_all_samples_and_keep_their_names(tmp_path: Path) -> None:
+    rows = np.arange(14.0).reshape(7, 2)
+    path = tmp_path / "x.npy"
+    np.save(path, rows)
+    batches = batches_of(str(path), 2, FLOAT)
+    shards = [torch.cat(list(shard_of(batches, index, 3))) for index in range(3)]
+    assert torch.equal(torch.cat(shards), torch.from_numpy(rows).float())
+    rows[5] = np.nan
+    np.save(path, rows)
+    with pytest.raises(NonFiniteError, match=r"in sample 5 \(samples are counted from 0\)"):
+        list(shard_of(batches_of(str(path), 2, FLOAT), 2, 3))
 
 
 def test_grey_images_and_images_of_two_sizes(tmp_path: Path) -> None:

@@ -307,7 +307,9 @@ def _read_table(path: Path, file: IO[str]) -> tuple[NDArray[Any], list[str] | No
             continue
         if width is None:
             width = len(cells)
-            if any(cell and not _is_float(cell) for cell in cells):
+            try:
+                _ = [float(cell) for cell in cells if cell]
+            except ValueError:  # a word: this line has the names of the columns
                 names = _distinct(cells, f"the first line of {path}")
                 continue
         if len(cells) != width:
@@ -324,14 +326,6 @@ def _read_table(path: Path, file: IO[str]) -> tuple[NDArray[Any], list[str] | No
                 )
             numbers.append(float(cell or "nan"))
     return np.array(numbers).reshape(-1, width or 1), names
-
-
-def _is_float(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _distinct(names: Sequence[str], where: str) -> list[str]:
