@@ -157,6 +157,8 @@ def histogram(
         threshold: Score of the alarm; None for no line.
         false_alarm: The rate it is for.
     """
+    if not sets:
+        return []
     scores = torch.cat([one.scores for one in sets])
     finite = scores[scores.isfinite()].tolist() + ([] if threshold is None else [threshold])
     if not finite:
@@ -190,18 +192,19 @@ def histogram(
     titles = ["from", "to", *(f"{one.name}, %" for one in sets)]
     rows = list(zip(left, right, *(share.tolist() for share in shares), strict=True))
     numbers = Table("Shares of the sets between scores", titles, rows)
-    title = "Scores of known and unknown inputs"
-    return [Chart("histogram", title, says, drawing.plot, drawing.keys, numbers)]
+    return [Chart("histogram", says, drawing.plot, drawing.keys, numbers)]
 
 
-def roc_chart(by_set: Mapping[str, Curves]) -> Chart:
-    """Return the ROC curves.
+def separation(by_set: Mapping[str, Curves]) -> list[Chart]:
+    """Return the ROC curves and the precision-recall curves.
 
     Args:
-        by_set: Curves by name of the unknown set.
+        by_set: Curves by name of the unknown set; without any there are no charts.
     """
+    if not by_set:
+        return []
     rocs = {name: curves.roc for name, curves in by_set.items()}
-    says = "; ".join(
+    caught = "; ".join(
         f"{name}: area {_area(roc)}, and {percent(roc.at(0.05)[0])} caught at 5 % false alarms"
         for name, roc in rocs.items()
     )
@@ -209,21 +212,13 @@ def roc_chart(by_set: Mapping[str, Curves]) -> Chart:
         "known inputs that raise an alarm": "false alarms",
         "unknown inputs caught": "caught",
     }
-    return Chart("roc", "ROC curve", says + ".", *_curves(rocs, axes, (0, 1), _ROC_ROWS))
-
-
-def precision_recall_chart(by_set: Mapping[str, Curves]) -> Chart:
-    """Return the precision-recall curves, for as many known as unknown inputs.
-
-    Args:
-        by_set: Curves by name of the unknown set.
-    """
+    roc_chart = Chart("roc", caught + ".", *_curves(rocs, axes, (0, 1), _ROC_ROWS))
     precisions = {name: curves.precision_recall for name, curves in by_set.items()}
-    says = "; ".join(f"{name}: area {_area(curve)}" for name, curve in precisions.items())
-    says += ". Known and unknown inputs count the same, however many there are of each."
+    areas = "; ".join(f"{name}: area {_area(curve)}" for name, curve in precisions.items())
+    areas += ". Known and unknown inputs count the same, however many there are of each."
     axes = {"unknown inputs caught": "caught", "alarms that are right": "right"}
     drawn = _curves(precisions, axes, (0.5, 0.5), _RECALL_ROWS)
-    return Chart("precision-recall", "Precision and recall", says, *drawn)
+    return [roc_chart, Chart("precision-recall", areas, *drawn)]
 
 
 def _area(curve: Curve) -> str:
@@ -290,7 +285,7 @@ def spectrum(summary: Summary) -> list[Chart]:
     )
     rows = [(float(i + 1), float(values[i])) for i in _even(len(values), _MOST_ROWS)]
     numbers = Table("Eigenvalues of directions", ("direction", "eigenvalue"), rows)
-    return [Chart("spectrum", "Spectrum", says, drawing.plot, drawing.keys, numbers)]
+    return [Chart("spectrum", says, drawing.plot, drawing.keys, numbers)]
 
 
 def captured(summary: Summary) -> list[Chart]:
@@ -322,15 +317,17 @@ def captured(summary: Summary) -> list[Chart]:
     rows = columns[_even(len(sums), _MOST_ROWS)].tolist()
     titles = ("direction", "captured so far", "decided by data")
     numbers = Table("Captured curvature", titles, rows)
-    return [Chart("captured", "Captured curvature", says, drawing.plot, drawing.keys, numbers)]
+    return [Chart("captured", says, drawing.plot, drawing.keys, numbers)]
 
 
-def stream_charts(stream: WatchedStream) -> list[Chart]:
+def stream_charts(stream: WatchedStream | None) -> list[Chart]:
     """Return the scores in their order, if any is finite, and the wealth of the alarm.
 
     Args:
-        stream: Scores and alarm.
+        stream: Scores and alarm; None for no charts.
     """
+    if stream is None:
+        return []
     scores, wealth = stream.scores.numpy(), stream.log_wealth.numpy() / math.log(10)
     x_range = (0.0, len(scores) + 1.0)
     numbers = _stream_table(stream)
@@ -350,8 +347,7 @@ def stream_charts(stream: WatchedStream) -> list[Chart]:
         says = f"{len(scores)} samples. {stream.verdict}"
         if len(shown) < len(scores):
             says += f" Of the scores the {len(shown)} that stand out most are drawn."
-        title = "Scores of the stream"
-        charts.append(Chart("stream", title, says, drawing.plot, drawing.keys, numbers))
+        charts.append(Chart("stream", says, drawing.plot, drawing.keys, numbers))
     limit = -math.log10(stream.false_alarm)
     # a drift that goes on makes the wealth grow without end: what happens at the limit counts
     top = max(min(float(wealth.max()), 4 * limit) + 0.5, 1.25 * limit)
@@ -367,8 +363,7 @@ def stream_charts(stream: WatchedStream) -> list[Chart]:
     drawing.line(limits, "red", "solid", label=label, line_width=2)
     _mark_moments(drawing, stream, ends)
     says = f"The alarm rises when the wealth reaches {1 / stream.false_alarm:g}."
-    title = "Evidence against the stream"
-    return [*charts, Chart("wealth", title, says, drawing.plot, drawing.keys, numbers)]
+    return [*charts, Chart("wealth", says, drawing.plot, drawing.keys, numbers)]
 
 
 def _mark_moments(drawing: _Drawing, stream: WatchedStream, ends: _Ends) -> None:

@@ -19,8 +19,8 @@ from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.monitor import Monitor
 from scodkit.report import charts
 from scodkit.report.page import Cell, Picture, Row, Section, Table, cell, percent, render
-from scodkit.report.report import MethodLine, Report, ScoredSet, WatchedStream
-from scodkit.report.separation import Curves, curves
+from scodkit.report.report import MethodLine, Report, ScoredSet
+from scodkit.report.separation import curves
 from scodkit.summary import Summary
 
 _SAMPLES = 12  # of each set, in the table of samples
@@ -61,16 +61,19 @@ def page_of(report: Report) -> str:
     facts["captured curvature"] = percent(summary.captured)
     if report.stream is not None and report.stream.alarmed_at is not None:
         facts["stream alarm at sample"] = str(report.stream.alarmed_at)
+    pictures, no_slopes = gallery(monitor, sets)
+    drawn = charts.histogram(sets, threshold, report.false_alarm)
+    verdict = "" if report.stream is None else report.stream.verdict
     sections = (
-        _scores(report, threshold, rates),
-        _separation(curves_by_set),
-        _methods(report.methods),
-        _stream(report.stream),
-        _gallery(monitor, sets),
-        _samples(report, p_values),
-        _layers(monitor, sets),
-        _fit(summary),
-        _configuration(monitor),
+        Section("scores", charts=drawn, tables=[_scores(sets, rates)]),
+        Section("separation", charts=charts.separation(curves_by_set)),
+        Section("methods", tables=[_methods(report.methods)]),
+        Section("stream-of-samples", verdict, charts=charts.stream_charts(report.stream)),
+        Section("gallery", gallery=pictures, note=no_slopes),
+        Section("samples", tables=[_samples(report, p_values)]),
+        Section("layers", tables=_layers(monitor, sets)),
+        Section("fit", charts=charts.spectrum(summary) + charts.captured(summary)),
+        Section("configuration", tables=[_settings(monitor)], folded=[_parameters(monitor)]),
     )
     shown = [section for section in sections if section]
     lead = _lead(report, summary, rates)
@@ -90,15 +93,8 @@ def _lead(report: Report, summary: Summary, rates: Mapping[str, float]) -> str:
     return lead
 
 
-def _scores(
-    report: Report, threshold: float | None, rates: Mapping[str, float]
-) -> Section | None:
-    if not report.sets:
-        return None
-    says = (
-        "The score is how far the prediction could still move under weights that the "
-        "training data does not tell apart: larger means more atypical."
-    )
+def _scores(sets: Sequence[ScoredSet], rates: Mapping[str, float]) -> Table:
+    """Return quantiles of the scores of each set, and its share of alarms."""
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
     rows = [
         (
@@ -108,26 +104,13 @@ def _scores(
             *torch.quantile(one.scores, levels, interpolation="lower").tolist(),
             cell(rates.get(one.name), ".1%"),
         )
-        for one in report.sets
+        for one in sets
     ]
     titles = ("set", "kind", "inputs", "5 % below", "median", "95 % below", "alarms")
-    tables = [Table("Scores of the sets, in nats", titles, rows, sortable=True)]
-    drawn = charts.histogram(report.sets, threshold, report.false_alarm)
-    return Section("scores", "Scores", says, charts=drawn, tables=tables)
+    return Table("Scores of the sets, in nats", titles, rows, sortable=True)
 
 
-def _separation(curves_by_set: Mapping[str, Curves]) -> Section | None:
-    if not curves_by_set:
-        return None
-    says = (
-        "How well the score tells each unknown set from all known inputs. Bands hold 95 % "
-        "of curves over inputs drawn anew; they say nothing of other trained networks."
-    )
-    drawn = (charts.roc_chart(curves_by_set), charts.precision_recall_chart(curves_by_set))
-    return Section("separation", "Telling known from unknown", says, charts=drawn)
-
-
-def _methods(methods: Sequence[MethodLine]) -> Section:
+def _methods(methods: Sequence[MethodLine]) -> Table:
     columns = {
         "AUROC": ("auroc", ".3f"),
         "AUPR": ("aupr", ".3f"),
@@ -141,20 +124,22 @@ def _methods(methods: Sequence[MethodLine]) -> Section:
         for line in methods
     ]
     caption = "Methods; cost is the time of a scored prediction over that of a bare one"
-    says = "Press a column's title to sort by it."
-    tables = [Table(caption, ("method", *columns), rows, sortable=True)]
-    return Section("methods", "Methods compared", says, tables=tables)
+    return Table(caption, ("method", *columns), rows, sortable=True)
 
 
-def _stream(stream: WatchedStream | None) -> Section | None:
-    if stream is None:
-        return None
-    drawn = charts.stream_charts(stream)
-    return Section("stream-of-samples", "Stream", stream.verdict, charts=drawn)
+def gallery(
+    monitor: Monitor, sets: Sequence[ScoredSet]
+) -> tuple[dict[str, list[Picture]], str]:
+    """Return the most and the least atypical inputs of the sets that can be shown.
 
+    Args:
+        monitor: Fitted.
+        sets: Scored inputs.
 
-def _gallery(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section:
-    """Return the most and the least atypical inputs of the sets that can be shown."""
+    Returns:
+        Two rows for each set, by their titles; and why there are no slopes, empty if there
+        are.
+    """
     rows: dict[str, list[Picture]] = {}
     note = ""
     for one in sets:
@@ -172,15 +157,10 @@ def _gallery(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section:
         ]
         rows[f"{one.name}: most atypical"] = pictures[:few]
         rows[f"{one.name}: least atypical"] = pictures[few:]
-    says = (
-        "Each input with the slopes of its score: orange where a larger number would raise "
-        "the score, blue where it would lower it."
-    )
-    title = "Most and least atypical inputs"
-    return Section("gallery", title, says, note=note, gallery=rows)
+    return rows, note
 
 
-def _samples(report: Report, p_values: Mapping[str, Tensor]) -> Section:
+def _samples(report: Report, p_values: Mapping[str, Tensor]) -> Table:
     rows: list[Row] = []
     for one in report.sets:
         for index in one.spread(_SAMPLES):
@@ -196,12 +176,10 @@ def _samples(report: Report, p_values: Mapping[str, Tensor]) -> Section:
             rows.append((one.name, label, prediction, score, p_value, alarm, sample))
     titles = ("set", "is", "prediction", "score", "p-value", "alarm", "sample")
     caption = "Samples of each set, from the least to the most atypical, evenly by rank"
-    says = "What the network says of an input, and how far to trust it."
-    tables = [Table(caption, titles, rows, sortable=True)]
-    return Section("samples", "Predictions and scores", says, tables=tables)
+    return Table(caption, titles, rows, sortable=True)
 
 
-def _layers(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section | None:
+def _layers(monitor: Monitor, sets: Sequence[ScoredSet]) -> list[Table]:
     """Return the shares of the layers in the scores of each set with inputs."""
     layers: tuple[str, ...] = ()
     shown, colours, shares = [], [], []
@@ -216,7 +194,7 @@ def _layers(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section | None:
             colours.append(colour)
             shares.append(sums / sums.sum())
     if not shown:
-        return None
+        return []
     values = torch.stack(shares, dim=1)  # (layers, sets)
     ranked = values.abs().amax(1).argsort(descending=True, stable=True).tolist()
     top, rest = sorted(ranked[:_MOST_LAYERS]), ranked[_MOST_LAYERS:]
@@ -227,12 +205,7 @@ def _layers(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section | None:
     titles = ("layer", *(one.name for one in shown))
     counts = ", ".join(f"{min(len(one), _EXPLAINED)} of {one.name}" for one in shown)
     caption = f"Shares of the layers in the scores, in order of the model ({counts})"
-    says = (
-        "Where the scores of a set come from. Shares sum to 100 %; one below zero belongs "
-        "to a layer whose changes others make up for."
-    )
-    tables = [Table(caption, titles, rows, sortable=True)]
-    return Section("layers", "Layers", says, tables=tables)
+    return [Table(caption, titles, rows, sortable=True)]
 
 
 def _bar(share: float, colour: str) -> Cell:
@@ -240,14 +213,8 @@ def _bar(share: float, colour: str) -> Cell:
     return Cell(cell(share, ".1%").text, share, max(-1.0, min(1.0, share)), colour)
 
 
-def _fit(summary: Summary) -> Section:
-    says = "Directions in the space of weights that the training data would notice."
-    drawn = charts.spectrum(summary) + charts.captured(summary)
-    return Section("fit", "What the fit has kept", says, charts=drawn)
-
-
-def _configuration(monitor: Monitor) -> Section:
-    """Return the configuration and the chosen parameters, with fingerprints of the weights."""
+def _settings(monitor: Monitor) -> Table:
+    """Return the configuration of a fitted monitor, with the fingerprints of its weights."""
     fitted, basis, calibration = monitor.fitted, monitor.basis, monitor.calibration
     calibrated_on = "none"
     if calibration is not None:
@@ -273,15 +240,16 @@ def _configuration(monitor: Monitor) -> Section:
     }
     settings |= {f"note: {name}": json.dumps(value) for name, value in monitor.notes.items()}
     rows = list(settings.items())
-    tables = [Table("Configuration and fingerprints", ("what", "value"), rows)]
-    sizes = [
+    return Table("Configuration and fingerprints", ("what", "value"), rows)
+
+
+def _parameters(monitor: Monitor) -> Table:
+    """Return the chosen parameters by name, with their shapes and sizes."""
+    rows = [
         (block.name, " x ".join(map(str, block.shape)) or "1", float(math.prod(block.shape)))
-        for block in fitted.parameters.blocks
+        for block in monitor.fitted.parameters.blocks
     ]
-    columns = ("parameter", "shape", "numbers")
-    folded = [Table("Weights the scores are about", columns, sizes)]
-    says = "What to give to make this again; the fingerprints tie it to the weights."
-    return Section("configuration", "Configuration", says, tables=tables, folded=folded)
+    return Table("Weights the scores are about", ("parameter", "shape", "numbers"), rows)
 
 
 def _can_be_shown(shape: torch.Size) -> bool:

@@ -116,8 +116,7 @@ class Chart:
     """A chart, with the same in words and in numbers for those who cannot see it.
 
     Args:
-        name: Its id in the page: letters and dashes, once on a page.
-        title: What it is.
+        name: Its id in the page, where its title is, too.
         says: What it shows, in a sentence or two.
         plot: As bokeh draws it.
         keys: Its legend.
@@ -125,7 +124,6 @@ class Chart:
     """
 
     name: str
-    title: str
     says: str
     plot: Any
     keys: Sequence[Key]
@@ -158,9 +156,8 @@ class Section:
     """A part of the page, with a heading; false where there is nothing to show.
 
     Args:
-        name: Its id in the page: letters and dashes, once on a page.
-        title: Its heading.
-        says: What it shows.
+        name: Its id in the page, where its heading and introduction are, too.
+        says: What it shows, in place of that introduction.
         charts: Side by side where there is room.
         tables: One below the other.
         note: Why something is missing from the gallery.
@@ -169,8 +166,7 @@ class Section:
     """
 
     name: str
-    title: str
-    says: str
+    says: str = ""
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     note: str = ""
