@@ -1,7 +1,8 @@
 """Charts of a report, drawn by bokeh.
 
 Colours are named here and chosen by the page's style sheet, light or dark: a tag such as
-``fill:blue`` on a part of a plot tells the page's script what to paint.
+``fill:blue`` on a part of a plot tells the page's script what to paint. ``theme.json`` has the
+rest of the style.
 """
 
 from __future__ import annotations
@@ -60,9 +61,8 @@ class _Drawing:
     def __init__(
         self, x: str, y: str, x_range: _Ends, y_range: _Ends, log: tuple[bool, bool] = _LINEAR
     ) -> None:
-        plot: Any = figure(
-            height=300,
-            sizing_mode="stretch_width",
+        self.keys: list[Key] = []
+        self.plot: Any = figure(
             tools="box_zoom,pan,wheel_zoom,reset",
             active_drag="box_zoom",
             active_scroll=None,
@@ -72,20 +72,8 @@ class _Drawing:
             y_range=Range1d(start=y_range[0], end=y_range[1]),
             x_axis_label=x,
             y_axis_label=y,
-            background_fill_color=None,
-            border_fill_color=None,
-            outline_line_color=None,
-            toolbar_location="above",
-            min_border_right=14,
         )
-        plot.toolbar.logo = None
-        self.plot = plot
-        self.keys: list[Key] = []
-        for axis, ends, is_log in zip(plot.axis, (x_range, y_range), log, strict=True):
-            axis.axis_label_text_font_style = "normal"
-            axis.axis_label_text_font_size = axis.major_label_text_font_size = "12px"
-            axis.minor_tick_line_color = None
-            axis.ticker.desired_num_ticks = 5
+        for axis, ends, is_log in zip(self.plot.axis, (x_range, y_range), log, strict=True):
             if is_log:
                 axis.formatter = LogTickFormatter(min_exponent=4)
                 if _FEW_DECADES[0] < ends[1] / ends[0] < _FEW_DECADES[1]:

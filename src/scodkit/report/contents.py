@@ -279,11 +279,9 @@ def _picture(
         says.append("predicted " + in_words(likelihood, one.outputs[index]))
     says.append(f"score {cell(float(one.scores[index])).text}")
     name = f"{one.name}, sample {index}"
-    if sample.ndim == 1:
-        slope_bars = [] if slopes is None else bars(slopes)
-        return Picture(name, says, bars=bars(sample), slope_bars=slope_bars)
-    drawn = None if slopes is None else slope_map(slopes)
-    return Picture(name, says, image=image(sample), slopes=drawn)
+    draw, draw_slopes = (bars, bars) if sample.ndim == 1 else (image, slope_map)
+    drawn = None if slopes is None else draw_slopes(slopes)
+    return Picture(name, says, draw(sample), drawn)
 
 
 def in_words(likelihood: Likelihood, output: Tensor) -> str:
