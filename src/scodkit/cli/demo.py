@@ -251,10 +251,7 @@ def _show(
     lines: Sequence[MethodLine],
     stream: WatchedStream,
 ) -> None:
-    import torch
-
-    with torch.no_grad():
-        right = (net(digits.test_x).argmax(1) == digits.test_y).double().mean()
+    right = (net(digits.test_x).argmax(1) == digits.test_y).double().mean()
     echo(
         f"{len(digits.test_x)} other digits 0-4, {float(right):.1%} of them read correctly, "
         f"and {len(digits.novel_x)} digits 5-9, never seen:\n"
