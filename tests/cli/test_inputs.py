@@ -97,7 +97,7 @@ def test_the_form_of_a_fit_survives_as_notes() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 20), st.integers(1, 25))
 def test_batches_are_all_samples_in_order(count: int, size: int) -> None:
-    samples = Samples.of_array(np.arange(2.0 * count).reshape(count, 2), "x")
+    samples = Samples.of_array(np.arange(2.0 * count).reshape(count, 2), "x", form=FLOAT)
     batches = DataLoader(samples, size)
     read = list(batches)
     assert len(read) == len(batches)

@@ -106,7 +106,7 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Samples(Dataset[Tensor]):
-    """Samples of a file as the model takes them, read when they are asked for.
+    """Samples of a file or an array as the model takes them, read by position.
 
     Args:
         source: Returns the samples at some positions, ``(b, *shape)``.
@@ -114,7 +114,7 @@ class Samples(Dataset[Tensor]):
         names: What they are called in results; their positions by default.
         has_dtype: Whether their dtype was chosen by whoever wrote them; text has none.
         columns: Names of the numbers of a sample, if they have names.
-        form: The form to bring them to.
+        form: The form to bring them to, before tensors can be read.
         finite: Refuse samples with a NaN or an infinity.
     """
 
@@ -123,7 +123,7 @@ class Samples(Dataset[Tensor]):
     names: Sequence[str] | None = None
     has_dtype: bool = False
     columns: tuple[str, ...] | None = None
-    form: Form = Form(torch.float32)
+    form: Form | None = None
     finite: bool = True
 
     @classmethod
@@ -165,6 +165,7 @@ class Samples(Dataset[Tensor]):
         Raises:
             NonFiniteError: If there is a NaN or an infinity, and there must not be.
         """
+        assert self.form is not None
         batch = self.form.tensor(self.source(rows), self.has_dtype)
         if self.finite and not bool(batch.isfinite().all()):
             bad = ~batch.isfinite().reshape(len(batch), -1).all(1)
