@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
+from torch.utils.data import DataLoader
 
-from scodkit.cli.files import Batches, Form, Samples, read_samples
-from scodkit.cli.loading import batches_of
+from scodkit.cli.files import Form, Samples, read_samples
+from scodkit.cli.loading import batches_of, shard_of
 from scodkit.cli.output import note, show_facts, show_table
-from scodkit.errors import BatchError, FileError
+from scodkit.errors import BatchError, FileError, NonFiniteError
 
 FLOAT = Form(torch.float32)
 FITTED = Form(torch.float32, (2,))
@@ -34,7 +35,7 @@ def table(folder: Path, text: str) -> Samples:
 
 
 def values(samples: Samples) -> np.ndarray:
-    return samples.read(slice(None))
+    return samples.source(range(len(samples)))
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -86,8 +87,8 @@ def test_a_line_of_empty_cells_is_a_sample(tmp_path: Path) -> None:
 
 def test_the_form_of_a_fit_survives_as_notes() -> None:
     model = nn.Linear(2, 1).double()
-    samples = Samples.of_array(np.zeros((5, 2), np.float32), "x", columns=("a", "b"))
-    form = Batches(samples, 2, Form.of_fit({}, model), finite=True).form()
+    like = {"columns": ("a", "b"), "form": Form.of_fit({}, model)}
+    form = Samples.of_array(np.zeros((5, 2), np.float32), "x", **like).first_form()
     assert form == Form(torch.float64, (2,), ("a", "b"))
     assert Form.of_fit({"inputs": form.note()}, model) == form
     assert Form.of_fit({}, model) == Form(torch.float64)
@@ -96,12 +97,25 @@ def test_the_form_of_a_fit_survives_as_notes() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 20), st.integers(1, 25))
 def test_batches_are_all_samples_in_order(count: int, size: int) -> None:
-    samples = Samples.of_array(np.arange(2.0 * count).reshape(count, 2), "x")
-    batches = Batches(samples, size, FLOAT, finite=True)
+    samples = Samples.of_array(np.arange(2.0 * count).reshape(count, 2), "x", form=FLOAT)
+    batches = DataLoader(samples, size)
     read = list(batches)
     assert len(read) == len(batches)
     assert all(len(batch) == size for batch in read[:-1])
     assert torch.equal(torch.cat(read), torch.arange(2.0 * count).reshape(count, 2))
+
+
+def test_shards_are_all_samples_and_keep_their_names(tmp_path: Path) -> None:
+    rows = np.arange(14.0).reshape(7, 2)
+    path = tmp_path / "x.npy"
+    np.save(path, rows)
+    batches = batches_of(str(path), 2, FLOAT)
+    shards = [torch.cat(list(shard_of(batches, index, 3))) for index in range(3)]
+    assert torch.equal(torch.cat(shards), torch.from_numpy(rows).float())
+    rows[5] = np.nan
+    np.save(path, rows)
+    with pytest.raises(NonFiniteError, match=r"in sample 5 \(samples are counted from 0\)"):
+        list(shard_of(batches_of(str(path), 2, FLOAT), 2, 3))
 
 
 def test_grey_images_and_images_of_two_sizes(tmp_path: Path) -> None:
@@ -109,11 +123,11 @@ def test_grey_images_and_images_of_two_sizes(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "b.png")
     Image.fromarray(pixels.T).save(tmp_path / "a.PNG")
     found = read_samples(tmp_path)
-    assert np.allclose(found.read(slice(0, 2))[1], pixels[None] / 255)
+    assert np.allclose(found.source(range(2))[1], pixels[None] / 255)
     assert [found.name(row) for row in range(2)] == ["a.PNG", "b.png"]
     Image.fromarray(np.zeros((3, 2), np.uint8)).save(tmp_path / "c.png")
     with pytest.raises(BatchError, match=r"expected images of one size, \(1, 2, 2\)"):
-        read_samples(tmp_path).read(slice(2, 3))
+        read_samples(tmp_path).source([2])
 
 
 def test_plain_tables_are_aligned(capsys) -> None:
@@ -171,7 +185,7 @@ def test_columns_that_share_a_name_are_refused(tmp_path: Path) -> None:
 
 def saved(folder: Path, image: Image.Image, name: str = "a.png") -> np.ndarray:
     image.save(folder / name)
-    return read_samples(folder).read(slice(0, 1))[0]
+    return read_samples(folder).source([0])[0]
 
 
 DEEP = np.array([[0, 1000], [30000, 65535]], np.uint16)
@@ -228,7 +242,7 @@ def keyed(mode: str, colour: int | tuple[int, ...]) -> Image.Image:
 def test_transparent_pixels_are_refused(image: Image.Image, tmp_path: Path) -> None:
     image.save(tmp_path / "a.png", **image.info)
     with pytest.raises(BatchError, match=r"^expected an image that is opaque"):
-        read_samples(tmp_path).read(slice(0, 1))
+        read_samples(tmp_path).source([0])
 
 
 def test_an_alpha_channel_that_hides_nothing_is_dropped(tmp_path: Path) -> None:
@@ -305,7 +319,7 @@ def test_pipes_are_not_waited_for(name: str, tmp_path: Path) -> None:
     with pytest.raises(
         FileError, match=r"^expected a (file or folder|readable image) at .*, got a pipe"
     ):
-        read_samples(tmp_path / Path(name).parts[0]).read(slice(0, 1))
+        read_samples(tmp_path / Path(name).parts[0]).source([0])
 
 
 @pytest.mark.usefixtures("soon")

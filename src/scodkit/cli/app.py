@@ -1,4 +1,4 @@
-"""The verbs of ``scod``, put together, and what becomes of their errors.
+"""The verbs of ``scod``, and how errors and warnings are reported.
 
 Neither this module nor the top of a verb's module imports torch, so that help and completion
 come at once. A verb imports what it works with when it is run.
@@ -29,10 +29,10 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Verbs(TyperGroup):
-    """Verbs that are imported when they are asked for, each from the module of its name.
+    """A group that imports a verb when it is needed, from the module of the same name.
 
     Args:
-        settings: As of any group.
+        settings: Settings of the group.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -64,8 +64,8 @@ class _Verbs(TyperGroup):
 app = typer.Typer(name="scod", cls=_Verbs, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"scodkit {__version__}")
         raise typer.Exit
 
@@ -92,7 +92,7 @@ def run_app(name: str, app: Callable[..., object]) -> None:
 
     Args:
         name: Name of the command, which its messages begin with.
-        app: What runs it, with its name as ``prog_name``, and a dict as ``obj``, where it
+        app: Runs it; takes the name as ``prog_name``, and as ``obj`` a dict in which it
             sets ``debug`` to have tracebacks shown.
     """
     settings: dict[str, bool] = {}
@@ -131,7 +131,7 @@ def _explained(error: Exception) -> tuple[str, int]:
 def _show_warning(
     message: Warning | str, category: type[Warning], *where: Any, **_: Any
 ) -> None:
-    """Show a warning: of ours the message alone, of others as Python does."""
+    """Show a warning: the message alone if it is ours, otherwise as Python does."""
     if category.__module__ == errors.__name__:
         output.note(f"warning: {message}")
     else:

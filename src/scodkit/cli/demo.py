@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Context, Option, echo
 
+import scodkit
 from scodkit.cli import options
 from scodkit.cli import output as shown
 from scodkit.errors import optional
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from scodkit.baselines import Detector
-    from scodkit.monitor import Monitor
     from scodkit.report import MethodLine, WatchedStream
 
 _FALSE_ALARM = 0.05
@@ -37,16 +37,16 @@ Report(monitor, sets).save("report.html")"""
 
 @dataclass(frozen=True)
 class Digits:
-    """What the network is trained on, and what it is asked about.
+    """Digits to train on, to calibrate with and to score.
 
     Args:
         train_x: Digits 0-4, images ``(n, 1, 8, 8)`` in [0, 1].
-        train_y: Which they are, ``(n,)``.
-        heldout_x: Others for the calibration.
-        test_x: Others to ask about.
-        test_y: Which they are.
-        novel_x: Digits 5-9.
-        novel_y: Which they are.
+        train_y: Their labels, ``(n,)``.
+        heldout_x: Other digits 0-4, for the calibration.
+        test_x: Other digits 0-4, to score.
+        test_y: Their labels.
+        novel_x: Digits 5-9, to score.
+        novel_y: Their labels.
     """
 
     train_x: Tensor
@@ -145,14 +145,12 @@ def train(images: Tensor, labels: Tensor) -> nn.Module:
 
 def methods_for(net: nn.Module) -> Mapping[str, Detector]:
     """Return the methods that are compared, by name, not fitted yet."""
-    from scodkit import Categorical, LastLayers, Monitor, baselines
+    from scodkit import baselines
 
-    likelihood = Categorical()
+    likelihood, last_two = scodkit.Categorical(), scodkit.LastLayers(count=2)
     return {
-        _SCOD: Monitor(net, likelihood, rank=50),
-        f"{_SCOD}, last two layers": Monitor(
-            net, likelihood, 50, parameters=LastLayers(count=2)
-        ),
+        _SCOD: scodkit.Monitor(net, likelihood, 50),
+        f"{_SCOD}, last two layers": scodkit.Monitor(net, likelihood, 50, parameters=last_two),
         "Entropy": baselines.Naive(net, likelihood),
         "Max softmax": baselines.MaxSoftmax(net, likelihood),
         "Energy": baselines.Energy(net, likelihood),
@@ -162,16 +160,15 @@ def methods_for(net: nn.Module) -> Mapping[str, Detector]:
     }
 
 
-def compare(net: nn.Module, digits: Digits) -> tuple[Monitor, list[MethodLine]]:
-    """Return the monitor, fitted and calibrated, and what each method finds and costs.
+def compare(net: nn.Module, digits: Digits) -> tuple[scodkit.Monitor, list[MethodLine]]:
+    """Return the fitted and calibrated monitor, and the results and cost of each method.
 
     Args:
         net: Trained.
-        digits: To fit on, to calibrate with and to ask about.
+        digits: To fit on, to calibrate with and to score.
     """
     from torch.utils.data import DataLoader, TensorDataset
 
-    from scodkit import Calibration, Monitor
     from scodkit.report import MethodLine
     from scodkit.report.separation import separation
 
@@ -183,7 +180,7 @@ def compare(net: nn.Module, digits: Digits) -> tuple[Monitor, list[MethodLine]]:
         fit_seconds = time.perf_counter() - began
         known, unknown = method.score(digits.test_x), method.score(digits.novel_x)
         separated = separation(known, unknown, resamples=10)  # only its figures are shown
-        limit = Calibration(method.score(digits.heldout_x)).threshold(_FALSE_ALARM)
+        limit = scodkit.Calibration(method.score(digits.heldout_x)).threshold(_FALSE_ALARM)
         line = MethodLine(
             name,
             auroc=separated.auroc,
@@ -195,12 +192,12 @@ def compare(net: nn.Module, digits: Digits) -> tuple[Monitor, list[MethodLine]]:
         )
         lines.append(line)
     monitor = methods[_SCOD]
-    assert isinstance(monitor, Monitor)
+    assert isinstance(monitor, scodkit.Monitor)
     return monitor.calibrate([digits.heldout_x], progress=False), lines
 
 
 def _seconds(predict: Callable[[Tensor], object], images: Tensor) -> float:
-    """Return the median seconds of a prediction of 64 images."""
+    """Return the median time of a prediction for 64 images, in seconds."""
     import torch
     from torch.utils.benchmark import Timer
 
@@ -210,15 +207,15 @@ def _seconds(predict: Callable[[Tensor], object], images: Tensor) -> float:
 
 
 def write_report(
-    path: Path, monitor: Monitor, digits: Digits, lines: Sequence[MethodLine]
+    path: Path, monitor: scodkit.Monitor, digits: Digits, lines: Sequence[MethodLine]
 ) -> WatchedStream:
     """Write the page, with a stream that turns from the digits 0-4 to 5-9.
 
     Args:
         path: Where to.
         monitor: Calibrated.
-        digits: Those asked about.
-        lines: Of the methods.
+        digits: Those to score.
+        lines: Results of the methods.
 
     Returns:
         The stream, with its alarm.
@@ -254,10 +251,7 @@ def _show(
     lines: Sequence[MethodLine],
     stream: WatchedStream,
 ) -> None:
-    import torch
-
-    with torch.no_grad():
-        right = (net(digits.test_x).argmax(1) == digits.test_y).double().mean()
+    right = (net(digits.test_x).argmax(1) == digits.test_y).double().mean()
     echo(
         f"{len(digits.test_x)} other digits 0-4, {float(right):.1%} of them read correctly, "
         f"and {len(digits.novel_x)} digits 5-9, never seen:\n"

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Context, Option, echo
 
+import scodkit
 from scodkit.cli import options
 from scodkit.cli import output as shown
 from scodkit.errors import OptionError
 from scodkit.numerics.files import replacing
 
-if TYPE_CHECKING:
-    from scodkit import Explanation, Monitor
-    from scodkit.cli.files import Batches
-
 _PICTURES = (".png", ".svg", ".pdf")
 _MARK = "drawn by scod explain"  # in every picture, which may be replaced by another
-_LARGEST = 5  # shares on a line for people
+_LARGEST = 5  # shares and slopes listed for people
 
 
 def explain(  # noqa: PLR0913 (each a choice of its own)
@@ -61,8 +58,8 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
     """  # noqa: D301, DOC501 (\b keeps the lines of the examples; shown as help)
     import torch
 
-    from scodkit.cli.files import Batches
-    from scodkit.cli.loading import batches_of, open_monitor, running
+    from scodkit.cli.files import samples_of
+    from scodkit.cli.loading import batches_of, open_monitor, running, scored_batches
 
     with shown.stoppable("no file was changed; type the same command again"):
         if plot is not None:
@@ -74,24 +71,34 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
             shown.check_output(plot, ctx.params, is_picture)
         opened, form = open_monitor(monitor, model, weights, device)
         batches = batches_of(inputs, batch_size, form)
-        if not isinstance(batches, Batches):
+        samples = samples_of(batches)
+        if samples is None:
             raise OptionError(
                 f"expected inputs that can be read one by one, got batches from {inputs}; let "
                 "it return a tensor, or pass a file"
             )
-        rows = _rows(opened, batches, sample, top)
+        for row in sample or ():
+            if not 0 <= row < len(samples):
+                raise OptionError(
+                    f"expected a sample from 0 to {len(samples) - 1}, got {row}; type "
+                    "--sample 0"
+                )
+        rows = sample
+        if not rows:
+            scores = torch.cat([part.score for _, part in scored_batches(opened, batches)])
+            rows = scores.argsort(descending=True, stable=True)[:top].tolist()
         with running(opened):
             known = None
             if references is not None:
                 alike = batches_of(references, batch_size, form)
                 known = opened.references(alike, progress=shown.shows_progress())
-            batch = torch.cat([batches.read(slice(row, row + 1)) for row in rows])
+            batch = samples.batch(rows)
             explanation = opened.explain(batch, saliency=saliency, references=known)
             if plot is not None:
                 kind, mark = plot.suffix[1:].lower(), {"Creator": _MARK}
                 with replacing(plot) as temporary:
                     explanation.plot(0).savefig(temporary, format=kind, metadata=mark)
-    names = [batches.dataset.name(row) for row in rows]
+    names = [samples.name(row) for row in rows]
     _show(names, explanation, as_json)
     if plot is not None:
         shown.note(f"drew {names[0]} in {plot}")
@@ -102,30 +109,7 @@ def is_picture(path: Path) -> bool:
     return _MARK.encode() in path.read_bytes()
 
 
-def _rows(monitor: Monitor, batches: Batches, sample: list[int] | None, top: int) -> list[int]:
-    """Return which samples to explain, the most atypical first if none is named.
-
-    Raises:
-        OptionError: If one that is named is not there.
-    """
-    import torch
-
-    from scodkit.cli.loading import scored_batches
-
-    for row in sample or ():
-        if not 0 <= row < len(batches.dataset):
-            raise OptionError(
-                f"expected a sample from 0 to {len(batches.dataset) - 1}, got {row}; type "
-                "--sample 0"
-            )
-    if sample:
-        return sample
-    scores = torch.cat([one.score for _, one in scored_batches(monitor, batches)])
-    rows: list[int] = scores.argsort(descending=True, stable=True)[:top].tolist()
-    return rows
-
-
-def _show(names: Sequence[int | str], explanation: Explanation, as_json: bool) -> None:
+def _show(names: Sequence[int | str], explanation: scodkit.Explanation, as_json: bool) -> None:
     for place, name in enumerate(names):
         score = float(explanation.score[place])
         layers, directions = (
@@ -142,10 +126,11 @@ def _show(names: Sequence[int | str], explanation: Explanation, as_json: bool) -
         }
         if explanation.nearest is not None:
             nearest, distances = explanation.nearest.index, explanation.nearest.distance
-            near = list(zip(nearest[place].tolist(), distances[place].tolist(), strict=True))
-            document["nearest"] = [{"sample": row, "distance": away} for row, away in near]
-            said = (f"sample {row} at {shown.number(away)}" for row, away in near)
-            facts["nearest"] = ", ".join(said)
+            pairs = list(zip(nearest[place].tolist(), distances[place].tolist(), strict=True))
+            document["nearest"] = [{"sample": row, "distance": away} for row, away in pairs]
+            facts["nearest"] = ", ".join(
+                f"sample {row} at {shown.number(away)}" for row, away in pairs
+            )
         if explanation.saliency is not None:
             document["slopes"] = explanation.saliency.gradient[place].tolist()
             slopes = explanation.saliency.gradient[place].flatten()

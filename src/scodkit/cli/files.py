@@ -8,7 +8,7 @@ import math
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,13 @@ import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
+from scodkit.cli.output import note
 from scodkit.errors import BatchError, NonFiniteError, OptionError, ScodError, optional
 from scodkit.fit.memory import available_bytes
 from scodkit.numerics.files import file_errors, regular_file
-from scodkit.parts import shard_rows
 
 _ARRAYS = (".npy", ".npz", ".csv")
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -36,66 +37,6 @@ _NUMBER = re.compile(
 )
 # pixels of 16 bits, as pillow names them for each file format
 _16_BITS = {("PNG", "I"), ("PNG", "I;16"), ("PPM", "I"), ("TIFF", "I;16"), ("TIFF", "I;16B")}
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Samples that can be read a few at a time.
-
-    Args:
-        source: Returns those of some rows of the file, ``(b, *shape)``.
-        total: How many rows the file has.
-        shard: Which part of them these are, from 0, and of how many, as equal as they can be.
-        names: What the rows are called in results; their positions by default.
-        has_dtype: Whether their dtype was chosen by whoever wrote them; text has none.
-        columns: Names of the numbers of a sample, if they have names.
-        left_out: Names of columns of the file that are not among them.
-    """
-
-    source: Callable[[range], NDArray[Any]]
-    total: int
-    shard: tuple[int, int] = (0, 1)
-    names: Sequence[str] | None = None
-    has_dtype: bool = False
-    columns: tuple[str, ...] | None = None
-    left_out: tuple[str, ...] = ()
-
-    @classmethod
-    def of_array(cls, values: NDArray[Any], where: str, **form: Any) -> Samples:
-        """Return those along the first axis of an array.
-
-        Args:
-            values: ``(n, *shape)``; copied as it is read, so that a mapped file is read
-                piece by piece.
-            where: Where it is from, for the message.
-            form: As of the class.
-
-        Raises:
-            BatchError: If it does not hold numbers, with a sample along its first axis.
-        """
-        if values.dtype.kind not in _NUMBERS or values.ndim == 0:
-            raise BatchError(
-                f"expected real numbers of shape (samples, ...) in {where}, got {values.dtype} "
-                f"of shape {values.shape}; type x.astype('float32')"
-            )
-        form = {"has_dtype": True, **form}
-        return cls(lambda rows: np.array(values[rows.start : rows.stop]), len(values), **form)
-
-    @property
-    def rows(self) -> range:
-        """The rows of the file that are in this shard."""
-        return shard_rows(self.total, *self.shard)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self, rows: slice) -> NDArray[Any]:
-        """Return some samples, ``(b, *shape)``."""
-        return self.source(self.rows[rows])
-
-    def name(self, row: int) -> int | str:
-        """Return what a sample is called in results."""
-        return self.rows[row] if self.names is None else self.names[self.rows[row]]
 
 
 @dataclass(frozen=True)
@@ -164,51 +105,91 @@ class Form:
 
 
 @dataclass(frozen=True, eq=False)
-class Batches:
-    """A loader of batches, which are read when they are asked for.
+class Samples(Dataset[Tensor]):
+    """Samples of a file or an array as the model takes them, read by position.
 
     Args:
-        dataset: The samples.
-        size: Samples in a batch.
-        like: The form to bring them to.
+        source: Returns the samples at some positions, ``(b, *shape)``.
+        total: How many there are.
+        names: What they are called in results; their positions by default.
+        has_dtype: Whether their dtype was chosen by whoever wrote them; text has none.
+        columns: Names of the numbers of a sample, if they have names.
+        form: The form to bring them to, before tensors can be read.
         finite: Refuse samples with a NaN or an infinity.
     """
 
-    dataset: Samples
-    size: int
-    like: Form
-    finite: bool
+    source: Callable[[Sequence[int]], NDArray[Any]]
+    total: int
+    names: Sequence[str] | None = None
+    has_dtype: bool = False
+    columns: tuple[str, ...] | None = None
+    form: Form | None = None
+    finite: bool = True
+
+    @classmethod
+    def of_array(cls, values: NDArray[Any], where: str, **options: Any) -> Samples:
+        """Return those along the first axis of an array.
+
+        Args:
+            values: ``(n, *shape)``; copied as it is read, so that a mapped file is read
+                piece by piece.
+            where: Where it is from, for the message.
+            options: As of the class.
+
+        Raises:
+            BatchError: If it does not hold numbers, with a sample along its first axis.
+        """
+        if values.dtype.kind not in _NUMBERS or values.ndim == 0:
+            raise BatchError(
+                f"expected real numbers of shape (samples, ...) in {where}, got {values.dtype} "
+                f"of shape {values.shape}; type x.astype('float32')"
+            )
+        options = {"has_dtype": True, **options}
+        return cls(lambda rows: np.asarray(values[list(rows)]), len(values), **options)
 
     def __len__(self) -> int:
-        return -(-len(self.dataset) // self.size)
+        return self.total
 
-    def __iter__(self) -> Iterator[Tensor]:
-        for start in range(0, len(self.dataset), self.size):
-            yield self.read(slice(start, start + self.size))
+    def __getitem__(self, row: int) -> Tensor:
+        return self.batch([row])[0]
 
-    def read(self, rows: slice) -> Tensor:
+    def __getitems__(self, rows: Sequence[int]) -> list[Tensor]:
+        return list(self.batch(rows))  # read at once by a ``DataLoader``
+
+    def batch(self, rows: Sequence[int]) -> Tensor:
         """Return some samples as a batch, ``(b, *shape)``.
 
         Args:
-            rows: Which.
+            rows: Their positions.
 
         Raises:
             NonFiniteError: If there is a NaN or an infinity, and there must not be.
         """
-        batch = self.like.tensor(self.dataset.read(rows), self.dataset.has_dtype)
+        assert self.form is not None
+        batch = self.form.tensor(self.source(rows), self.has_dtype)
         if self.finite and not bool(batch.isfinite().all()):
             bad = ~batch.isfinite().reshape(len(batch), -1).all(1)
-            first = (rows.start or 0) + int(bad.nonzero()[0])
             raise NonFiniteError(
                 f"expected finite numbers, got a NaN, an infinity or an empty cell in sample "
-                f"{self.dataset.name(first)} (samples are counted from 0); mend or remove it"
+                f"{self.name(rows[int(bad.nonzero()[0])])} (samples are counted from 0); mend "
+                "or remove it"
             )
         return batch
 
-    def form(self) -> Form:
+    def name(self, row: int) -> int | str:
+        """Return what a sample is called in results."""
+        return row if self.names is None else self.names[row]
+
+    def first_form(self) -> Form:
         """Return the form of the first sample."""
-        first = self.read(slice(0, 1))
-        return Form(first.dtype, tuple(first.shape[1:]), self.dataset.columns)
+        first = self[0]
+        return Form(first.dtype, tuple(first.shape), self.columns)
+
+
+def samples_of(batches: object) -> Samples | None:
+    """Return the samples of a loader that reads them from a file; None for others."""
+    dataset = getattr(batches, "dataset", None)
+    return dataset if isinstance(dataset, Samples) else None
 
 
 def read_samples(path: Path, columns: Sequence[str] | None = None) -> Samples:
@@ -228,8 +209,9 @@ def read_samples(path: Path, columns: Sequence[str] | None = None) -> Samples:
     with file_errors(path, "read"):
         if path.is_dir():
             images = images_in(path)
+            shape = _image(images[0]).shape if images else ()
             names = [str(image.relative_to(path)) for image in images]
-            samples = Samples(partial(_images, images), len(images), names=names)
+            samples = Samples(partial(_images, images, shape), len(images), names=names)
         elif path.suffix.lower() == ".csv":
             samples = _table(path, columns)
         elif path.suffix.lower() in _ARRAYS:
@@ -290,7 +272,7 @@ def _from_archive(path: Path) -> NDArray[Any]:
 
 
 def _check_claim(file: IO[bytes], size: int) -> int:
-    """Return the bytes that an array's header claims, before any are allocated.
+    """Return the size in bytes that an array's header claims, before any are allocated.
 
     Raises:
         ValueError: If the file has fewer.
@@ -311,7 +293,7 @@ def _table(path: Path, columns: Sequence[str] | None) -> Samples:
             values, names = _read_table(path, file)
     except (UnicodeDecodeError, csv.Error) as error:
         raise BatchError(f"expected text in {path}, but it is not: {error}") from error
-    return _picked(path, values, names, columns)
+    return _select_columns(path, values, names, columns)
 
 
 def _read_table(path: Path, file: IO[str]) -> tuple[NDArray[Any], list[str] | None]:
@@ -326,7 +308,9 @@ def _read_table(path: Path, file: IO[str]) -> tuple[NDArray[Any], list[str] | No
             continue
         if width is None:
             width = len(cells)
-            if any(cell and not _is_float(cell) for cell in cells):
+            try:
+                _ = [float(cell) for cell in cells if cell]
+            except ValueError:  # a word: this line has the names of the columns
                 names = _distinct(cells, f"the first line of {path}")
                 continue
         if len(cells) != width:
@@ -345,14 +329,6 @@ def _read_table(path: Path, file: IO[str]) -> tuple[NDArray[Any], list[str] | No
     return np.array(numbers).reshape(-1, width or 1), names
 
 
-def _is_float(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
 def _distinct(names: Sequence[str], where: str) -> list[str]:
     """Return names of columns, which must be unique.
 
@@ -368,13 +344,13 @@ def _distinct(names: Sequence[str], where: str) -> list[str]:
     return list(names)
 
 
-def _picked(
+def _select_columns(
     path: Path, values: NDArray[Any], names: list[str] | None, columns: Sequence[str] | None
 ) -> Samples:
-    """Return the columns that are asked for, by name.
+    """Return samples of the chosen columns, by name.
 
     Raises:
-        BatchError: If some are not there.
+        BatchError: If a column is missing.
     """
     if names is None and (columns is None or len(columns) != values.shape[1]):
         if columns is not None and len(values):
@@ -391,29 +367,29 @@ def _picked(
             f"expected the columns {', '.join(chosen)} in {path}, found no "
             f"{', '.join(missing)}; there are {', '.join(names)}"
         )
+    left_out = [name for name in names if name not in chosen]
+    if left_out:
+        note(f"columns left out of {path}: {', '.join(left_out)}")
     return Samples.of_array(
         values[:, [names.index(name) for name in chosen]],
         str(path),
         has_dtype=False,
         columns=tuple(chosen),
-        left_out=tuple(name for name in names if name not in chosen),
     )
 
 
-def _images(paths: Sequence[Path], rows: range) -> NDArray[Any]:
+def _images(paths: Sequence[Path], shape: tuple[int, ...], rows: Sequence[int]) -> NDArray[Any]:
     """Return some images, ``(b, C, H, W)``.
 
     Raises:
-        BatchError: If they are not of one size.
+        BatchError: If they are not all of this shape.
     """
-    first = _image(paths[0])
-    images = []
-    for row in rows:
-        images.append(_image(paths[row]))
-        if images[-1].shape != first.shape:
+    images = [_image(paths[row]) for row in rows]
+    for row, image in zip(rows, images, strict=True):
+        if image.shape != shape:
             raise BatchError(
-                f"expected images of one size, {first.shape} as {paths[0].name}, got "
-                f"{images[-1].shape} in {paths[row]}; resize them to what the model takes"
+                f"expected images of one size, {shape} as {paths[0].name}, got "
+                f"{image.shape} in {paths[row]}; resize them to what the model takes"
             )
     return np.stack(images)
 
@@ -423,7 +399,7 @@ def _image(path: Path) -> NDArray[Any]:
 
     Raises:
         BatchError: If it cannot be read.
-        ScodError: If it has transparent pixels, or those of an unknown meaning.
+        ScodError: If its pixel format is unsupported, or a pixel is transparent.
     """
     Image = optional("PIL.Image", "cli")  # noqa: N806 (a module with a class's name)
     regular_file(path, "readable image")
@@ -440,10 +416,10 @@ def _image(path: Path) -> NDArray[Any]:
 
 
 def _pixels(path: Path, image: Any) -> NDArray[Any]:
-    """Return an image from 0 to 1, ``(H, W)`` or ``(H, W, 3)``, by what its numbers mean.
+    """Return pixels scaled to [0, 1] in float32, ``(H, W)`` or ``(H, W, 3)``.
 
     Raises:
-        BatchError: If that is not known, or what is seen depends on what is behind it.
+        BatchError: If the pixel format is unsupported, or a pixel is transparent.
     """
     if (image.format, image.mode) in _16_BITS and "transparency" not in image.info:
         return np.asarray(image, dtype=np.float32) / 65535

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Context, Option
 
+import scodkit
 from scodkit.cli import options
 from scodkit.cli import output as shown
 from scodkit.cli.inspect import show_fit
@@ -154,9 +155,9 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     """  # noqa: D301 (\b keeps the lines of the examples)
     import torch
 
-    from scodkit import Monitor, likelihoods
+    from scodkit import likelihoods
     from scodkit import sketch as sketches
-    from scodkit.cli.files import Batches, Form
+    from scodkit.cli.files import Form, samples_of
     from scodkit.cli.loading import batches_of, load_model, running, shard_of
 
     if checkpoint is None:
@@ -170,7 +171,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         _check_outputs(output, checkpoint, ctx.params)
         network = load_model(model, weights, device)
         of_likelihood = {"variance": noise, "directions": directions, "class_dim": class_dim}
-        monitor = Monitor(
+        monitor = scodkit.Monitor(
             network,
             _built(likelihoods, "--likelihood", likelihood, of_likelihood),
             rank,
@@ -185,8 +186,9 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
             finite=on_bad is OnBad.RAISE,
             columns=None if columns is None else columns.split(","),
         )
-        if isinstance(batches, Batches):
-            monitor.notes["inputs"] = batches.form().note()
+        samples = samples_of(batches)
+        if samples is not None:
+            monitor.notes["inputs"] = samples.first_form().note()
         with running(monitor), _empty_shard_named(shard):
             monitor.fit(
                 shard_of(batches, *part_of(shard, processes)),
@@ -266,13 +268,13 @@ def part_of(shard: str | None, processes: Processes) -> tuple[int, int]:
 def _built(
     library: ModuleType, choice: str, chosen: Enum, options: Mapping[str, object]
 ) -> Any:
-    """Return a likelihood or a sketch.
+    """Return the chosen likelihood or sketch, constructed.
 
     Args:
         library: The package of the classes.
         choice: The option that names one of them.
-        chosen: The name, among those of all.
-        options: Its options; None for those that were not given.
+        chosen: The name; members of its enumeration are named as the classes.
+        options: Arguments of the class; None for those that were not given.
 
     Raises:
         OptionError: If an option belongs to another class.
@@ -296,13 +298,11 @@ def _built(
 def _selection(
     last_layers: int | None, last_fraction: float | None, parameters: list[str] | None
 ) -> Selection:
-    """Return which weights are meant: at most one of three ways to say so, else all.
+    """Return the selection of weights that one of three options makes; all by default.
 
     Raises:
-        OptionError: If there is more than one.
+        OptionError: If more than one is given.
     """
-    from scodkit import LastLayers
-
     given = {
         "--last-layers": last_layers,
         "--last-fraction": last_fraction,
@@ -315,7 +315,7 @@ def _selection(
         )
     if parameters:
         return parameters
-    return LastLayers(fraction=last_fraction, count=last_layers) if used else "all"
+    return scodkit.LastLayers(fraction=last_fraction, count=last_layers) if used else "all"
 
 
 @contextlib.contextmanager

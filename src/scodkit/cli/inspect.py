@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import scodkit
 from scodkit.cli import output as shown
 from scodkit.cli.options import JsonOption, MonitorArgument
-
-if TYPE_CHECKING:
-    from scodkit import Calibration, Monitor
-    from scodkit.summary import Summary
 
 _RATES = (0.01, 0.05, 0.1)  # of false alarms, whose thresholds are shown
 # what is shown of a header as it is
@@ -31,19 +28,19 @@ def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
     scod inspect monitor.scod
     scod inspect monitor.scod --json | jq .captured_curvature
     """  # noqa: D301 (\b keeps the lines of the examples)
-    from scodkit import Calibration, Eigenbasis
-    from scodkit import monitor_file as storage
+    from scodkit import monitor_file
     from scodkit.summary import summarise
 
     with shown.stoppable("nothing was changed"):
-        header, tensors = storage.read_file(monitor)
+        header, tensors = monitor_file.read_file(monitor)
     # the residual is not shown, and may be infinite, which JSON cannot say
     numbers = {**header["basis"], "residual_norm": math.inf}
     calibration = None
     if "calibration" in tensors:
-        calibration = Calibration(tensors["calibration"], tensors.get("calibration_groups"))
+        groups = tensors.get("calibration_groups")
+        calibration = scodkit.Calibration(tensors["calibration"], groups)
     summary = summarise(
-        Eigenbasis(tensors["values"], tensors["vectors"], **numbers),
+        scodkit.Eigenbasis(tensors["values"], tensors["vectors"], **numbers),
         header["prior_scale"],
         weights={name: math.prod(shape) for name, shape in header["parameters"].items()},
         skipped=header["skipped"],
@@ -91,7 +88,7 @@ def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
     shown.show_facts(facts)
 
 
-def show_fit(path: Path, monitor: Monitor, as_json: bool) -> None:
+def show_fit(path: Path, monitor: scodkit.Monitor, as_json: bool) -> None:
     """Show the summary of a fit, and what to type next.
 
     Args:
@@ -111,7 +108,7 @@ def show_fit(path: Path, monitor: Monitor, as_json: bool) -> None:
     shown.note(f"next: scod {todo}")
 
 
-def calibration_document(calibration: Calibration) -> dict[str, Any]:
+def calibration_document(calibration: scodkit.Calibration) -> dict[str, Any]:
     """Return the number of held-out samples, their median score and thresholds.
 
     Args:
@@ -130,7 +127,7 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def calibration_facts(calibration: Calibration) -> dict[str, str]:
+def calibration_facts(calibration: scodkit.Calibration) -> dict[str, str]:
     """Return the same as `calibration_document` in words."""
     document = calibration_document(calibration)
     thresholds = [
@@ -144,7 +141,7 @@ def calibration_facts(calibration: Calibration) -> dict[str, str]:
     }
 
 
-def _summary_document(summary: Summary) -> dict[str, Any]:
+def _summary_document(summary: scodkit.Summary) -> dict[str, Any]:
     return {
         "samples": summary.num_data,
         "skipped": summary.skipped,
@@ -156,7 +153,7 @@ def _summary_document(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _summary_facts(summary: Summary) -> dict[str, str]:
+def _summary_facts(summary: scodkit.Summary) -> dict[str, str]:
     return {
         "fitted on": f"{summary.num_data} samples, {summary.skipped} skipped",
         "weights": summary.chosen,

@@ -1,4 +1,4 @@
-"""What a command line names: a model, its data, a saved monitor.
+"""Load what a command line names: a model, its data, a saved monitor.
 
 Models and data may be the user's code, ``package.module:callable`` or ``file.py:callable``.
 
@@ -30,12 +30,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
-from scodkit import Monitor, Scored, errors
-from scodkit.cli.files import Batches, Form, Samples, read_samples
-from scodkit.cli.output import note
+from scodkit import Calibration, Likelihood, Monitor, Scored, errors, monitor_file
+from scodkit.cli.files import Form, Samples, read_samples
 from scodkit.errors import OptionError, ScodError
 from scodkit.fit.data import loader_like
 from scodkit.parts import Shard, reads_all_once
+from scodkit.sketch import Sketch, documents
 
 _LONGEST = 400  # letters of other libraries' messages that are passed on
 
@@ -49,7 +49,7 @@ def load_model(spec: str, weights: Path | None, device: str) -> nn.Module:
         device: As torch names it.
 
     Raises:
-        OptionError: If any of it is not what it should be.
+        OptionError: If the model, the weights or the device cannot be used.
     """
     where = _device(device)
     model = _named(spec, "a model")
@@ -97,6 +97,37 @@ def load_monitor(path: Path, model: nn.Module, weights: Path | None) -> Monitor:
         raise errors.MismatchError(f"{error} (was --weights left out?)") from error
 
 
+def unfitted_monitor(path: Path, model: nn.Module) -> Monitor:
+    """Return a monitor with the options of a saved one, for a model whose weights may differ.
+
+    Args:
+        path: Where the saved one is.
+        model: The model to fit it on.
+
+    Raises:
+        OptionError: If it was made with functions, which are in no file.
+    """
+    header, tensors = monitor_file.read(path)
+    functions = [name for name, given in header["functions"].items() if given]
+    if functions:
+        raise OptionError(
+            f"expected a monitor that was made without functions, got {path}, which had "
+            f"{', '.join(functions)}; renew it in Python: monitor.renew(train, heldout)"
+        )
+    monitor = Monitor(
+        model,
+        documents.build(header["likelihood"], Likelihood),
+        header["rank"],
+        sketch=documents.build(header["sketch"], Sketch),
+        parameters=list(header["parameters"]),
+        prior_scale=header["prior_scale"],
+    )
+    monitor.notes = dict(header.get("notes", {}))
+    if "calibration" in tensors:
+        monitor.calibration = Calibration(tensors["calibration"])
+    return monitor
+
+
 def batches_of(
     spec: str,
     size: int,
@@ -104,7 +135,7 @@ def batches_of(
     *,
     finite: bool = True,
     columns: Sequence[str] | None = None,
-) -> Batches | Iterable[Any]:
+) -> Iterable[Any]:
     """Return batches of what the user names.
 
     Args:
@@ -120,16 +151,16 @@ def batches_of(
     """
     path = Path(spec)
     if path.exists() or ":" not in spec:
-        samples = read_samples(path, columns or form.columns)
-        if samples.left_out:
-            note(f"columns left out of {path}: {', '.join(samples.left_out)}")
-        return Batches(samples, size, form, finite)
-    data = _named(spec, "data")
+        data: object = read_samples(path, columns or form.columns)
+    else:
+        data = _named(spec, "data")
     if isinstance(data, Tensor):
         data = data.detach().cpu()
         data = (data.float() if data.dtype == torch.bfloat16 else data).numpy()
     if isinstance(data, np.ndarray):
-        return Batches(Samples.of_array(data, spec), size, form, finite)
+        data = Samples.of_array(data, spec)
+    if isinstance(data, Samples):
+        data = replace(data, form=form, finite=finite)
     if isinstance(data, Dataset):
         return DataLoader(data, batch_size=size)
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping)):
@@ -140,9 +171,7 @@ def batches_of(
     )
 
 
-def shard_of(
-    batches: Batches | Iterable[Any], index: int, count: int
-) -> Batches | Iterable[Any]:
+def shard_of(batches: Iterable[Any], index: int, count: int) -> Iterable[Any]:
     """Return one shard of some batches: nothing is padded or repeated.
 
     Args:
@@ -156,8 +185,6 @@ def shard_of(
     """
     if count == 1:
         return batches
-    if isinstance(batches, Batches):
-        return replace(batches, dataset=replace(batches.dataset, shard=(index, count)))
     if isinstance(batches, DataLoader):
         if not reads_all_once(batches):
             raise OptionError(
@@ -257,14 +284,14 @@ def one_line(error: BaseException) -> str:
 
 
 def _named(spec: str, what: str) -> object:
-    """Return what a name on the command line stands for: a module, or what a callable returns.
+    """Return the module at a name on the command line, or the result of the callable there.
 
     Args:
         spec: ``package.module:name`` or ``file.py:name``; dots in the name go into objects.
         what: What it is to be, for messages.
 
     Raises:
-        OptionError: If there is no such thing, or it needs arguments, or it fails.
+        OptionError: If there is no such name, the callable needs arguments, or it fails.
     """
     where, colon, name = spec.rpartition(":")
     if not (colon and where and name):
@@ -371,7 +398,6 @@ def _device(name: str) -> torch.device:
 def _load_weights(model: nn.Module, path: Path) -> None:
     if not path.is_file():
         raise OptionError(f"expected a file of weights at {path}, found none")
-    cause = None
     try:
         if path.suffix == ".safetensors":
             state: Any = load_file(path)
@@ -379,19 +405,22 @@ def _load_weights(model: nn.Module, path: Path) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the error below says it all
                 state = torch.load(path, map_location="cpu", weights_only=True)
-        names = f" with {', '.join(map(str, state))}" if isinstance(state, dict) else ""
-        found = f"a {type(state).__name__}{names}"
     except Exception as error:
-        state, cause = None, error
-        found = f"what cannot be read without running code in it ({one_line(error)})"
+        reason = f"what cannot be read without running code in it ({one_line(error)})"
+        raise _not_a_state_dict(path, reason) from error
     if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
-        raise OptionError(
-            f"expected a state dict, tensors by name, in {path}, got {found}; save it with "
-            "torch.save(model.state_dict(), path), or as .safetensors"
-        ) from cause
+        names = f" with {', '.join(map(str, state))}" if isinstance(state, dict) else ""
+        raise _not_a_state_dict(path, f"a {type(state).__name__}{names}")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise OptionError(
             f"expected the weights of this model in {path}, got others ({one_line(error)})"
         ) from error
+
+
+def _not_a_state_dict(path: Path, content: str) -> OptionError:
+    return OptionError(
+        f"expected a state dict, tensors by name, in {path}, got {content}; save it with "
+        "torch.save(model.state_dict(), path), or as .safetensors"
+    )

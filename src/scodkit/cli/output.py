@@ -36,8 +36,6 @@ def visible(text: str) -> str:
         >>> visible("a b.png"), len(visible(chr(27) + "[2J"))
         ('a b.png', 7)
     """
-    if text.isprintable():
-        return text
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Context, Option
 
 from scodkit.cli import options
 from scodkit.cli import output as shown
 from scodkit.cli.inspect import show_fit
-from scodkit.errors import OptionError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from scodkit import Monitor
 
 
 def renew(  # noqa: PLR0913 (each a choice of its own)
@@ -42,13 +35,13 @@ def renew(  # noqa: PLR0913 (each a choice of its own)
     import torch
 
     from scodkit.cli.files import Form
-    from scodkit.cli.loading import batches_of, load_model, running
+    from scodkit.cli.loading import batches_of, load_model, running, unfitted_monitor
 
     path = output or monitor
     with shown.stoppable(f"{path} is as it was; type the same command again"):
         shown.check_output(path, ctx.params, itself=monitor)
         network = load_model(model, weights, device)
-        renewed = _unfitted(monitor, network)
+        renewed = unfitted_monitor(monitor, network)
         noted = renewed.notes.get("fit", {})  # how the fit was made, as far as a file tells
         on_bad = noted.get("on_bad", "raise")
         form = Form.of_fit(renewed.notes, network)
@@ -71,34 +64,3 @@ def renew(  # noqa: PLR0913 (each a choice of its own)
         renewed.notes["renew"] = options.noted_options(ctx)
         renewed.save(path)
     show_fit(path, renewed, as_json)
-
-
-def _unfitted(path: Path, model: nn.Module) -> Monitor:
-    """Return a monitor with the options of a saved one, for a model whose weights may differ.
-
-    Raises:
-        OptionError: If it was made with functions, which are in no file.
-    """
-    from scodkit import Calibration, Likelihood, Monitor
-    from scodkit import monitor_file as storage
-    from scodkit.sketch import Sketch, documents
-
-    header, tensors = storage.read(path)
-    functions = [name for name, given in header["functions"].items() if given]
-    if functions:
-        raise OptionError(
-            f"expected a monitor that was made without functions, got {path}, which had "
-            f"{', '.join(functions)}; renew it in Python: monitor.renew(train, heldout)"
-        )
-    monitor = Monitor(
-        model,
-        documents.build(header["likelihood"], Likelihood),
-        header["rank"],
-        sketch=documents.build(header["sketch"], Sketch),
-        parameters=list(header["parameters"]),
-        prior_scale=header["prior_scale"],
-    )
-    monitor.notes = dict(header.get("notes", {}))
-    if "calibration" in tensors:
-        monitor.calibration = Calibration(tensors["calibration"])
-    return monitor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +15,7 @@ from scodkit.cli import output as shown
 from scodkit.errors import BatchError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from scodkit import Monitor
-    from scodkit.cli.files import Batches
     from scodkit.report import ScoredSet
 
 _HEAD_BYTES = 4096  # of a page: its generator is named among the first
@@ -124,9 +121,7 @@ def named_data(spec: str) -> tuple[str, str]:
     return spec.rpartition(":")[2], spec
 
 
-def _scored_set(
-    monitor: Monitor, name: str, batches: Batches | Iterable[Any], known: bool
-) -> ScoredSet:
+def _scored_set(monitor: Monitor, name: str, batches: Iterable[Any], known: bool) -> ScoredSet:
     """Return a set with its scores and outputs, and with its inputs if they are tensors.
 
     Raises:
@@ -134,27 +129,25 @@ def _scored_set(
     """
     import torch
 
-    from scodkit.cli.files import Batches
+    from scodkit.cli.files import samples_of
     from scodkit.cli.loading import scored_batches
     from scodkit.report import ScoredSet
 
+    samples = samples_of(batches)  # read again for the few that the page shows
     scored, tensors, num_bytes = [], [], 0
     title = f"scoring {shown.visible(name)}"
     for batch, part in scored_batches(monitor, batches, title):
         scored.append(part)
-        if not isinstance(batches, Batches) and num_bytes <= _MOST_BYTES:
+        if samples is None and num_bytes <= _MOST_BYTES:
             first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
             tensors.append(first if isinstance(first, torch.Tensor) else torch.empty(0))
             num_bytes += tensors[-1].nbytes
     if not scored:
         raise BatchError(f"expected inputs in {name!r}, found none; leave the set out")
     scores = torch.cat([part.score.cpu() for part in scored])
-    inputs: Tensor | Sequence[Tensor] | None = None
-    if isinstance(batches, Batches):
-        inputs = _InputsOnDemand(batches)
-    elif len({part.shape[1:] for part in tensors}) == 1 and sum(map(len, tensors)) == len(
-        scores
-    ):
+    inputs: Any = samples
+    same_shape = len({part.shape[1:] for part in tensors}) == 1
+    if same_shape and sum(map(len, tensors)) == len(scores):
         inputs = torch.cat(tensors)
     return ScoredSet(
         name,
@@ -162,18 +155,5 @@ def _scored_set(
         known,
         inputs=inputs,
         outputs=torch.cat([part.output.detach().cpu() for part in scored]),
-        labels=batches.dataset.names if isinstance(batches, Batches) else None,
+        labels=None if samples is None else samples.names,
     )
-
-
-class _InputsOnDemand(Sequence["Tensor"]):
-    """Inputs that are read again when they are asked for: a page shows few of them."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches.dataset)
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._batches.read(slice(place, place + 1))[0]

@@ -13,7 +13,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,16 +100,16 @@ def score(  # noqa: PLR0913 (each a choice of its own)
     tail -f sensor.jsonl | scod score monitor.scod model.py:net -
     """  # noqa: D301, DOC501 (\b keeps the lines of the examples; shown as help)
     from scodkit.cli import loading
-    from scodkit.cli.files import Batches
+    from scodkit.cli.files import samples_of
 
     with shown.stoppable("no file was changed; type the same command again"):
         if output is not None:
             shown.check_output(output, ctx.params, is_scores)
         opened, form = loading.open_monitor(monitor, model, weights, device)
-        asked = (false_alarm, confidence) != (None, None)
+        rate_given = (false_alarm, confidence) != (None, None)
         rate = 0.05 if false_alarm is None else false_alarm
         threshold = loading.threshold_of(
-            opened, rate, confidence, needed="for alarms at a rate" if asked else None
+            opened, rate, confidence, needed="for alarms at a rate" if rate_given else None
         )
         if inputs == "-":
             if output is not None:
@@ -119,11 +119,12 @@ def score(  # noqa: PLR0913 (each a choice of its own)
             raise Exit(_answer_stdin(opened, form, threshold, fail_on_alarm))
         finite = on_bad is OnBad.RAISE
         batches = loading.batches_of(inputs, batch_size, form, finite=finite)
+        samples = samples_of(batches)
         answers: list[Answer] = []
         for _, scored in loading.scored_batches(opened, batches):
-            answers += _answers(opened, scored, threshold)
-        for row, answer in enumerate(answers):
-            answer["input"] = batches.dataset.name(row) if isinstance(batches, Batches) else row
+            rows = range(len(answers), len(answers) + len(scored.score))
+            names = rows if samples is None else map(samples.name, rows)
+            answers += _answers(opened, scored, threshold, names)
         if output is not None:
             _write(output, answers)
     alarms = None if threshold is None else sum(answer["alarm"] for answer in answers)
@@ -132,21 +133,18 @@ def score(  # noqa: PLR0913 (each a choice of its own)
         raise Exit(_ALARM)
 
 
-def _answers(monitor: Monitor, scored: Scored, threshold: float | None) -> list[Answer]:
-    """Return the answers to a batch, whose inputs are not named yet."""
+def _answers(
+    monitor: Monitor, scored: Scored, threshold: float | None, names: Iterable[object]
+) -> list[Answer]:
+    """Return the answers to a batch of inputs with these names."""
     scores = scored.score.tolist()
     alarms = p_values = [None] * len(scores)
     if scored.p_value is not None and threshold is not None:
         p_values = scored.p_value.tolist()
         alarms = [score > threshold for score in scores]
-    columns = (
-        range(len(scores)),
-        _predictions(monitor, scored.output),
-        scores,
-        p_values,
-        alarms,
-    )
-    return [dict(zip(_FIELDS, one, strict=True)) for one in zip(*columns, strict=True)]
+    predictions = _predictions(monitor, scored.output)
+    rows = zip(names, predictions, scores, p_values, alarms, strict=True)
+    return [dict(zip(_FIELDS, row, strict=True)) for row in rows]
 
 
 def _predictions(monitor: Monitor, output: Tensor) -> list[Any]:
@@ -172,23 +170,22 @@ def _answer_stdin(
 
     code = 0
     for count, line in enumerate(line for line in sys.stdin.buffer if line.strip()):
-        answer: Answer = {"input": count}
+        name: object = count
         try:
             values = _parsed(line)
             if isinstance(values, dict):
-                answer["input"] = _checked_id(values.get("id", count))
+                name = _checked_id(values.get("id", count))
                 values = values.get("x")
             sample = form.tensor(_vector(values)[None], has_dtype=False)
             with running(monitor):
-                answer = {**_answers(monitor, monitor(sample), threshold)[0], **answer}
+                (answer,) = _answers(monitor, monitor(sample), threshold, [name])
             if fail_on_alarm and answer["alarm"]:
                 code = code or _ALARM
         except Exception as error:  # whatever it is: one line must not end a stream
-            known = isinstance(error, ScodError)
-            reason = (
-                str(error) if known else f"expected numbers to score, got {one_line(error)}"
-            )
-            answer["error"] = " ".join(reason.split())
+            reason = f"expected numbers to score, got {one_line(error)}"
+            if isinstance(error, ScodError):
+                reason = str(error)
+            answer = {"input": name, "error": " ".join(reason.split())}
             code = _BAD_LINES
         shown.show_json(answer)
     return code
@@ -268,16 +265,12 @@ def _show(
         if len(answers) > len(shown_rows):
             shown.note(f"and {len(answers) - len(shown_rows)} more; type -o scores.csv for all")
     where = "" if output is None else f", written to {output}"
+    count = f"{len(answers)} inputs"
     if alarms is None:
-        shown.note(
-            f"{len(answers)} inputs scored{where}; for p-values and alarms type: "
-            "scod calibrate MONITOR MODEL HELD_OUT_DATA"
-        )
+        todo = "for p-values and alarms type: scod calibrate MONITOR MODEL HELD_OUT_DATA"
+        shown.note(f"{count} scored{where}; {todo}")
     else:
-        shown.note(
-            f"{alarms} alarms among {len(answers)} inputs at a false-alarm rate of "
-            f"{rate:.3g}{where}"
-        )
+        shown.note(f"{alarms} alarms among {count} at a false-alarm rate of {rate:.3g}{where}")
 
 
 def _cells(answer: Answer) -> list[str]:

@@ -1,10 +1,11 @@
-"""What a report says: its sections, each of them left out where there is nothing to say."""
+"""The sections of a report, each left out where there is nothing to show."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,14 +18,18 @@ from scodkit.explain import plots
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.monitor import Monitor
 from scodkit.report import charts
-from scodkit.report.page import Cell, Chart, Picture, Row, Section, Table, cell, percent, render
-from scodkit.report.report import MethodLine, Report, ScoredSet, WatchedStream
-from scodkit.report.separation import Curves, curves
+from scodkit.report.page import Cell, Picture, Row, Section, Table, cell, percent, render
+from scodkit.report.report import MethodLine, Report, ScoredSet
+from scodkit.report.separation import curves
 from scodkit.summary import Summary
 
 _SAMPLES = 12  # of each set, in the table of samples
 _EXPLAINED = 60  # samples of each set whose layers' shares are added up
 _MOST_LAYERS = 20
+_PER_ROW = 6  # pictures
+_LARGEST = 160  # pixels along a side of a picture
+_MOST_BARS = 96
+_MOST_NUMBERS = 4
 
 
 def page_of(report: Report) -> str:
@@ -56,16 +61,19 @@ def page_of(report: Report) -> str:
     facts["captured curvature"] = percent(summary.captured)
     if report.stream is not None and report.stream.alarmed_at is not None:
         facts["stream alarm at sample"] = str(report.stream.alarmed_at)
+    pictures, no_slopes = gallery(monitor, sets)
+    drawn = charts.histogram(sets, threshold, report.false_alarm)
+    verdict = "" if report.stream is None else report.stream.verdict
     sections = (
-        _scores(report, threshold, rates),
-        _separation(curves_by_set),
-        _methods(report.methods),
-        _stream(report.stream),
-        _gallery(monitor, sets),
-        _samples(report, p_values),
-        _layers(monitor, sets),
-        _fit(summary),
-        _configuration(monitor),
+        Section("scores", charts=drawn, tables=[_scores(sets, rates)]),
+        Section("separation", charts=charts.separation(curves_by_set)),
+        Section("methods", tables=[_methods(report.methods)]),
+        Section("stream-of-samples", verdict, charts=charts.stream_charts(report.stream)),
+        Section("gallery", gallery=pictures, note=no_slopes),
+        Section("samples", tables=[_samples(report, p_values)]),
+        Section("layers", tables=_layers(monitor, sets)),
+        Section("fit", charts=charts.spectrum(summary) + charts.captured(summary)),
+        Section("configuration", tables=[_settings(monitor)], folded=[_parameters(monitor)]),
     )
     shown = [section for section in sections if section]
     lead = _lead(report, summary, rates)
@@ -85,15 +93,8 @@ def _lead(report: Report, summary: Summary, rates: Mapping[str, float]) -> str:
     return lead
 
 
-def _scores(
-    report: Report, threshold: float | None, rates: Mapping[str, float]
-) -> Section | None:
-    if not report.sets:
-        return None
-    says = (
-        "The score is how far the prediction could still move under weights that the "
-        "training data does not tell apart: larger means more atypical."
-    )
+def _scores(sets: Sequence[ScoredSet], rates: Mapping[str, float]) -> Table:
+    """Return quantiles of the scores of each set, and its share of alarms."""
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
     rows = [
         (
@@ -103,30 +104,13 @@ def _scores(
             *torch.quantile(one.scores, levels, interpolation="lower").tolist(),
             cell(rates.get(one.name), ".1%"),
         )
-        for one in report.sets
+        for one in sets
     ]
     titles = ("set", "kind", "inputs", "5 % below", "median", "95 % below", "alarms")
-    tables = [Table("Scores of the sets, in nats", titles, rows, sortable=True)]
-    drawn = _present(charts.histogram(report.sets, threshold, report.false_alarm))
-    return Section("scores", "Scores", says, charts=drawn, tables=tables)
+    return Table("Scores of the sets, in nats", titles, rows, sortable=True)
 
 
-def _present(*drawn: Chart | None) -> list[Chart]:
-    return [chart for chart in drawn if chart is not None]
-
-
-def _separation(curves_by_set: Mapping[str, Curves]) -> Section | None:
-    if not curves_by_set:
-        return None
-    says = (
-        "How well the score tells each unknown set from all known inputs. Bands hold 95 % "
-        "of curves over inputs drawn anew; they say nothing of other trained networks."
-    )
-    drawn = (charts.roc_chart(curves_by_set), charts.precision_recall_chart(curves_by_set))
-    return Section("separation", "Telling known from unknown", says, charts=drawn)
-
-
-def _methods(methods: Sequence[MethodLine]) -> Section:
+def _methods(methods: Sequence[MethodLine]) -> Table:
     columns = {
         "AUROC": ("auroc", ".3f"),
         "AUPR": ("aupr", ".3f"),
@@ -140,142 +124,7 @@ def _methods(methods: Sequence[MethodLine]) -> Section:
         for line in methods
     ]
     caption = "Methods; cost is the time of a scored prediction over that of a bare one"
-    says = "Press a column's title to sort by it."
-    tables = [Table(caption, ("method", *columns), rows, sortable=True)]
-    return Section("methods", "Methods compared", says, tables=tables)
-
-
-def _stream(stream: WatchedStream | None) -> Section | None:
-    if stream is None:
-        return None
-    drawn = _present(charts.stream_scores(stream), charts.stream_wealth(stream))
-    return Section("stream-of-samples", "Stream", stream.verdict, charts=drawn)
-
-
-def _gallery(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section:
-    rows, note = gallery(monitor, sets)
-    says = (
-        "Each input with the slopes of its score: orange where a larger number would raise "
-        "the score, blue where it would lower it."
-    )
-    title = "Most and least atypical inputs"
-    return Section("gallery", title, says, note=note, gallery=rows)
-
-
-def _samples(report: Report, p_values: Mapping[str, Tensor]) -> Section:
-    rows: list[Row] = []
-    for one in report.sets:
-        for index in one.spread(_SAMPLES):
-            label = prediction = p_value = alarm = None
-            if one.labels is not None:
-                label = one.labels[index]
-            if one.outputs is not None:
-                prediction = in_words(report.monitor.likelihood, one.outputs[index])
-            if one.name in p_values:
-                p_value = float(p_values[one.name][index])
-                alarm = "alarm" if p_value <= report.false_alarm else "no"
-            score, sample = float(one.scores[index]), cell(index, "d")
-            rows.append((one.name, label, prediction, score, p_value, alarm, sample))
-    titles = ("set", "is", "prediction", "score", "p-value", "alarm", "sample")
-    caption = "Samples of each set, from the least to the most atypical, evenly by rank"
-    says = "What the network says of an input, and how far to trust it."
-    tables = [Table(caption, titles, rows, sortable=True)]
-    return Section("samples", "Predictions and scores", says, tables=tables)
-
-
-def _layers(monitor: Monitor, sets: Sequence[ScoredSet]) -> Section | None:
-    """Return the shares of the layers in the scores of each set with inputs."""
-    layers: tuple[str, ...] = ()
-    shown, colours, shares = [], [], []
-    for one, colour in zip(sets, charts.colours_of(sets), strict=True):
-        if one.inputs is None:
-            continue
-        split = monitor.explain(one.batch(one.spread(_EXPLAINED))).layers
-        sums = split.values[split.values.isfinite().all(1)].cpu().sum(0)
-        if float(sums.sum()) > 0:
-            layers = split.names
-            shown.append(one)
-            colours.append(colour)
-            shares.append(sums / sums.sum())
-    if not shown:
-        return None
-    values = torch.stack(shares, dim=1)  # (layers, sets)
-    ranked = values.abs().amax(1).argsort(descending=True, stable=True).tolist()
-    top, rest = sorted(ranked[:_MOST_LAYERS]), ranked[_MOST_LAYERS:]
-    rows = [(layers[i], *map(_bar, values[i].tolist(), colours)) for i in top]
-    if rest:
-        others = values[rest].sum(0).tolist()
-        rows.append((f"others ({len(rest)})", *map(_bar, others, colours)))
-    titles = ("layer", *(one.name for one in shown))
-    counts = ", ".join(f"{min(len(one), _EXPLAINED)} of {one.name}" for one in shown)
-    caption = f"Shares of the layers in the scores, in order of the model ({counts})"
-    says = (
-        "Where the scores of a set come from. Shares sum to 100 %; one below zero belongs "
-        "to a layer whose changes others make up for."
-    )
-    tables = [Table(caption, titles, rows, sortable=True)]
-    return Section("layers", "Layers", says, tables=tables)
-
-
-def _bar(share: float, colour: str) -> Cell:
-    """Return a share with a bar behind it."""
-    return Cell(cell(share, ".1%").text, share, max(-1.0, min(1.0, share)), colour)
-
-
-def _fit(summary: Summary) -> Section:
-    says = "Directions in the space of weights that the training data would notice."
-    drawn = _present(charts.spectrum(summary), charts.captured(summary))
-    return Section("fit", "What the fit has kept", says, charts=drawn)
-
-
-def _configuration(monitor: Monitor) -> Section:
-    says = "What to give to make this again; the fingerprints tie it to the weights."
-    tables, folded = [_settings(monitor)], [_parameters(monitor)]
-    return Section("configuration", "Configuration", says, tables=tables, folded=folded)
-
-
-def _settings(monitor: Monitor) -> Table:
-    """Return the configuration of a fitted monitor, with the fingerprints of its weights."""
-    fitted, basis, calibration = monitor.fitted, monitor.basis, monitor.calibration
-    calibrated_on = "none"
-    if calibration is not None:
-        calibrated_on = f"{calibration.num_data} held-out samples"
-        if calibration.groups is not None:
-            calibrated_on += f" in {len(set(calibration.groups.tolist()))} groups"
-    settings = {
-        "model": type(monitor.model).__name__,
-        "likelihood": repr(monitor.likelihood),
-        "sketch": repr(monitor.sketch),
-        "rank": f"{monitor.rank} asked for, {basis.rank} kept",
-        "prior scale": f"{monitor.prior_scale:g}",
-        "task": "all of the prediction" if monitor.task is None else "a function",
-        "output of a sample": str(tuple(fitted.shape)),
-        "samples fitted": f"{basis.num_data}, {monitor.skipped} skipped",
-        "captured curvature": f"{basis.captured:.4f} of {basis.trace:.4g}",
-        "scores are upper bounds of exact ones": "yes" if basis.certified else "not known",
-        "calibration": calibrated_on,
-        "fingerprint of the chosen weights": fitted.fingerprints.parameters,
-        "fingerprint of the model": fitted.fingerprints.model,
-        "scodkit": __version__,
-        "torch": torch.__version__,
-    }
-    settings |= {f"note: {name}": json.dumps(value) for name, value in monitor.notes.items()}
-    return Table("Configuration and fingerprints", ("what", "value"), list(settings.items()))
-
-
-def _parameters(monitor: Monitor) -> Table:
-    """Return the chosen parameters by name, with their shapes and sizes."""
-    rows = []
-    for block in monitor.fitted.parameters.blocks:
-        shape = " x ".join(map(str, block.shape)) or "1"
-        rows.append((block.name, shape, float(block.columns.stop - block.columns.start)))
-    return Table("Weights the scores are about", ("parameter", "shape", "numbers"), rows)
-
-
-_PER_ROW = 6
-_LARGEST = 160  # pixels along a side
-_MOST_BARS = 96
-_MOST_NUMBERS = 4
+    return Table(caption, ("method", *columns), rows, sortable=True)
 
 
 def gallery(
@@ -311,6 +160,98 @@ def gallery(
     return rows, note
 
 
+def _samples(report: Report, p_values: Mapping[str, Tensor]) -> Table:
+    rows: list[Row] = []
+    for one in report.sets:
+        for index in one.spread(_SAMPLES):
+            label = prediction = p_value = alarm = None
+            if one.labels is not None:
+                label = one.labels[index]
+            if one.outputs is not None:
+                prediction = in_words(report.monitor.likelihood, one.outputs[index])
+            if one.name in p_values:
+                p_value = float(p_values[one.name][index])
+                alarm = "alarm" if p_value <= report.false_alarm else "no"
+            score, sample = float(one.scores[index]), cell(index, "d")
+            rows.append((one.name, label, prediction, score, p_value, alarm, sample))
+    titles = ("set", "is", "prediction", "score", "p-value", "alarm", "sample")
+    caption = "Samples of each set, from the least to the most atypical, evenly by rank"
+    return Table(caption, titles, rows, sortable=True)
+
+
+def _layers(monitor: Monitor, sets: Sequence[ScoredSet]) -> list[Table]:
+    """Return the shares of the layers in the scores of each set with inputs."""
+    layers: tuple[str, ...] = ()
+    shown, colours, shares = [], [], []
+    for one, colour in zip(sets, charts.colours_of(sets), strict=True):
+        if one.inputs is None:
+            continue
+        split = monitor.explain(one.batch(one.spread(_EXPLAINED))).layers
+        sums = split.values[split.values.isfinite().all(1)].cpu().sum(0)
+        if float(sums.sum()) > 0:
+            layers = split.names
+            shown.append(one)
+            colours.append(colour)
+            shares.append(sums / sums.sum())
+    if not shown:
+        return []
+    values = torch.stack(shares, dim=1)  # (layers, sets)
+    ranked = values.abs().amax(1).argsort(descending=True, stable=True).tolist()
+    top, rest = sorted(ranked[:_MOST_LAYERS]), ranked[_MOST_LAYERS:]
+    rows = [(layers[i], *map(_bar, values[i].tolist(), colours)) for i in top]
+    if rest:
+        others = values[rest].sum(0).tolist()
+        rows.append((f"others ({len(rest)})", *map(_bar, others, colours)))
+    titles = ("layer", *(one.name for one in shown))
+    counts = ", ".join(f"{min(len(one), _EXPLAINED)} of {one.name}" for one in shown)
+    caption = f"Shares of the layers in the scores, in order of the model ({counts})"
+    return [Table(caption, titles, rows, sortable=True)]
+
+
+def _bar(share: float, colour: str) -> Cell:
+    """Return a share with a bar behind it."""
+    return Cell(cell(share, ".1%").text, share, max(-1.0, min(1.0, share)), colour)
+
+
+def _settings(monitor: Monitor) -> Table:
+    """Return the configuration of a fitted monitor, with the fingerprints of its weights."""
+    fitted, basis, calibration = monitor.fitted, monitor.basis, monitor.calibration
+    calibrated_on = "none"
+    if calibration is not None:
+        calibrated_on = f"{calibration.num_data} held-out samples"
+        if calibration.groups is not None:
+            calibrated_on += f" in {len(set(calibration.groups.tolist()))} groups"
+    settings = {
+        "model": type(monitor.model).__name__,
+        "likelihood": repr(monitor.likelihood),
+        "sketch": repr(monitor.sketch),
+        "rank": f"{monitor.rank} asked for, {basis.rank} kept",
+        "prior scale": f"{monitor.prior_scale:g}",
+        "task": "all of the prediction" if monitor.task is None else "a function",
+        "output of a sample": str(tuple(fitted.shape)),
+        "samples fitted": f"{basis.num_data}, {monitor.skipped} skipped",
+        "captured curvature": f"{basis.captured:.4f} of {basis.trace:.4g}",
+        "scores are upper bounds of exact ones": "yes" if basis.certified else "not known",
+        "calibration": calibrated_on,
+        "fingerprint of the chosen weights": fitted.fingerprints.parameters,
+        "fingerprint of the model": fitted.fingerprints.model,
+        "scodkit": __version__,
+        "torch": torch.__version__,
+    }
+    settings |= {f"note: {name}": json.dumps(value) for name, value in monitor.notes.items()}
+    rows = list(settings.items())
+    return Table("Configuration and fingerprints", ("what", "value"), rows)
+
+
+def _parameters(monitor: Monitor) -> Table:
+    """Return the chosen parameters by name, with their shapes and sizes."""
+    rows = [
+        (block.name, " x ".join(map(str, block.shape)) or "1", float(math.prod(block.shape)))
+        for block in monitor.fitted.parameters.blocks
+    ]
+    return Table("Weights the scores are about", ("parameter", "shape", "numbers"), rows)
+
+
 def _can_be_shown(shape: torch.Size) -> bool:
     """Return whether samples are ``(H, W)``, ``(1, H, W)``, ``(3, H, W)``, or ``(n > 1,)``."""
     if len(shape) == 1:
@@ -327,7 +268,7 @@ def _slopes(monitor: Monitor, inputs: Tensor) -> tuple[list[Tensor | None], str]
     except ScodError as error:
         return [None] * len(inputs), f"No slopes: {error}."
     assert saliency is not None
-    return [own if own.isfinite().all() else None for own in saliency.gradient], ""
+    return [slopes if slopes.isfinite().all() else None for slopes in saliency.gradient], ""
 
 
 def _picture(
@@ -338,11 +279,9 @@ def _picture(
         says.append("predicted " + in_words(likelihood, one.outputs[index]))
     says.append(f"score {cell(float(one.scores[index])).text}")
     name = f"{one.name}, sample {index}"
-    if sample.ndim == 1:
-        slope_bars = [] if slopes is None else bars(slopes)
-        return Picture(name, says, bars=bars(sample), slope_bars=slope_bars)
-    drawn = None if slopes is None else slope_map(slopes)
-    return Picture(name, says, image=image(sample), slopes=drawn)
+    draw, draw_slopes = (bars, bars) if sample.ndim == 1 else (image, slope_map)
+    drawn = None if slopes is None else draw_slopes(slopes)
+    return Picture(name, says, draw(sample), drawn)
 
 
 def in_words(likelihood: Likelihood, output: Tensor) -> str:

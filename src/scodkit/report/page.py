@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, TypeAlias
 from bokeh.core.types import ID
 from bokeh.embed import json_item
 from bokeh.resources import Resources
+from bokeh.themes import Theme
 from jinja2 import Environment, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
@@ -116,8 +118,7 @@ class Chart:
     """A chart, with the same in words and in numbers for those who cannot see it.
 
     Args:
-        name: Its id in the page: letters and dashes, once on a page.
-        title: What it is.
+        name: Its id in the page, where its title is, too.
         says: What it shows, in a sentence or two.
         plot: As bokeh draws it.
         keys: Its legend.
@@ -125,7 +126,6 @@ class Chart:
     """
 
     name: str
-    title: str
     says: str
     plot: Any
     keys: Sequence[Key]
@@ -139,18 +139,14 @@ class Picture:
     Args:
         name: Its set and index.
         says: Label, prediction and score.
-        image: Data URI; None for a vector.
-        slopes: Data URI of the map of slopes; None for a vector, or where there are none.
-        bars: Heights of a vector's numbers in [-1, 1]; empty for an image.
-        slope_bars: Likewise of its slopes.
+        values: Data URI of an image, or heights of a vector's numbers in [-1, 1].
+        slopes: Likewise of the slopes; None where there are none.
     """
 
     name: str
     says: Sequence[str]
-    image: str | None = None
-    slopes: str | None = None
-    bars: Sequence[float] = ()
-    slope_bars: Sequence[float] = ()
+    values: str | Sequence[float]
+    slopes: str | Sequence[float] | None
 
 
 @dataclass(frozen=True)
@@ -158,9 +154,8 @@ class Section:
     """A part of the page, with a heading; false where there is nothing to show.
 
     Args:
-        name: Its id in the page: letters and dashes, once on a page.
-        title: Its heading.
-        says: What it shows.
+        name: Its id in the page, where its heading and introduction are, too.
+        says: What it shows, in place of that introduction.
         charts: Side by side where there is room.
         tables: One below the other.
         note: Why something is missing from the gallery.
@@ -169,8 +164,7 @@ class Section:
     """
 
     name: str
-    title: str
-    says: str
+    says: str = ""
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     note: str = ""
@@ -194,7 +188,8 @@ def render(sections: Sequence[Section], **heading: object) -> str:
             first, with their units, by label, and ``notes``: what looks wrong.
     """
     charts = [chart for section in sections for chart in section.charts]
-    plots = [json_item(chart.plot, ID(chart.name)) for chart in charts]
+    theme = Theme(json=json.loads(_read("theme.json")))
+    plots = [json_item(chart.plot, ID(chart.name), theme) for chart in charts]
     bokeh, script = _bokeh_script(), _read("page.js")
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
