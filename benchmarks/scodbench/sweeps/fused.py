@@ -21,6 +21,7 @@ from scodbench.sweeps.points import RESAMPLES, sweep_row
 from scodkit import Bernoulli, Categorical, Fused
 from scodkit.baselines import MaxSoftmax, Naive
 from scodkit.calibration import Calibration
+from scodkit.errors import CalibrationError
 from scodkit.fused.standard import Standard
 from scodkit.monitor import Monitor
 from scodkit.report.separation import separation
@@ -137,7 +138,10 @@ def _false_alarms(fused: Fused, parts: Tensor) -> Iterator[Row]:
         calibration = Calibration(standard.contributions(parts[rest]).sum(1))
         score = standard.contributions(parts[new]).sum(1)
         for rate, confidence in itertools.product(_RATES, (None, _CONFIDENCE)):
-            flags = calibration.flag(score, rate, confidence=confidence)
+            try:
+                flags = calibration.flag(score, rate, confidence=confidence)
+            except CalibrationError:  # too few held-out samples for that
+                continue
             rates.setdefault((rate, confidence), []).append(float(flags.double().mean()))
     for (rate, confidence), found in rates.items():
         each = torch.tensor(found, dtype=torch.float64)
