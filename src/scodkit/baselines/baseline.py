@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import operator
+import inspect
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -58,6 +59,9 @@ class Picks(TypedDict, total=False):
 class Baseline(ABC):
     """Base class of the methods that a `Monitor` is compared with; all are `Detector`s.
 
+    A subclass keeps each further argument of its constructor as an attribute of that name:
+    saved files and ``repr`` have them.
+
     Args:
         model: The trained network; left as found.
         likelihood: What distribution its output parametrises.
@@ -70,15 +74,12 @@ class Baseline(ABC):
         because: Why other likelihoods are refused, for the error message.
         learns: Whether the method has to be fitted before it can score.
         learnt: Names of the tensors that a fit returns; None where they depend on the model.
-        options: Names of the constructor's other options, which are attributes as well: a
-            saved file has them, and ``repr`` shows them, in this order.
     """
 
     handles: ClassVar[tuple[type[Likelihood], ...]] = (Likelihood,)
     because: ClassVar[str] = "it is no likelihood"
     learns: ClassVar[bool] = True
     learnt: ClassVar[tuple[str, ...] | None] = None
-    options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -267,8 +268,10 @@ class Baseline(ABC):
         return [self.model]
 
     def _options(self) -> Mapping[str, Any]:
-        """Return the constructor's other options as plain data, for a file."""
-        return {name: getattr(self, name) for name in self.options}
+        """Return the constructor's other arguments as plain data, for a file."""
+        _, _, *others = inspect.signature(type(self)).parameters.values()
+        names = [other.name for other in others if other.kind is not other.VAR_KEYWORD]
+        return {n: getattr(self, n) for n in names if n not in Picks.__optional_keys__}
 
     def _learn(self, data: TrainingData) -> State:
         """Return the tensors that scoring needs, by name; the model is in eval mode."""
@@ -420,13 +423,9 @@ def whole_number(name: str, value: object) -> int:
     Raises:
         OptionError: If it is no integer, or less than 1.
     """
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or number < 1:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise OptionError(f"expected an integer {name} >= 1, got {name}={value!r}")
-    return number
+    return int(value)
 
 
 @runtime_checkable

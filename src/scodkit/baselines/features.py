@@ -7,7 +7,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -251,8 +251,6 @@ class FeatureBaseline(Baseline):
             for the ``nn.Linear`` that the forward pass calls last.
         picks: ``inputs=``, ``outputs=``, ``targets=``; see `Picks`.
     """
-
-    options: ClassVar[tuple[str, ...]] = ("layer",)
 
     def __init__(
         self,

@@ -79,7 +79,6 @@ class KFACLaplace(WeightSpaceBaseline):
 
     handles: ClassVar = (Categorical, Bernoulli, Gaussian)
     because: ClassVar = "laplace-torch has no Kronecker factors for it"
-    options: ClassVar = ("last_layer", "samples", "prior_precision", "seed", "skip_unsupported")
 
     def __init__(
         self,

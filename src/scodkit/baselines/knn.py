@@ -47,7 +47,6 @@ class KNN(FeatureBaseline):
     """
 
     learnt: ClassVar = ("bank", "squares")
-    options: ClassVar = ("k", "normalise", "most", "seed", "layer")
     memory_budget: int = 2**28
 
     def __init__(

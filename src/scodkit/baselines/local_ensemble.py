@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.functional import vhp
 from typing_extensions import Unpack
 
 from scodkit.baselines import predictions
@@ -63,7 +65,6 @@ class LocalEnsemble(WeightSpaceBaseline):
     """
 
     learnt: ClassVar = ("vectors",)
-    options: ClassVar = ("rank", "labels", "tolerance", "seed", "parameters")
     handles: ClassVar = CLOSED_FORM
     because: ClassVar = "it needs the loss of training targets, and labels of its own"
 
@@ -231,26 +232,23 @@ class LossHessian:
             NondeterministicError: If the data is not what it was in the first pass.
         """
         weights = self.parameters.weights(self.network.model)
-        leaves = [weight.requires_grad_() for weight in weights.values()]
-        along = [
-            vector[block.columns].reshape(block.shape).to(leaf)
-            for block, leaf in zip(self.parameters.blocks, leaves, strict=True)
-        ]
+        blocks = self.parameters.blocks
+        along = tuple(
+            vector[block.columns].reshape(block.shape).to(weights[block.name])
+            for block in blocks
+        )
         total = torch.zeros_like(vector, dtype=torch.float64)
         num_data, loss_sum = 0, total.new_zeros(())
         for call, targets in self.data.pairs():
             if self._first is None:
                 self._check(call, targets)
+            loss_at = functools.partial(self._loss, call, targets)
             with differentiable_attention():
-                output = self.network.at(weights, call)
-                loss = negative_log_likelihood(self.likelihood, output, targets).sum()
-                gradients = _gradients(loss, leaves, create_graph=True)
-                inner = [(own * part).sum() for own, part in zip(gradients, along, strict=True)]
-                products = _gradients(torch.stack(inner).sum(), leaves)
-                for block, product in zip(self.parameters.blocks, products, strict=True):
-                    total[block.columns] += product.flatten()
+                loss, products = vhp(loss_at, tuple(weights.values()), along)  # type: ignore[no-untyped-call]
+            for block, product in zip(blocks, products, strict=True):
+                total[block.columns] += product.flatten()
             num_data += call.batch_size
-            loss_sum += loss.detach()  # on a GPU: synchronised once, after the last batch
+            loss_sum += loss  # on a GPU: synchronised once, after the last batch
         mean_loss = float(loss_sum) / num_data
         self._first = self._first or (num_data, mean_loss)
         first_num_data, first_loss = self._first
@@ -262,6 +260,12 @@ class LossHessian:
                 "later one; switch random augmentation, and dropping of a last batch, off"
             )
         return (total / num_data).to(vector.dtype)
+
+    def _loss(self, call: Inputs, targets: Tensor, *weights: Tensor) -> Tensor:
+        """Return the summed loss of a batch at other weights, in the parameters' order."""
+        named = dict(zip(self.parameters.names, weights, strict=True))
+        output = self.network.at(named, call)
+        return negative_log_likelihood(self.likelihood, output, targets).sum()
 
     def _check(self, call: Inputs, targets: Tensor) -> None:
         with torch.no_grad():
@@ -315,12 +319,3 @@ def top_eigenspace(
             "type a smaller rank=, or a larger tolerance="
         ) from error
     return torch.from_numpy(top).to(like)
-
-
-def _gradients(
-    value: Tensor, leaves: Sequence[Tensor], *, create_graph: bool = False
-) -> Sequence[Tensor]:
-    """Return the gradients of a number; zero where it does not depend on a leaf."""
-    if not value.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    return torch.autograd.grad(value, leaves, create_graph=create_graph, materialize_grads=True)

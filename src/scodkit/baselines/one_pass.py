@@ -132,7 +132,6 @@ class Energy(OutputBaseline):
 
     handles: ClassVar = (Categorical,)
     because: ClassVar = "it needs one logit per class, whose common offset means something"
-    options: ClassVar = ("temperature",)
 
     def __init__(
         self,

@@ -46,7 +46,6 @@ class Residual(FeatureBaseline):
     """
 
     learnt: ClassVar[tuple[str, ...]] = ("mean", "outside")
-    options: ClassVar = ("dim", "layer")
 
     def __init__(
         self,

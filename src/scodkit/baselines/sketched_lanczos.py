@@ -75,8 +75,8 @@ class SketchedLanczos(WeightSpaceBaseline):
         rank: ``k``, Lanczos steps, each a pass over the data.
         size: ``s``, numbers kept of each Lanczos vector; by default ``20 rank``.
         sketched_length: Whether to measure ``L`` itself by its sketch, too.
-        map: A family of random maps from `scodkit.sketch`.
         seed: Of the map and of the random vector.
+        map: A family of random maps from `scodkit.sketch`.
         parameters: Which weights, as for `Monitor`.
         picks: ``inputs=``, ``outputs=``; see `Picks`.
 
@@ -89,7 +89,6 @@ class SketchedLanczos(WeightSpaceBaseline):
     """
 
     learnt: ClassVar = ("basis", "passes")
-    options: ClassVar = ("rank", "size", "sketched_length", "seed", "map", "parameters")
 
     def __init__(
         self,
@@ -99,8 +98,8 @@ class SketchedLanczos(WeightSpaceBaseline):
         rank: int = 50,
         size: int | None = None,
         sketched_length: bool = False,
-        map: Map | Mapping[str, Any] = SparseSign(),  # noqa: B008 (frozen)
         seed: int = 0,
+        map: Map | Mapping[str, Any] = SparseSign(),  # noqa: B008 (frozen)
         parameters: Selection = "all",
         **picks: Unpack[Picks],
     ) -> None:

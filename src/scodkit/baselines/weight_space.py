@@ -34,7 +34,6 @@ class WeightSpaceBaseline(Baseline):
         memory_budget: Bytes that per-sample gradients may take at a time, as of a `Monitor`.
     """
 
-    options: ClassVar[tuple[str, ...]] = ("parameters",)
     memory_budget = MemoryBudget()
 
     def __init__(
