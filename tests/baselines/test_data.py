@@ -127,6 +127,13 @@ def test_a_misspelt_option_is_refused() -> None:
         Energy(network("categorical"), Categorical(), temprature=5.0)  # type: ignore[call-arg]
 
 
+def test_another_model_cannot_be_assigned() -> None:
+    method = Naive(network("categorical"), Categorical())
+    method.model = network("categorical", seed=1)
+    with pytest.raises(OptionError, match=r"made with.*Naive\(model"):
+        method.score(some())
+
+
 def test_a_class_in_place_of_a_likelihood_says_what_to_type() -> None:
     with pytest.raises(OptionError, match=r"type Categorical\(\)"):
         Naive(network("categorical"), Categorical)  # type: ignore[arg-type]

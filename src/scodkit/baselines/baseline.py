@@ -7,7 +7,7 @@ import inspect
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypedDict, runtime_checkable
 
@@ -56,11 +56,12 @@ class Picks(TypedDict, total=False):
     targets: Callable[[Any], Any] | None
 
 
+@dataclass(eq=False, repr=False)
 class Baseline(ABC):
     """Base class of the methods that a `Monitor` is compared with; all are `Detector`s.
 
-    A subclass keeps each further argument of its constructor as an attribute of that name:
-    saved files and ``repr`` have them.
+    Options of a method are further fields of its class, or arguments of its constructor that
+    it keeps as attributes of the same names: saved files and ``repr`` have them.
 
     Args:
         model: The trained network; left as found.
@@ -81,17 +82,17 @@ class Baseline(ABC):
     learns: ClassVar[bool] = True
     learnt: ClassVar[tuple[str, ...] | None] = None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        inputs: Callable[[Any], Any] | None = None,
-        outputs: Callable[[Any], Tensor] | None = None,
-        targets: Callable[[Any], Any] | None = None,
-    ) -> None:
-        if not isinstance(model, nn.Module):
-            raise OptionError(f"expected an nn.Module, got {type(model).__name__}")
+    model: nn.Module
+    likelihood: Likelihood
+    _: KW_ONLY
+    inputs: Callable[[Any], Any] | None = None
+    outputs: Callable[[Any], Tensor] | None = None
+    targets: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        likelihood = self.likelihood
+        if not isinstance(self.model, nn.Module):
+            raise OptionError(f"expected an nn.Module, got {type(self.model).__name__}")
         if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
             raise OptionError(
                 f"expected a likelihood object, got the class; type {likelihood.__name__}()"
@@ -102,15 +103,9 @@ class Baseline(ABC):
                 f"expected {known} for {type(self).__name__}, got {likelihood!r}: "
                 f"{self.because}; compare with another baseline here"
             )
-        self.likelihood = likelihood
-        self._targets = targets
-        self._network = Network(model, inputs, outputs)
+        self._network = Network(self.model, self.inputs, self.outputs)
+        self.model = self._network.model  # without wrappers
         self._state: State | None = None if self.learns else {}
-
-    @property
-    def model(self) -> nn.Module:
-        """The model, without wrappers."""
-        return self._network.model
 
     def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
         """Fit to training data; methods that learn nothing do not read it.
@@ -125,7 +120,7 @@ class Baseline(ABC):
         if not self.learns:
             return self
         description = f"fitting {type(self).__name__}" if progress else None
-        data = TrainingData(self._network, loader, self._targets, description)
+        data = TrainingData(self._network, loader, self.targets, description)
         with self._evaluating():
             state = self._learn(data)
         # contiguous, as a loaded file is: products of another layout may round differently
@@ -260,7 +255,16 @@ class Baseline(ABC):
         return self._state
 
     def _evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that holds the networks in eval mode, for this thread alone."""
+        """Return a context that holds the networks in eval mode, for this thread alone.
+
+        Raises:
+            OptionError: If another model was assigned, which would not be the one that runs.
+        """
+        if self.model is not self._network.model:
+            raise OptionError(
+                "expected the model that the method was made with, got another one; type "
+                f"{type(self).__name__}(model, ...) for it"
+            )
         return self._network.evaluating()
 
     def _models(self) -> list[nn.Module]:

@@ -8,16 +8,16 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from scodkit.baselines import predictions
-from scodkit.baselines.baseline import Picks, State, TrainingData, check_finite, class_logits
+from scodkit.baselines.baseline import State, TrainingData, check_finite, class_logits
 from scodkit.baselines.deep_ensemble import WeightSets
 from scodkit.baselines.predictions import Predictive
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
@@ -26,7 +26,7 @@ from scodkit.factors.engine import Factors
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network
-from scodkit.model.parameters import LastLayers, ParameterSet, select, select_names
+from scodkit.model.parameters import LastLayers, ParameterSet, Selection, select, select_names
 
 # prior precisions that `tune` tries by default: 1e-4, 10^-3.5, ..., 1e4
 GRID = tuple(10 ** (exponent / 2) for exponent in range(-8, 9))
@@ -38,6 +38,7 @@ _STEPS, _ROUNDS = 300, 5
 _FLAT = 1e-2
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class KFACLaplace(WeightSpaceBaseline):
     """Uncertainty of the prediction under a Gaussian posterior of the weights.
 
@@ -65,7 +66,9 @@ class KFACLaplace(WeightSpaceBaseline):
         seed: Of the draws.
         skip_unsupported: Keep the weights of layers without Kronecker factors as they are
             (normalisations, embeddings, ...), rather than refuse them.
-        picks: ``inputs=``, ``outputs=``, and ``targets=`` for `tune`; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Picks the targets from a batch of `tune`; see `Picks`.
 
     Attributes:
         memory_budget: Bytes that per-sample gradients may take at a time, as of a `Monitor`.
@@ -80,27 +83,21 @@ class KFACLaplace(WeightSpaceBaseline):
     handles: ClassVar = (Categorical, Bernoulli, Gaussian)
     because: ClassVar = "laplace-torch has no Kronecker factors for it"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        last_layer: bool = False,
-        samples: int | None = None,
-        prior_precision: float | None = None,
-        seed: int = 0,
-        skip_unsupported: bool = False,
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, **picks)
-        if samples is not None and samples < 2:
+    parameters: Selection = field(default="all", init=False)
+    last_layer: bool = False
+    samples: int | None = None
+    prior_precision: float | None = None
+    seed: int = 0
+    skip_unsupported: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples is not None and self.samples < 2:
             raise OptionError(
-                f"expected two samples or more, or None, got {samples!r}; type samples=30"
+                f"expected two samples or more, or None, got {self.samples!r}; type samples=30"
             )
-        if prior_precision is not None:
-            _check_precisions([prior_precision])
-        self.last_layer, self.samples, self.seed = last_layer, samples, seed
-        self.prior_precision, self.skip_unsupported = prior_precision, skip_unsupported
+        if self.prior_precision is not None:
+            _check_precisions([self.prior_precision])
         # the latest posterior, after the tensor of its prior precision
         self._cached: tuple[Tensor | None, Any] = (None, None)
         self._weight_sets = WeightSets(self._network)
@@ -130,11 +127,11 @@ class KFACLaplace(WeightSpaceBaseline):
         state = self._ready()
         _check_precisions(grid)
         description = "tuning KFACLaplace" if progress else None
-        data = TrainingData(self._network, loader, self._targets, description)
+        data = TrainingData(self._network, loader, self.targets, description)
         data.check_repeatable("KFACLaplace.tune")
         # not laplace-torch's grid search: it carries its running loss from one precision to
         # the next, draws from the global generator, and judges regression by squared errors
-        with self._network.evaluating():
+        with self._evaluating():
             best, chosen = math.inf, None
             # narrow posteriors first: they are seldom far off, and wide ones soon ruled out
             for precision in sorted(grid, reverse=True):

@@ -11,12 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.functional import vhp
-from typing_extensions import Unpack
 
 from scodkit.baselines import predictions
-from scodkit.baselines.baseline import Picks, State, TrainingData, check_finite, whole_number
+from scodkit.baselines.baseline import State, TrainingData, check_finite, whole_number
 from scodkit.baselines.predictions import CLOSED_FORM, negative_log_likelihood
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NondeterministicError, OptionError, optional
@@ -24,13 +23,14 @@ from scodkit.factors.engine import Factors
 from scodkit.likelihoods import Gaussian, Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network, differentiable_attention
-from scodkit.model.parameters import ParameterSet, Selection
+from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.matmul import matmul, sum_dtype
 
 # relative difference between the mean losses of two passes that rounding may explain
 _SAME_LOSS = 1e-4
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class LocalEnsemble(WeightSpaceBaseline):
     """Length of a gradient outside the directions the training loss determines.
 
@@ -54,10 +54,12 @@ class LocalEnsemble(WeightSpaceBaseline):
         tolerance: How far ``H v`` may be from ``value v``, over the eigenvalue; 0 for rounding.
         seed: Of the draws, and of the vector the eigensolver starts from.
         parameters: Which weights, as for `Monitor`.
-        picks: ``inputs=``, ``outputs=``, ``targets=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Picks the targets from a training batch; see `Picks`.
 
     Examples:
-        >>> model = nn.Linear(2, 1, bias=False)
+        >>> model = torch.nn.Linear(2, 1, bias=False)
         >>> method = LocalEnsemble(model, Gaussian(), rank=1)
         >>> data = [(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.zeros(2))]
         >>> method.fit(data, progress=False).score(torch.tensor([[9.0, 0.0], [9.0, 4.0]]))
@@ -68,24 +70,18 @@ class LocalEnsemble(WeightSpaceBaseline):
     handles: ClassVar = CLOSED_FORM
     because: ClassVar = "it needs the loss of training targets, and labels of its own"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        rank: int = 50,
-        labels: int = 10,
-        tolerance: float = 1e-4,
-        seed: int = 0,
-        parameters: Selection = "all",
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, parameters=parameters, **picks)
-        self.rank, self.labels = whole_number("rank", rank), whole_number("labels", labels)
-        if not 0 <= tolerance < 1:
-            raise OptionError(f"expected 0 <= tolerance < 1, got {tolerance}")
-        self.tolerance, self.seed = tolerance, seed
-        self._gradients = LabelGradients(likelihood, self.labels, seed)
+    rank: int = 50
+    labels: int = 10
+    tolerance: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rank = whole_number("rank", self.rank)
+        self.labels = whole_number("labels", self.labels)
+        if not 0 <= self.tolerance < 1:
+            raise OptionError(f"expected 0 <= tolerance < 1, got {self.tolerance}")
+        self._gradients = LabelGradients(self.likelihood, self.labels, self.seed)
 
     def _learn(self, data: TrainingData) -> State:
         data.check_repeatable("LocalEnsemble")
