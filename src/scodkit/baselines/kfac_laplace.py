@@ -98,8 +98,6 @@ class KFACLaplace(WeightSpaceBaseline):
             )
         if self.prior_precision is not None:
             _check_precisions([self.prior_precision])
-        # the latest posterior, after the tensor of its prior precision
-        self._cached: tuple[Tensor | None, Any] = (None, None)
         self._weight_sets = WeightSets(self._network)
 
     @property
@@ -175,9 +173,12 @@ class KFACLaplace(WeightSpaceBaseline):
                 values = values.clamp_min(0) / (count if side else 1)
                 state[f"values:{name}:{side}"] = values.to(factor)
                 state[f"vectors:{name}:{side}"] = vectors.to(factor).contiguous()
-        if self.prior_precision is None:
-            return self._with_precision(state, _maximise_evidence(self._posterior(state)))
-        return self._with_precision(state, self.prior_precision)
+        precision = self.prior_precision
+        if precision is None:
+            posterior.H = posterior.H_facs = self._fisher(state)
+            posterior.mean = parameters_to_vector(posterior.params).detach()
+            precision = _maximise_evidence(posterior)
+        return self._with_precision(state, precision)
 
     def _choose(self, call: Inputs) -> list[str]:
         """Return the names of the uncertain parameters, in the model's order.
@@ -219,41 +220,39 @@ class KFACLaplace(WeightSpaceBaseline):
             dict_key_x="first",
         )
 
-    def _posterior(self, state: State) -> Any:
-        """Return laplace-torch's posterior, made from the state; cached for the next call."""
-        prior = state["prior_precision"]
-        if self._cached[0] is not prior:
-            names = self._names(state)
-            posterior = self._new_posterior(names)
-            parts = (
-                [[state[k] for i in (0, 1) if (k := f"{part}:{n}:{i}") in state] for n in names]
-                for part in ("vectors", "values")
-            )
-            posterior.H = posterior.H_facs = peer("laplace.utils").KronDecomposed(*parts)
-            posterior.mean = parameters_to_vector(posterior.params).detach()
-            posterior.prior_precision = prior
-            self._cached = prior, posterior
-        return self._cached[1]
+    def _fisher(self, state: State) -> Any:
+        """Return the Fisher information of the training data, as laplace-torch's matrix.
+
+        With the prior precision added, it is the precision of the posterior.
+        """
+        names = self._uncertain(state).names
+        parts = (
+            [[state[k] for i in (0, 1) if (k := f"{part}:{n}:{i}") in state] for n in names]
+            for part in ("vectors", "values")
+        )
+        return peer("laplace.utils").KronDecomposed(*parts)
 
     def _with_precision(self, state: State, precision: float) -> State:
         """Return the state at another prior precision, with weights drawn at it."""
         state = {**state, "prior_precision": state["prior_precision"].new_tensor([precision])}
         if self.samples is not None:
-            names, posterior = self._names(state), self._posterior(state)
+            uncertain = self._uncertain(state)
+            mean = parameters_to_vector(uncertain.weights(self.model).values())
             # on the CPU and in float64: draws must not depend on the device or the dtype
-            mean, generator = posterior.mean, torch.Generator().manual_seed(self.seed)
+            generator = torch.Generator().manual_seed(self.seed)
             shape = self.samples, len(mean)
             noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(mean)
-            drawn = mean + posterior.posterior_precision.bmm(noise, exponent=-0.5)
-            parts = drawn.split([weight.numel() for weight in posterior.params], dim=1)
-            for name, weight, part in zip(names, posterior.params, parts, strict=True):
-                state[f"samples:{name}"] = part.reshape(-1, *weight.shape)
+            precision_matrix = self._fisher(state) + state["prior_precision"]
+            drawn = mean + precision_matrix.bmm(noise, exponent=-0.5)
+            for block in uncertain.blocks:
+                part = drawn[:, block.columns]
+                state[f"samples:{block.name}"] = part.reshape(-1, *block.shape)
         return state
 
-    def _names(self, state: State) -> list[str]:
-        """Return the names of the parameters that a state has factors of, in model order."""
+    def _uncertain(self, state: State) -> ParameterSet:
+        """Return the parameters that a state has factors of, in the model's order."""
         named = dict(self.model.named_parameters())
-        return [name for name in named if f"values:{name}:0" in state]
+        return select_names(self.model, [n for n in named if f"values:{n}:0" in state])
 
     def _loss(self, data: TrainingData, state: State, best: float) -> float:
         """Return the negative log-likelihood of all targets, in nats above the least possible.
@@ -288,10 +287,8 @@ class KFACLaplace(WeightSpaceBaseline):
 
     def _predict(self, call: Inputs, state: State) -> Predictive:
         if self.samples is not None:
-            drawn = {name: state[f"samples:{name}"] for name in self._names(state)}
-            sets = [
-                {name: some[k] for name, some in drawn.items()} for k in range(self.samples)
-            ]
+            drawn = {n: state[f"samples:{n}"] for n in self._uncertain(state).names}
+            sets = [{n: draws[k] for n, draws in drawn.items()} for k in range(self.samples)]
             runs = [functools.partial(self._network.at, weights) for weights in sets]
             outputs = self._weight_sets.outputs(call, runs, lambda: drawn)
             return predictions.mixture(self.likelihood, outputs)
@@ -309,7 +306,7 @@ class KFACLaplace(WeightSpaceBaseline):
         The Jacobians are our engines': those that laplace-torch takes of a batch cost the
         square of its size, and a NaN in one sample would reach the others.
         """
-        precision = self._posterior(state).posterior_precision
+        precision = self._fisher(state) + state["prior_precision"]
 
         def variances(factors: Factors) -> Tensor:
             blocks = sorted(factors.blocks(), key=lambda block: block[0].start)
@@ -324,7 +321,7 @@ class KFACLaplace(WeightSpaceBaseline):
         )
 
     def _parameters(self, call: Inputs) -> ParameterSet:
-        return select_names(self.model, self._names(self._ready()))
+        return self._uncertain(self._ready())
 
 
 class _Standardised(nn.Module):

@@ -54,7 +54,17 @@ class Mahalanobis(FeatureBaseline):
             moments = moments or Moments(classes)
             moments.add(forward.features, labels, forward.precision)
         assert moments is not None  # data without samples is refused before
-        return _whitening(moments)
+        means = moments.means[moments.counts > 0]
+        variances, directions, rank = moments.principal_components()
+        # a constant's mean is off by rounding, which is no variance
+        if not rank or variances[0] <= (1e-14 * means.abs().max()).square():
+            raise BatchError(
+                "expected training features that vary within a class, got the same ones for "
+                "all samples of each; fit on more samples, or name another module: layer='...'"
+            )
+        whitener = directions[:, :rank] * variances[:rank].rsqrt()
+        centre = means.mean(0)
+        return {"centre": centre, "whitener": whitener, "means": (means - centre) @ whitener}
 
     def _output_and_score(self, call: Inputs, state: State) -> tuple[Tensor, Tensor]:
         forward = self._pass(call, len(state["centre"]))
@@ -63,25 +73,6 @@ class Mahalanobis(FeatureBaseline):
         exact = "donot_use_mm_for_euclid_dist"
         distances = torch.cdist(white, state["means"], compute_mode=exact)
         return forward.output, distances.amin(1).square()
-
-
-def _whitening(moments: Moments) -> State:
-    """Return the map of features to coordinates of variance 1, and the class means there.
-
-    Raises:
-        BatchError: If the features do not vary within any class.
-    """
-    means = moments.means[moments.counts > 0]
-    variances, directions, rank = moments.principal_components()
-    # a constant's mean is off by rounding, which is no variance
-    if not rank or variances[0] <= (1e-14 * means.abs().max()).square():
-        raise BatchError(
-            "expected training features that vary within a class, got the same ones for all "
-            "samples of each; fit on more samples, or name another module: layer='...'"
-        )
-    whitener = directions[:, :rank] * variances[:rank].rsqrt()
-    centre = means.mean(0)
-    return {"centre": centre, "whitener": whitener, "means": (means - centre) @ whitener}
 
 
 def _class_indices(

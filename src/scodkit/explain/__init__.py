@@ -47,9 +47,6 @@ _TOP = 8
 _DISTANCES = 1 << 20
 
 
-_PARAMETRIZATIONS = ".parametrizations."
-
-
 @dataclass(frozen=True)
 class Shares:
     """What the scores of a batch are the sums of.
@@ -240,7 +237,7 @@ def _by_layer(shares: Shares) -> Shares:
 
 def _layer_of(name: str) -> str:
     """Return the module a parameter belongs to, or its own name at the top of the model."""
-    owner = name.partition(_PARAMETRIZATIONS)[0]  # weight_norm keeps weights a floor below
+    owner = name.partition(".parametrizations.")[0]  # where weight_norm keeps its weights
     if owner == name:
         owner = name.rpartition(".")[0]
     return owner or name

@@ -56,18 +56,14 @@ class Categorical(Likelihood):
         Returns:
             Rows ``(B, p, d)``, block diagonal over positions.
         """
-        logits = self.logits(output)
-        batch, _, classes = logits.shape
-        rows = self._per_position(logits)
-        positions, kept = rows.shape[1], rows.shape[2]
-        if positions == 1:
+        rows = self._per_position(self.logits(output))
+        if rows.shape[1] == 1:
             return rows[:, 0]
         # put each position's rows where its logits sit in the flattened output
-        where = torch.arange(output[0].numel(), device=output.device).reshape(output.shape[1:])
-        where = where.movedim(self._axis(output.ndim) - 1, -1).reshape(positions, 1, classes)
-        full = rows.new_zeros(batch, positions, kept, output[0].numel())
-        full.scatter_(3, where.expand(batch, positions, kept, classes), rows)
-        return full.reshape(batch, positions * kept, -1)
+        places = torch.arange(output[0].numel(), device=output.device)
+        where = self.logits(places.reshape(1, *output.shape[1:]))[:, :, None]
+        full = rows.new_zeros(*rows.shape[:3], len(places))
+        return full.scatter_(3, where.expand_as(rows), rows).flatten(1, 2)
 
     def check_output(self, output: Tensor) -> None:
         """See `Likelihood.check_output`.
@@ -102,7 +98,7 @@ class Categorical(Likelihood):
         Returns:
             ``(B, q, d)``: ``q v - q (q . v)`` at each position, in closed form.
         """
-        logits, axis = self.logits(output), self._axis(output.ndim)
+        logits, axis = self.logits(output), self.class_axis(output.ndim)
         batch, count = vectors.shape[:2]
         spread = vectors.reshape(batch, count, *output.shape[1:]).movedim(axis + 1, -1)
         by_position = spread.reshape(batch, count, *logits.shape[1:])
@@ -140,7 +136,7 @@ class Categorical(Likelihood):
         Args:
             output: What the model returned, ``(B, *shape)``.
         """
-        last = output.movedim(self._axis(output.ndim), -1)
+        last = output.movedim(self.class_axis(output.ndim), -1)
         return last.reshape(len(last), math.prod(last.shape[1:-1]), last.shape[-1])
 
     def _per_position(self, logits: Tensor) -> Tensor:
@@ -160,7 +156,15 @@ class Categorical(Likelihood):
         rows: Tensor = values.clamp_min(0).sqrt()[..., None] * vectors.mT
         return rows.to(logits.dtype)
 
-    def _axis(self, ndim: int) -> int:
+    def class_axis(self, ndim: int) -> int:
+        """Return which axis of an output holds the classes, > 0.
+
+        Args:
+            ndim: How many axes the output has, that of the batch included.
+
+        Raises:
+            BatchError: If there is no such axis, or several that may be it.
+        """
         if self.class_dim is None:
             if ndim > 2:
                 raise BatchError(
@@ -179,7 +183,7 @@ class Categorical(Likelihood):
 
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return positions x (classes - 1 or ``directions``)."""
-        classes = shape[self._axis(len(shape) + 1) - 1]
+        classes = shape[self.class_axis(len(shape) + 1) - 1]
         most = max(1, classes - 1)
         kept = most if self.directions is None else min(self.directions, most)
         return math.prod(shape) // classes * kept
