@@ -64,7 +64,7 @@ class Baseline(ABC):
     it keeps as attributes of the same names: saved files and ``repr`` have them.
 
     Args:
-        model: The trained network; left as found.
+        model: The trained network; left unchanged, and without wrappers as an attribute.
         likelihood: What distribution its output parametrises.
         inputs: Picks the model's inputs from a batch, as for `Monitor`.
         outputs: Picks the prediction from what the model returns, as for `Monitor`.
@@ -160,7 +160,7 @@ class Baseline(ABC):
         """Return the method itself, with model and state moved to a device.
 
         Args:
-            device: Where to. A model that was moved by itself is followed without this.
+            device: Where to. The state follows a model that was moved by itself.
         """
         for model in self._models():
             model.to(device)

@@ -189,8 +189,8 @@ class KFACLaplace(WeightSpaceBaseline):
         """
         selection = LastLayers(count=1) if self.last_layer else "all"
         names = select(selection, self._network, call).names
-        few = call.samples(slice(0, 2))
-        reasons = _without_factors(_twin(self._network, names), names, few)
+        example = call.samples(slice(0, 2))
+        reasons = _without_factors(_twin(self._network, names), names, example)
         supported = [name for name in names if name.rpartition(".")[0] not in reasons]
         if reasons and not (self.skip_unsupported and supported):
             got = ", ".join(f"{name or 'the model'} ({why})" for name, why in reasons.items())
@@ -348,13 +348,13 @@ def _twin(network: Network, names: Sequence[str]) -> Network:
     return network.of(copy.deepcopy(network.model, memo))
 
 
-def _without_factors(twin: Network, names: Sequence[str], few: Inputs) -> dict[str, str]:
+def _without_factors(twin: Network, names: Sequence[str], example: Inputs) -> dict[str, str]:
     """Return why layers have no Kronecker factors, or wrong ones, by name.
 
     Args:
         twin: A throw-away copy of the network, which gets hooks and gradients.
         names: Of the parameters in question.
-        few: Samples to run.
+        example: Samples to run, a few.
     """
     places = Counter(id(p) for _, p in twin.model.named_parameters(remove_duplicate=False))
     owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
@@ -362,7 +362,7 @@ def _without_factors(twin: Network, names: Sequence[str], few: Inputs) -> dict[s
     calls: dict[nn.Module, list[Any]] = {layer: [] for layer in layers.values()}
     for layer in calls:
         layer.register_forward_pre_hook(lambda hooked, args: calls[hooked].append(args))
-    output = twin(few)
+    output = twin(example)
     if output.requires_grad:
         torch.autograd.backward(output.sum())
     reasons = {}
@@ -374,7 +374,7 @@ def _without_factors(twin: Network, names: Sequence[str], few: Inputs) -> dict[s
             reasons[name] = "with weights in common with another"
         elif len(runs) != 1:
             reasons[name] = f"called {len(runs)} times"
-        elif len(runs[0]) != 1 or runs[0][0].ndim < 2 or len(runs[0][0]) != few.batch_size:
+        elif len(runs[0]) != 1 or runs[0][0].ndim < 2 or len(runs[0][0]) != example.batch_size:
             reasons[name] = "called with something else than a tensor with a row a sample"
         elif any(weight.grad is None for weight in weights):
             reasons[name] = "without influence on the output"

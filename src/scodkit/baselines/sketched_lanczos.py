@@ -214,7 +214,7 @@ class _Fisher:
 
     Attributes:
         passes: How often the data was read so far.
-        dtype: Of the factors, once there were some.
+        dtype: Of the factors; float64 before the first.
     """
 
     def __init__(self, data: TrainingData, source: FactorSource) -> None:
@@ -316,8 +316,8 @@ class _Fisher:
         assert source is not None
         step = source.portions(call.batch_size).samples
         for start in range(0, call.batch_size, step):
-            some = call.samples(slice(start, start + step))
-            jacobian = Jacobian(source.network, source.parameters, some)
+            samples = call.samples(slice(start, start + step))
+            jacobian = Jacobian(source.network, source.parameters, samples)
             along = jacobian.push(vector.to(self.dtype)[None]).transpose(0, 1)
             weighted = source.likelihood.curvature_times(jacobian.output, along)
             for at, part in jacobian.pull(weighted.transpose(0, 1)):

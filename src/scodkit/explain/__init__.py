@@ -197,7 +197,7 @@ def shares_of(
 
 def _joined(parts: dict[int, list[Tensor]]) -> Tensor:
     """Return one tensor ``(B, p, ...)`` from lists of directions by sample."""
-    return torch.cat([torch.cat(some, dim=1) for some in parts.values()])
+    return torch.cat([torch.cat(directions, dim=1) for directions in parts.values()])
 
 
 def _in_proportion(sizes: Tensor, whole: Tensor) -> Tensor:
@@ -217,11 +217,11 @@ def _by_parameter(
             start = max(columns.start, block.columns.start)
             stop = min(columns.stop, block.columns.stop)
             if start < stop:
-                some = rows[:, :, start - columns.start : stop - columns.start]
+                part = rows[:, :, start - columns.start : stop - columns.start]
                 vectors = basis.vectors[start:stop].to(rows.device)
                 # as if each row were a sample: for the norm of every direction
-                sums[i].add_rows(some.flatten(0, 1)[:, None], vectors)
-    results = {i: own.result for i, own in sums.items()}
+                sums[i].add_rows(part.flatten(0, 1)[:, None], vectors)
+    results = {i: block_sums.result for i, block_sums in sums.items()}
     return {
         i: (norms.view(shape), along.view(*shape, -1)) for i, (norms, along) in results.items()
     }
@@ -272,8 +272,8 @@ class Nearest:
         """
         index, distance = plots.row(self.index, sample), plots.finite_row(self.distance, sample)
         shown = [("asked", plots.row(inputs, sample))]
-        for i, far in zip(index.tolist(), distance.tolist(), strict=True):
-            shown.append((f"reference {i}, at {far:.3g}", plots.row(references, i)))
+        for i, length in zip(index.tolist(), distance.tolist(), strict=True):
+            shown.append((f"reference {i}, at {length:.3g}", plots.row(references, i)))
         panels = [partial(plots.image, pixels=image, title=title) for title, image in shown]
         return plots.figure_of(panels, 1.6 * len(panels), 1.9)
 
@@ -344,17 +344,17 @@ class References:
                 "with the monitor that gave the references theirs"
             )
         known = self.features.flatten(1)
-        asked = features.detach().flatten(1).to(known)
+        queries = features.detach().flatten(1).to(known)
         distances, indices = [], []
-        for some in torch.split(asked, max(1, _DISTANCES // len(known))):
+        for chunk in torch.split(queries, max(1, _DISTANCES // len(known))):
             # by differences: with products, near samples would be lost in the rounding of far
             # ones; stable: of equally near references the first comes first
             mode = "donot_use_mm_for_euclid_dist"
-            distance, index = torch.cdist(some, known, compute_mode=mode).sort(stable=True)
+            distance, index = torch.cdist(chunk, known, compute_mode=mode).sort(stable=True)
             # copies: a view would keep all of the distances alive
             distances.append(distance[:, :count].clone())
             indices.append(index[:, :count].clone())
-        bad = ~asked.isfinite().all(1, keepdim=True)
+        bad = ~queries.isfinite().all(1, keepdim=True)
         return Nearest(
             index=torch.cat(indices).masked_fill(bad, -1),
             distance=torch.cat(distances).masked_fill(bad, torch.inf),

@@ -185,8 +185,8 @@ class Categorical(Likelihood):
         """Return positions x (classes - 1 or ``directions``)."""
         classes = shape[self.class_axis(len(shape) + 1) - 1]
         most = max(1, classes - 1)
-        kept = most if self.directions is None else min(self.directions, most)
-        return math.prod(shape) // classes * kept
+        per_position = most if self.directions is None else min(self.directions, most)
+        return math.prod(shape) // classes * per_position
 
     def named(self) -> Categorical:
         """Return a likelihood with a row for each class, unless only some directions count."""
@@ -215,13 +215,13 @@ def _cholesky_rows(logits: Tensor) -> Tensor:
     classes = logits.shape[-1]
     # a class that is ruled out by a logit of -inf counts as one whose probability underflows
     log_q = logits.log_softmax(-1).clamp_min(_LOG_ZERO)
-    one = torch.eye(classes, dtype=logits.dtype, device=logits.device)[:-1]
+    identity = torch.eye(classes, dtype=logits.dtype, device=logits.device)[:-1]
     upto = torch.ones(classes - 1, classes, dtype=torch.bool, device=logits.device).tril()
     later = log_q[..., None, :].masked_fill(upto, -torch.inf)
     tail = later.logsumexp(-1, keepdim=True)
-    this = log_q[..., :-1, None]
-    root = (0.5 * (this + tail - torch.logaddexp(this, tail))).exp()
-    return root * (one - (later - tail).exp())
+    first = log_q[..., :-1, None]
+    root = (0.5 * (first + tail - torch.logaddexp(first, tail))).exp()
+    return root * (identity - (later - tail).exp())
 
 
 def _fisher_times(logits: Tensor, vectors: Tensor) -> Tensor:
