@@ -107,6 +107,13 @@ class Baseline(ABC):
         self.model = self._network.model  # without wrappers
         self._state: State | None = None if self.learns else {}
 
+    def __setattr__(self, name: str, value: object) -> None:
+        # others would not be those that are run, or that the fit was for
+        fixed = name in {"model", "inputs", "outputs", "parameters"}
+        if fixed and "_state" in vars(self):
+            raise AttributeError(f"expected a new {type(self).__name__} for another {name}")
+        super().__setattr__(name, value)
+
     def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
         """Fit to training data; methods that learn nothing do not read it.
 
@@ -255,16 +262,7 @@ class Baseline(ABC):
         return self._state
 
     def _evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that holds the networks in eval mode, for this thread alone.
-
-        Raises:
-            OptionError: If another model was assigned, which would not be the one that runs.
-        """
-        if self.model is not self._network.model:
-            raise OptionError(
-                "expected the model that the method was made with, got another one; type "
-                f"{type(self).__name__}(model, ...) for it"
-            )
+        """Return a context that holds the networks in eval mode, for this thread alone."""
         return self._network.evaluating()
 
     def _models(self) -> list[nn.Module]:

@@ -2,8 +2,8 @@
 
 As a score by itself: Ndiour et al. (2020); as part of ViM: Wang et al. (2022).
 
-To add a baseline, copy `Residual`: it has an option, a fit, a score, and the two names that
-`Baseline` needs to save and load it.
+To add a baseline, copy `Residual`: it has an option, a fit, a score, and in ``learnt`` the
+names of the tensors that a saved file must have.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class WeightSpaceBaseline(Baseline):
         """Return the chosen weights; the first call settles the choice."""
         if self._chosen is None:
             self._chosen = select(self.parameters, self._network, call)
-            self.parameters = list(self._chosen.names)
+            vars(self)["parameters"] = list(self._chosen.names)
         return self._chosen
 
     def _parameters_beyond(self, rank: int, call: Inputs) -> ParameterSet:
