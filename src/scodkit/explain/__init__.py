@@ -7,9 +7,9 @@ is given every pair of two weights of its own, and half of the pairs it has one 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ __all__ = [
     "References",
     "Saliency",
     "Shares",
-    "Split",
     "differentiable_score",
     "explain",
     "saliency_of",
@@ -92,27 +91,9 @@ class Shares:
         return figure
 
 
-class Split(NamedTuple):
-    """The scores of a batch, split in three ways that each add up to them.
-
-    Attributes:
-        parameters: By parameter; see `shares_of`.
-        layers: By layer.
-        directions: By direction of the output.
-        score: ``(B,)`` in float64, nats (squared units), larger = more atypical.
-        features: ``U^T L``, ``(B, p, k)`` in float64, units of sqrt(nats) / eps.
-    """
-
-    parameters: Shares
-    layers: Shares
-    directions: Shares
-    score: Tensor
-    features: Tensor
-
-
 def shares_of(
     source: FactorSource, call: Inputs, basis: Eigenbasis, prior_scale: float
-) -> Split:
+) -> Explanation:
     """Split the scores of a batch by parameter, by layer and by output direction.
 
     Shares of parameters and layers may be negative: weights of two layers can make up for one
@@ -186,11 +167,11 @@ def shares_of(
     by_parameter = Shares(parameters.names, shares.masked_fill(bad, torch.nan))
     by_direction = _in_proportion(_joined(directions), score).masked_fill(bad, torch.nan)
     names = tuple(f"direction {q}" for q in range(by_direction.shape[1]))
-    return Split(
+    return Explanation(
+        score=score,
         parameters=by_parameter,
         layers=_by_layer(by_parameter),
         directions=Shares(names, by_direction),
-        score=score,
         features=_joined(features).masked_fill(bad[:, None], torch.nan),
     )
 
@@ -371,6 +352,8 @@ class Explanation:
         parameters: Shares of the parameters; for each sample they sum to its score.
         layers: Shares of the layers; likewise.
         directions: Shares of the directions of the output; likewise.
+        features: ``U^T L``, ``(B, p, k)`` in float64, units of sqrt(nats) / eps; what
+            `References` compares. NaN where the score is infinite.
         saliency: The score's slopes in the input; None if not asked for.
         nearest: The nearest references; None where no references were given.
     """
@@ -379,6 +362,7 @@ class Explanation:
     parameters: Shares
     layers: Shares
     directions: Shares
+    features: Tensor
     saliency: Saliency | None = None
     nearest: Nearest | None = None
 
@@ -393,9 +377,9 @@ class Explanation:
         if self.saliency is not None and 2 <= self.saliency.gradient.ndim <= 4:
             below += self.saliency.panels(sample)
         if self.nearest is not None:
-            index, distance = self.nearest.index, self.nearest.distance
-            near = plots.row(index, sample), plots.row(distance, sample)
-            below.append(partial(plots.distances, index=near[0], distance=near[1]))
+            index = plots.row(self.nearest.index, sample)
+            distance = plots.row(self.nearest.distance, sample)
+            below.append(partial(plots.distances, index=index, distance=distance))
         tallest = min(_TOP + 1, max(len(part.names) for part in shares.values()))
         heights = [1.1 + 0.25 * tallest] + [2.5] * bool(below)
         figure = plots.new_figure(8.0, sum(heights))
@@ -437,5 +421,4 @@ def explain(
     split = shares_of(source, call, basis, prior_scale)
     slopes = saliency_of(source, call, basis, prior_scale) if saliency else None
     nearest = None if references is None else references.nearest(split.features, count)
-    shares = split.parameters, split.layers, split.directions
-    return Explanation(split.score, *shares, saliency=slopes, nearest=nearest)
+    return replace(split, saliency=slopes, nearest=nearest)
