@@ -69,9 +69,7 @@ class DeepEnsemble(Baseline):
     ) -> None:
         members = _checked(models)
         super().__init__(members[0], likelihood, **picks)
-        others = [
-            Network(model, picks.get("inputs"), picks.get("outputs")) for model in members[1:]
-        ]
+        others = [Network(model, self.inputs, self.outputs) for model in members[1:]]
         self._members = [self._network, *others]
         self._weight_sets = WeightSets(self._network)
 

@@ -83,7 +83,7 @@ class KFACLaplace(WeightSpaceBaseline):
     handles: ClassVar = (Categorical, Bernoulli, Gaussian)
     because: ClassVar = "laplace-torch has no Kronecker factors for it"
 
-    parameters: Selection = field(default="all", init=False)
+    parameters: Selection = field(default="all", init=False)  # `last_layer` chooses
     last_layer: bool = False
     samples: int | None = None
     prior_precision: float | None = None
