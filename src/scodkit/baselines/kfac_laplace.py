@@ -287,7 +287,8 @@ class KFACLaplace(WeightSpaceBaseline):
 
     def _predict(self, call: Inputs, state: State) -> Predictive:
         if self.samples is not None:
-            drawn = {n: state[f"samples:{n}"] for n in self._uncertain(state).names}
+            prefix = "samples:"
+            drawn = {k.removeprefix(prefix): state[k] for k in state if k.startswith(prefix)}
             sets = [{n: draws[k] for n, draws in drawn.items()} for k in range(self.samples)]
             runs = [functools.partial(self._network.at, weights) for weights in sets]
             outputs = self._weight_sets.outputs(call, runs, lambda: drawn)
