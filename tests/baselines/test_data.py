@@ -12,7 +12,7 @@ from torch import nn
 
 from baseline_contracts import network, some
 from scodkit import Categorical
-from scodkit.baselines import Energy, MaxLogit, Naive
+from scodkit.baselines import Energy, IdentityCurvature, MaxLogit, Naive
 from scodkit.baselines.baseline import TrainingData, check_finite, whole_number
 from scodkit.baselines.kfac_laplace import peer
 from scodkit.errors import (
@@ -125,6 +125,15 @@ def test_a_file_of_another_method_is_refused(tmp_path: Path) -> None:
 def test_a_misspelt_option_is_refused() -> None:
     with pytest.raises(TypeError, match="temprature"):
         Energy(network("categorical"), Categorical(), temprature=5.0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["model", "parameters"])
+def test_what_a_method_was_made_for_cannot_be_exchanged(name: str) -> None:
+    method = IdentityCurvature(network("categorical"), Categorical())
+    before = method.score(some())
+    with pytest.raises(AttributeError, match=rf"a new IdentityCurvature for another {name}"):
+        setattr(method, name, network("categorical", seed=1))
+    assert torch.equal(method.score(some()), before)
 
 
 def test_a_class_in_place_of_a_likelihood_says_what_to_type() -> None:

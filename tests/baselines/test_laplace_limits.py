@@ -211,7 +211,7 @@ def test_layers_without_factors_are_named_or_left_as_they_are(kind: str) -> None
     if kind == "normed":  # its weight is none of the model's own parameters for the oracle
         return
     method = linear_fit(model, [x], skip_unsupported=True)
-    names = method._names(method._state)
+    names = method._uncertain(method._state).names
     assert 0 < len(names) < len(list(model.parameters()))
     precision = dense_precision(model, x, Categorical(), 1.0, names)
     variances = dense_covariances(model, precision, x, names).diagonal(dim1=1, dim2=2)

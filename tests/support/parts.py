@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from contracts import fit
 from engines import close, everything
 from scodkit import Bernoulli, Categorical, Gaussian, MonteCarlo, Task
-from scodkit.explain import Split
+from scodkit.explain import Explanation
 from scodkit.factors.choose import choose_engine
 from scodkit.factors.engine import Engine
 from scodkit.factors.pieces import FactorSource
@@ -39,7 +39,11 @@ def dense_pairs(rows: Tensor, basis: Eigenbasis, prior_scale: float) -> Tensor:
 
 
 def same_as_dense(
-    split: Split, source: FactorSource, rows: Tensor, basis: Eigenbasis, prior_scale: float
+    split: Explanation,
+    source: FactorSource,
+    rows: Tensor,
+    basis: Eigenbasis,
+    prior_scale: float,
 ) -> None:
     """Check every share by its definition, and every sum."""
     pairs = dense_pairs(rows, basis, prior_scale)

@@ -77,7 +77,7 @@ class RolloutAlarm(Resumable):
     tensors: ClassVar = {
         "held_out": SCORES,
         "last": tensor((None,), (torch.float64,), are_scores, "scores"),
-        "statistic": tensor((), (torch.float64,), lambda one: not bool(one.isnan()), "a score"),
+        "statistic": tensor((), (torch.float64,), lambda value: not value.isnan(), "a score"),
     }
 
     def __init__(

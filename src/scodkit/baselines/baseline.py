@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import operator
+import inspect
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypedDict, runtime_checkable
 
@@ -55,11 +56,15 @@ class Picks(TypedDict, total=False):
     targets: Callable[[Any], Any] | None
 
 
+@dataclass(eq=False, repr=False)
 class Baseline(ABC):
     """Base class of the methods that a `Monitor` is compared with; all are `Detector`s.
 
+    Options of a method are further fields of its class, or arguments of its constructor that
+    it keeps as attributes of the same names: saved files and ``repr`` have them.
+
     Args:
-        model: The trained network; left as found.
+        model: The trained network; left unchanged, and without wrappers as an attribute.
         likelihood: What distribution its output parametrises.
         inputs: Picks the model's inputs from a batch, as for `Monitor`.
         outputs: Picks the prediction from what the model returns, as for `Monitor`.
@@ -70,27 +75,24 @@ class Baseline(ABC):
         because: Why other likelihoods are refused, for the error message.
         learns: Whether the method has to be fitted before it can score.
         learnt: Names of the tensors that a fit returns; None where they depend on the model.
-        options: Names of the constructor's other options, which are attributes as well: a
-            saved file has them, and ``repr`` shows them, in this order.
     """
 
     handles: ClassVar[tuple[type[Likelihood], ...]] = (Likelihood,)
     because: ClassVar[str] = "it is no likelihood"
     learns: ClassVar[bool] = True
     learnt: ClassVar[tuple[str, ...] | None] = None
-    options: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        inputs: Callable[[Any], Any] | None = None,
-        outputs: Callable[[Any], Tensor] | None = None,
-        targets: Callable[[Any], Any] | None = None,
-    ) -> None:
-        if not isinstance(model, nn.Module):
-            raise OptionError(f"expected an nn.Module, got {type(model).__name__}")
+    model: nn.Module
+    likelihood: Likelihood
+    _: KW_ONLY
+    inputs: Callable[[Any], Any] | None = None
+    outputs: Callable[[Any], Tensor] | None = None
+    targets: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        likelihood = self.likelihood
+        if not isinstance(self.model, nn.Module):
+            raise OptionError(f"expected an nn.Module, got {type(self.model).__name__}")
         if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
             raise OptionError(
                 f"expected a likelihood object, got the class; type {likelihood.__name__}()"
@@ -101,15 +103,16 @@ class Baseline(ABC):
                 f"expected {known} for {type(self).__name__}, got {likelihood!r}: "
                 f"{self.because}; compare with another baseline here"
             )
-        self.likelihood = likelihood
-        self._targets = targets
-        self._network = Network(model, inputs, outputs)
+        self._network = Network(self.model, self.inputs, self.outputs)
+        self.model = self._network.model  # without wrappers
         self._state: State | None = None if self.learns else {}
 
-    @property
-    def model(self) -> nn.Module:
-        """The model, without wrappers."""
-        return self._network.model
+    def __setattr__(self, name: str, value: object) -> None:
+        # others would not be those that are run, or that the fit was for
+        fixed = name in {"model", "inputs", "outputs", "parameters"}
+        if fixed and "_state" in vars(self):
+            raise AttributeError(f"expected a new {type(self).__name__} for another {name}")
+        super().__setattr__(name, value)
 
     def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
         """Fit to training data; methods that learn nothing do not read it.
@@ -124,7 +127,7 @@ class Baseline(ABC):
         if not self.learns:
             return self
         description = f"fitting {type(self).__name__}" if progress else None
-        data = TrainingData(self._network, loader, self._targets, description)
+        data = TrainingData(self._network, loader, self.targets, description)
         with self._evaluating():
             state = self._learn(data)
         # contiguous, as a loaded file is: products of another layout may round differently
@@ -164,7 +167,7 @@ class Baseline(ABC):
         """Return the method itself, with model and state moved to a device.
 
         Args:
-            device: Where to. A model that was moved by itself is followed without this.
+            device: Where to. The state follows a model that was moved by itself.
         """
         for model in self._models():
             model.to(device)
@@ -267,8 +270,10 @@ class Baseline(ABC):
         return [self.model]
 
     def _options(self) -> Mapping[str, Any]:
-        """Return the constructor's other options as plain data, for a file."""
-        return {name: getattr(self, name) for name in self.options}
+        """Return the constructor's other arguments as plain data, for a file."""
+        _, _, *others = inspect.signature(type(self)).parameters.values()
+        names = [other.name for other in others if other.kind is not other.VAR_KEYWORD]
+        return {n: getattr(self, n) for n in names if n not in Picks.__optional_keys__}
 
     def _learn(self, data: TrainingData) -> State:
         """Return the tensors that scoring needs, by name; the model is in eval mode."""
@@ -420,13 +425,9 @@ def whole_number(name: str, value: object) -> int:
     Raises:
         OptionError: If it is no integer, or less than 1.
     """
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or number < 1:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
         raise OptionError(f"expected an integer {name} >= 1, got {name}={value!r}")
-    return number
+    return int(value)
 
 
 @runtime_checkable

@@ -23,8 +23,8 @@ from scodkit.model.network import Network
 # samples times sets of weights in one vectorised pass; larger ones take memory, not less time
 _TOGETHER = 256
 
-# samples in a trial, the relative distance that rounding explains between two ways to compute
-# an output, and the share of the largest outputs below which others need not be as precise
+# samples in a trial, the relative error of a vectorised output that counts as rounding, and
+# the share of the largest outputs below which others need not be as precise
 _FEW = 2
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _TOLERANCE_HALF = 1e-1
@@ -43,7 +43,7 @@ class DeepEnsemble(Baseline):
     variance, where networks predict theirs), or the mean probabilities as logits.
 
     Args:
-        models: Two or more trained networks, on one device; left as found.
+        models: Two or more trained networks, on one device; left unchanged.
         likelihood: What distribution their outputs parametrise.
         picks: ``inputs=``, ``outputs=``; see `Picks`. The same for all networks.
 
@@ -69,9 +69,7 @@ class DeepEnsemble(Baseline):
     ) -> None:
         members = _checked(models)
         super().__init__(members[0], likelihood, **picks)
-        others = [
-            Network(model, picks.get("inputs"), picks.get("outputs")) for model in members[1:]
-        ]
+        others = [Network(model, self.inputs, self.outputs) for model in members[1:]]
         self._members = [self._network, *others]
         self._weight_sets = WeightSets(self._network)
 
@@ -107,10 +105,10 @@ class DeepEnsemble(Baseline):
             dict(itertools.chain(model.named_parameters(), model.named_buffers()))
             for model in self._models()
         ]
-        shapes = [{name: (t.shape, t.dtype) for name, t in own.items()} for own in members]
+        shapes = [{name: (t.shape, t.dtype) for name, t in m.items()} for m in members]
         if any(others != shapes[0] for others in shapes):
             raise ValueError("the networks' weights differ in name, shape or dtype")
-        return {name: torch.stack([own[name] for own in members]) for name in members[0]}
+        return {name: torch.stack([m[name] for m in members]) for name in members[0]}
 
 
 def _checked(models: Sequence[nn.Module]) -> list[nn.Module]:
@@ -120,8 +118,8 @@ def _checked(models: Sequence[nn.Module]) -> list[nn.Module]:
         OptionError: If there are not two different ones.
     """
     # a Sequential can be iterated over, but its layers are no ensemble
-    one = isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList)
-    members: list[Any] = [models] if one else list(models)
+    is_single = isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList)
+    members: list[Any] = [models] if is_single else list(models)
     different = {id(member) for member in members if isinstance(member, nn.Module)}
     if len(different) < max(2, len(members)):
         got = ", ".join(type(member).__name__ for member in members) or "none"
@@ -136,14 +134,14 @@ def _checked(models: Sequence[nn.Module]) -> list[nn.Module]:
 class WeightSets:
     """Runs a network at several sets of weights.
 
-    Small batches take one vectorised pass, which is first tried against one pass per set.
+    Small batches take one vectorised pass, which is first compared with one pass per set.
     Others take one pass per set, which needs no more memory than the network itself does.
 
     Args:
         network: The architecture, and the weights that no set has.
 
     Attributes:
-        works: Whether the vectorised pass does; None before it has been tried.
+        works: Whether the vectorised pass is right; None before it has been tried.
     """
 
     def __init__(self, network: Network) -> None:
@@ -167,8 +165,8 @@ class WeightSets:
             BatchError: If the outputs differ in shape.
         """
 
-        def at_once(some: Inputs) -> Tensor:
-            outputs: Tensor = vmap(lambda weights: self._network.at(weights, some))(stacked())
+        def at_once(batch: Inputs) -> Tensor:
+            outputs: Tensor = vmap(lambda weights: self._network.at(weights, batch))(stacked())
             return outputs
 
         with torch.no_grad():

@@ -7,16 +7,14 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from typing_extensions import Unpack
 
-from scodkit.baselines.baseline import Baseline, Picks, TrainingData, check_finite
+from scodkit.baselines.baseline import Baseline, TrainingData, check_finite
 from scodkit.errors import BatchError, OptionError
-from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 
@@ -274,6 +272,7 @@ class Moments:
         return values, vectors, rank
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class FeatureBaseline(Baseline):
     """A method that scores features: the input of the last Linear layer, or of a named one.
 
@@ -286,27 +285,21 @@ class FeatureBaseline(Baseline):
         likelihood: What distribution its output parametrises; any.
         layer: Name of the module whose input are the features, as in ``named_modules()``; None
             for the ``nn.Linear`` that the forward pass calls last.
-        picks: ``inputs=``, ``outputs=``, ``targets=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Picks the targets from a training batch; see `Picks`.
     """
 
-    options: ClassVar[tuple[str, ...]] = ("layer",)
+    layer: str | None = None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        layer: str | None = None,
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, **picks)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         modules = dict(self.model.named_modules(remove_duplicate=False))
-        if layer is not None and layer not in modules:
+        if self.layer is not None and self.layer not in modules:
             raise OptionError(
-                f"expected the name of a module of the model, got layer={layer!r}; type "
+                f"expected the name of a module of the model, got layer={self.layer!r}; type "
                 f"{_names(modules)}, or None for the last Linear layer"
             )
-        self.layer = layer
 
     def _pass(self, call: Inputs, width: int | None = None) -> ForwardPass:
         """Return one forward pass, with ``width`` features per sample (None: any number).

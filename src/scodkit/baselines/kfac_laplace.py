@@ -8,16 +8,16 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
 from scodkit.baselines import predictions
-from scodkit.baselines.baseline import Picks, State, TrainingData, check_finite, class_logits
+from scodkit.baselines.baseline import State, TrainingData, check_finite, class_logits
 from scodkit.baselines.deep_ensemble import WeightSets
 from scodkit.baselines.predictions import Predictive
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
@@ -26,7 +26,7 @@ from scodkit.factors.engine import Factors
 from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network
-from scodkit.model.parameters import LastLayers, ParameterSet, select, select_names
+from scodkit.model.parameters import LastLayers, ParameterSet, Selection, select, select_names
 
 # prior precisions that `tune` tries by default: 1e-4, 10^-3.5, ..., 1e4
 GRID = tuple(10 ** (exponent / 2) for exponent in range(-8, 9))
@@ -38,6 +38,7 @@ _STEPS, _ROUNDS = 300, 5
 _FLAT = 1e-2
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class KFACLaplace(WeightSpaceBaseline):
     """Uncertainty of the prediction under a Gaussian posterior of the weights.
 
@@ -65,7 +66,9 @@ class KFACLaplace(WeightSpaceBaseline):
         seed: Of the draws.
         skip_unsupported: Keep the weights of layers without Kronecker factors as they are
             (normalisations, embeddings, ...), rather than refuse them.
-        picks: ``inputs=``, ``outputs=``, and ``targets=`` for `tune`; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Picks the targets from a batch of `tune`; see `Picks`.
 
     Attributes:
         memory_budget: Bytes that per-sample gradients may take at a time, as of a `Monitor`.
@@ -79,31 +82,22 @@ class KFACLaplace(WeightSpaceBaseline):
 
     handles: ClassVar = (Categorical, Bernoulli, Gaussian)
     because: ClassVar = "laplace-torch has no Kronecker factors for it"
-    options: ClassVar = ("last_layer", "samples", "prior_precision", "seed", "skip_unsupported")
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        last_layer: bool = False,
-        samples: int | None = None,
-        prior_precision: float | None = None,
-        seed: int = 0,
-        skip_unsupported: bool = False,
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, **picks)
-        if samples is not None and samples < 2:
+    parameters: Selection = field(default="all", init=False)  # `last_layer` chooses
+    last_layer: bool = False
+    samples: int | None = None
+    prior_precision: float | None = None
+    seed: int = 0
+    skip_unsupported: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples is not None and self.samples < 2:
             raise OptionError(
-                f"expected two samples or more, or None, got {samples!r}; type samples=30"
+                f"expected two samples or more, or None, got {self.samples!r}; type samples=30"
             )
-        if prior_precision is not None:
-            _check_precisions([prior_precision])
-        self.last_layer, self.samples, self.seed = last_layer, samples, seed
-        self.prior_precision, self.skip_unsupported = prior_precision, skip_unsupported
-        # the latest posterior, after the tensor of its prior precision
-        self._cached: tuple[Tensor | None, Any] = (None, None)
+        if self.prior_precision is not None:
+            _check_precisions([self.prior_precision])
         self._weight_sets = WeightSets(self._network)
 
     @property
@@ -131,11 +125,11 @@ class KFACLaplace(WeightSpaceBaseline):
         state = self._ready()
         _check_precisions(grid)
         description = "tuning KFACLaplace" if progress else None
-        data = TrainingData(self._network, loader, self._targets, description)
+        data = TrainingData(self._network, loader, self.targets, description)
         data.check_repeatable("KFACLaplace.tune")
         # not laplace-torch's grid search: it carries its running loss from one precision to
         # the next, draws from the global generator, and judges regression by squared errors
-        with self._network.evaluating():
+        with self._evaluating():
             best, chosen = math.inf, None
             # narrow posteriors first: they are seldom far off, and wide ones soon ruled out
             for precision in sorted(grid, reverse=True):
@@ -179,9 +173,12 @@ class KFACLaplace(WeightSpaceBaseline):
                 values = values.clamp_min(0) / (count if side else 1)
                 state[f"values:{name}:{side}"] = values.to(factor)
                 state[f"vectors:{name}:{side}"] = vectors.to(factor).contiguous()
-        if self.prior_precision is None:
-            return self._with_precision(state, _maximise_evidence(self._posterior(state)))
-        return self._with_precision(state, self.prior_precision)
+        precision = self.prior_precision
+        if precision is None:
+            posterior.H = posterior.H_facs = self._fisher(state)
+            posterior.mean = parameters_to_vector(posterior.params).detach()
+            precision = _maximise_evidence(posterior)
+        return self._with_precision(state, precision)
 
     def _choose(self, call: Inputs) -> list[str]:
         """Return the names of the uncertain parameters, in the model's order.
@@ -192,8 +189,8 @@ class KFACLaplace(WeightSpaceBaseline):
         """
         selection = LastLayers(count=1) if self.last_layer else "all"
         names = select(selection, self._network, call).names
-        few = call.samples(slice(0, 2))
-        reasons = _without_factors(_twin(self._network, names), names, few)
+        example = call.samples(slice(0, 2))
+        reasons = _without_factors(_twin(self._network, names), names, example)
         supported = [name for name in names if name.rpartition(".")[0] not in reasons]
         if reasons and not (self.skip_unsupported and supported):
             got = ", ".join(f"{name or 'the model'} ({why})" for name, why in reasons.items())
@@ -223,41 +220,39 @@ class KFACLaplace(WeightSpaceBaseline):
             dict_key_x="first",
         )
 
-    def _posterior(self, state: State) -> Any:
-        """Return laplace-torch's posterior, made from the state; cached for the next call."""
-        prior = state["prior_precision"]
-        if self._cached[0] is not prior:
-            names = self._names(state)
-            posterior = self._new_posterior(names)
-            parts = (
-                [[state[k] for i in (0, 1) if (k := f"{part}:{n}:{i}") in state] for n in names]
-                for part in ("vectors", "values")
-            )
-            posterior.H = posterior.H_facs = peer("laplace.utils").KronDecomposed(*parts)
-            posterior.mean = parameters_to_vector(posterior.params).detach()
-            posterior.prior_precision = prior
-            self._cached = prior, posterior
-        return self._cached[1]
+    def _fisher(self, state: State) -> Any:
+        """Return the Fisher information of the training data, as laplace-torch's matrix.
+
+        With the prior precision added, it is the precision of the posterior.
+        """
+        names = self._uncertain(state).names
+        parts = (
+            [[state[k] for i in (0, 1) if (k := f"{part}:{n}:{i}") in state] for n in names]
+            for part in ("vectors", "values")
+        )
+        return peer("laplace.utils").KronDecomposed(*parts)
 
     def _with_precision(self, state: State, precision: float) -> State:
         """Return the state at another prior precision, with weights drawn at it."""
         state = {**state, "prior_precision": state["prior_precision"].new_tensor([precision])}
         if self.samples is not None:
-            names, posterior = self._names(state), self._posterior(state)
+            uncertain = self._uncertain(state)
+            mean = parameters_to_vector(uncertain.weights(self.model).values())
             # on the CPU and in float64: draws must not depend on the device or the dtype
-            mean, generator = posterior.mean, torch.Generator().manual_seed(self.seed)
+            generator = torch.Generator().manual_seed(self.seed)
             shape = self.samples, len(mean)
             noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(mean)
-            drawn = mean + posterior.posterior_precision.bmm(noise, exponent=-0.5)
-            parts = drawn.split([weight.numel() for weight in posterior.params], dim=1)
-            for name, weight, part in zip(names, posterior.params, parts, strict=True):
-                state[f"samples:{name}"] = part.reshape(-1, *weight.shape)
+            precision_matrix = self._fisher(state) + state["prior_precision"]
+            drawn = mean + precision_matrix.bmm(noise, exponent=-0.5)
+            for block in uncertain.blocks:
+                part = drawn[:, block.columns]
+                state[f"samples:{block.name}"] = part.reshape(-1, *block.shape)
         return state
 
-    def _names(self, state: State) -> list[str]:
-        """Return the names of the parameters that a state has factors of, in model order."""
+    def _uncertain(self, state: State) -> ParameterSet:
+        """Return the parameters that a state has factors of, in the model's order."""
         named = dict(self.model.named_parameters())
-        return [name for name in named if f"values:{name}:0" in state]
+        return select_names(self.model, [n for n in named if f"values:{n}:0" in state])
 
     def _loss(self, data: TrainingData, state: State, best: float) -> float:
         """Return the negative log-likelihood of all targets, in nats above the least possible.
@@ -292,10 +287,9 @@ class KFACLaplace(WeightSpaceBaseline):
 
     def _predict(self, call: Inputs, state: State) -> Predictive:
         if self.samples is not None:
-            drawn = {name: state[f"samples:{name}"] for name in self._names(state)}
-            sets = [
-                {name: some[k] for name, some in drawn.items()} for k in range(self.samples)
-            ]
+            prefix = "samples:"
+            drawn = {k.removeprefix(prefix): state[k] for k in state if k.startswith(prefix)}
+            sets = [{n: draws[k] for n, draws in drawn.items()} for k in range(self.samples)]
             runs = [functools.partial(self._network.at, weights) for weights in sets]
             outputs = self._weight_sets.outputs(call, runs, lambda: drawn)
             return predictions.mixture(self.likelihood, outputs)
@@ -313,7 +307,7 @@ class KFACLaplace(WeightSpaceBaseline):
         The Jacobians are our engines': those that laplace-torch takes of a batch cost the
         square of its size, and a NaN in one sample would reach the others.
         """
-        precision = self._posterior(state).posterior_precision
+        precision = self._fisher(state) + state["prior_precision"]
 
         def variances(factors: Factors) -> Tensor:
             blocks = sorted(factors.blocks(), key=lambda block: block[0].start)
@@ -328,7 +322,7 @@ class KFACLaplace(WeightSpaceBaseline):
         )
 
     def _parameters(self, call: Inputs) -> ParameterSet:
-        return select_names(self.model, self._names(self._ready()))
+        return self._uncertain(self._ready())
 
 
 class _Standardised(nn.Module):
@@ -355,13 +349,13 @@ def _twin(network: Network, names: Sequence[str]) -> Network:
     return network.of(copy.deepcopy(network.model, memo))
 
 
-def _without_factors(twin: Network, names: Sequence[str], few: Inputs) -> dict[str, str]:
+def _without_factors(twin: Network, names: Sequence[str], example: Inputs) -> dict[str, str]:
     """Return why layers have no Kronecker factors, or wrong ones, by name.
 
     Args:
         twin: A throw-away copy of the network, which gets hooks and gradients.
         names: Of the parameters in question.
-        few: Samples to run.
+        example: Samples to run, a few.
     """
     places = Counter(id(p) for _, p in twin.model.named_parameters(remove_duplicate=False))
     owners = dict.fromkeys(name.rpartition(".")[0] for name in names)
@@ -369,7 +363,7 @@ def _without_factors(twin: Network, names: Sequence[str], few: Inputs) -> dict[s
     calls: dict[nn.Module, list[Any]] = {layer: [] for layer in layers.values()}
     for layer in calls:
         layer.register_forward_pre_hook(lambda hooked, args: calls[hooked].append(args))
-    output = twin(few)
+    output = twin(example)
     if output.requires_grad:
         torch.autograd.backward(output.sum())
     reasons = {}
@@ -381,7 +375,7 @@ def _without_factors(twin: Network, names: Sequence[str], few: Inputs) -> dict[s
             reasons[name] = "with weights in common with another"
         elif len(runs) != 1:
             reasons[name] = f"called {len(runs)} times"
-        elif len(runs[0]) != 1 or runs[0][0].ndim < 2 or len(runs[0][0]) != few.batch_size:
+        elif len(runs[0]) != 1 or runs[0][0].ndim < 2 or len(runs[0][0]) != example.batch_size:
             reasons[name] = "called with something else than a tensor with a row a sample"
         elif any(weight.grad is None for weight in weights):
             reasons[name] = "without influence on the output"

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
-from typing_extensions import Unpack
 
-from scodkit.baselines.baseline import Picks, State, TrainingData, whole_number
+from scodkit.baselines.baseline import State, TrainingData, whole_number
 from scodkit.baselines.features import FeatureBaseline
 from scodkit.errors import BatchError, OptionError
-from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 
 # candidates beyond the k nearest whose distances are computed by differences
 _SPARE = 16
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class KNN(FeatureBaseline):
     """Euclidean distance of the features to the k-th nearest of the training data; >= 0.
 
@@ -33,13 +33,16 @@ class KNN(FeatureBaseline):
         most: Training samples to keep; of more, a random choice.
         seed: Fixes that choice.
         layer: Name of the module whose input are the features; None for the last Linear one.
-        picks: ``inputs=``, ``outputs=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Not used.
 
     Attributes:
         memory_budget: Bytes that distances may take at a time.
 
     Examples:
         >>> from scodkit import Gaussian
+        >>> from torch import nn
         >>> method = KNN(nn.Linear(1, 1), Gaussian(), k=2, normalise=False)
         >>> method = method.fit([torch.tensor([[0.0], [1.0], [5.0]])], progress=False)
         >>> method.score(torch.tensor([[0.0], [9.0]]))
@@ -47,26 +50,18 @@ class KNN(FeatureBaseline):
     """
 
     learnt: ClassVar = ("bank", "squares")
-    options: ClassVar = ("k", "normalise", "most", "seed", "layer")
-    memory_budget: int = 2**28
+    memory_budget = 2**28
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        k: int = 50,
-        normalise: bool = True,
-        most: int = 50_000,
-        seed: int = 0,
-        layer: str | None = None,
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, layer=layer, **picks)
-        self.k, self.most = whole_number("k", k), whole_number("most", most)
+    k: int = 50
+    normalise: bool = True
+    most: int = 50_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.k, self.most = whole_number("k", self.k), whole_number("most", self.most)
         if self.most < self.k:
-            raise OptionError(f"expected 1 <= k <= most, got k={k} and most={most}")
-        self.normalise, self.seed = normalise, seed
+            raise OptionError(f"expected 1 <= k <= most, got k={self.k} and most={self.most}")
 
     def _learn(self, data: TrainingData) -> State:
         generator = torch.Generator().manual_seed(self.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -10,11 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from typing_extensions import Unpack
+from torch import Tensor
+from torch.autograd.functional import vhp
 
 from scodkit.baselines import predictions
-from scodkit.baselines.baseline import Picks, State, TrainingData, check_finite, whole_number
+from scodkit.baselines.baseline import State, TrainingData, check_finite, whole_number
 from scodkit.baselines.predictions import CLOSED_FORM, negative_log_likelihood
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NondeterministicError, OptionError, optional
@@ -22,13 +23,14 @@ from scodkit.factors.engine import Factors
 from scodkit.likelihoods import Gaussian, Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network, differentiable_attention
-from scodkit.model.parameters import ParameterSet, Selection
+from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.matmul import matmul, sum_dtype
 
 # relative difference between the mean losses of two passes that rounding may explain
 _SAME_LOSS = 1e-4
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class LocalEnsemble(WeightSpaceBaseline):
     """Length of a gradient outside the directions the training loss determines.
 
@@ -52,10 +54,12 @@ class LocalEnsemble(WeightSpaceBaseline):
         tolerance: How far ``H v`` may be from ``value v``, over the eigenvalue; 0 for rounding.
         seed: Of the draws, and of the vector the eigensolver starts from.
         parameters: Which weights, as for `Monitor`.
-        picks: ``inputs=``, ``outputs=``, ``targets=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Picks the targets from a training batch; see `Picks`.
 
     Examples:
-        >>> model = nn.Linear(2, 1, bias=False)
+        >>> model = torch.nn.Linear(2, 1, bias=False)
         >>> method = LocalEnsemble(model, Gaussian(), rank=1)
         >>> data = [(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.zeros(2))]
         >>> method.fit(data, progress=False).score(torch.tensor([[9.0, 0.0], [9.0, 4.0]]))
@@ -63,28 +67,21 @@ class LocalEnsemble(WeightSpaceBaseline):
     """
 
     learnt: ClassVar = ("vectors",)
-    options: ClassVar = ("rank", "labels", "tolerance", "seed", "parameters")
     handles: ClassVar = CLOSED_FORM
     because: ClassVar = "it needs the loss of training targets, and labels of its own"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        rank: int = 50,
-        labels: int = 10,
-        tolerance: float = 1e-4,
-        seed: int = 0,
-        parameters: Selection = "all",
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, parameters=parameters, **picks)
-        self.rank, self.labels = whole_number("rank", rank), whole_number("labels", labels)
-        if not 0 <= tolerance < 1:
-            raise OptionError(f"expected 0 <= tolerance < 1, got {tolerance}")
-        self.tolerance, self.seed = tolerance, seed
-        self._gradients = LabelGradients(likelihood, self.labels, seed)
+    rank: int = 50
+    labels: int = 10
+    tolerance: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rank = whole_number("rank", self.rank)
+        self.labels = whole_number("labels", self.labels)
+        if not 0 <= self.tolerance < 1:
+            raise OptionError(f"expected 0 <= tolerance < 1, got {self.tolerance}")
+        self._gradients = LabelGradients(self.likelihood, self.labels, self.seed)
 
     def _learn(self, data: TrainingData) -> State:
         data.check_repeatable("LocalEnsemble")
@@ -231,26 +228,23 @@ class LossHessian:
             NondeterministicError: If the data is not what it was in the first pass.
         """
         weights = self.parameters.weights(self.network.model)
-        leaves = [weight.requires_grad_() for weight in weights.values()]
-        along = [
-            vector[block.columns].reshape(block.shape).to(leaf)
-            for block, leaf in zip(self.parameters.blocks, leaves, strict=True)
-        ]
+        blocks = self.parameters.blocks
+        along = tuple(
+            vector[block.columns].reshape(block.shape).to(weights[block.name])
+            for block in blocks
+        )
         total = torch.zeros_like(vector, dtype=torch.float64)
         num_data, loss_sum = 0, total.new_zeros(())
         for call, targets in self.data.pairs():
             if self._first is None:
                 self._check(call, targets)
+            loss_at = functools.partial(self._loss, call, targets)
             with differentiable_attention():
-                output = self.network.at(weights, call)
-                loss = negative_log_likelihood(self.likelihood, output, targets).sum()
-                gradients = _gradients(loss, leaves, create_graph=True)
-                inner = [(own * part).sum() for own, part in zip(gradients, along, strict=True)]
-                products = _gradients(torch.stack(inner).sum(), leaves)
-                for block, product in zip(self.parameters.blocks, products, strict=True):
-                    total[block.columns] += product.flatten()
+                loss, products = vhp(loss_at, tuple(weights.values()), along)  # type: ignore[no-untyped-call]
+            for block, product in zip(blocks, products, strict=True):
+                total[block.columns] += product.flatten()
             num_data += call.batch_size
-            loss_sum += loss.detach()  # on a GPU: synchronised once, after the last batch
+            loss_sum += loss  # on a GPU: synchronised once, after the last batch
         mean_loss = float(loss_sum) / num_data
         self._first = self._first or (num_data, mean_loss)
         first_num_data, first_loss = self._first
@@ -262,6 +256,12 @@ class LossHessian:
                 "later one; switch random augmentation, and dropping of a last batch, off"
             )
         return (total / num_data).to(vector.dtype)
+
+    def _loss(self, call: Inputs, targets: Tensor, *weights: Tensor) -> Tensor:
+        """Return the summed loss of a batch at other weights, in the parameters' order."""
+        named = dict(zip(self.parameters.names, weights, strict=True))
+        output = self.network.at(named, call)
+        return negative_log_likelihood(self.likelihood, output, targets).sum()
 
     def _check(self, call: Inputs, targets: Tensor) -> None:
         with torch.no_grad():
@@ -315,12 +315,3 @@ def top_eigenspace(
             "type a smaller rank=, or a larger tolerance="
         ) from error
     return torch.from_numpy(top).to(like)
-
-
-def _gradients(
-    value: Tensor, leaves: Sequence[Tensor], *, create_graph: bool = False
-) -> Sequence[Tensor]:
-    """Return the gradients of a number; zero where it does not depend on a leaf."""
-    if not value.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    return torch.autograd.grad(value, leaves, create_graph=create_graph, materialize_grads=True)

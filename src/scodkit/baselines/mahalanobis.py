@@ -28,7 +28,9 @@ class Mahalanobis(FeatureBaseline):
         likelihood: `Categorical` or `Bernoulli`, of one variable; `Gaussian` or
             `HeteroscedasticGaussian`.
         layer: Name of the module whose input are the features; None for the last Linear one.
-        picks: ``inputs=``, ``outputs=``, ``targets=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Picks the targets from a training batch; see `Picks`.
 
     Examples:
         >>> x = torch.tensor([[0.0], [2.0], [10.0], [12.0]])  # variance 1 about 1 and 11

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from typing_extensions import Unpack
+from torch import Tensor
 
-from scodkit.baselines.baseline import Baseline, Picks, State, class_logits
+from scodkit.baselines.baseline import Baseline, State, class_logits
 from scodkit.baselines.features import FeatureBaseline
 from scodkit.baselines.predictions import CLOSED_FORM, entropy
 from scodkit.errors import OptionError
-from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
+from scodkit.likelihoods import Bernoulli, Categorical
 from scodkit.model.inputs import Inputs
 
 
@@ -47,6 +47,7 @@ class Naive(OutputBaseline):
         targets: Not used.
 
     Examples:
+        >>> from torch import nn
         >>> method = Naive(nn.Identity(), Categorical())
         >>> method.score(torch.tensor([[0.0, 0.0], [9.0, 0.0]]))
         tensor([0.6931, 0.0012])
@@ -72,6 +73,7 @@ class MaxSoftmax(OutputBaseline):
         targets: Not used.
 
     Examples:
+        >>> from torch import nn
         >>> method = MaxSoftmax(nn.Identity(), Categorical())
         >>> method.score(torch.zeros(1, 4))
         tensor([0.7500])
@@ -101,6 +103,7 @@ class MaxLogit(OutputBaseline):
         targets: Not used.
 
     Examples:
+        >>> from torch import nn
         >>> method = MaxLogit(nn.Identity(), Categorical())
         >>> method.score(torch.tensor([[9.0, 0.0], [1.0, 0.0]]))
         tensor([-9., -1.])
@@ -113,6 +116,7 @@ class MaxLogit(OutputBaseline):
         return -class_logits(self.likelihood, output).amax(1)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Energy(OutputBaseline):
     """``-T log sum exp(logits / T)`` (Liu et al., 2020). Units of logits, any sign.
 
@@ -122,9 +126,12 @@ class Energy(OutputBaseline):
         model: The trained network.
         likelihood: `Categorical`.
         temperature: ``T``.
-        picks: ``inputs=``, ``outputs=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Not used.
 
     Examples:
+        >>> from torch import nn
         >>> method = Energy(nn.Identity(), Categorical())
         >>> method.score(torch.tensor([[9.0, 0.0], [0.0, 0.0]]))
         tensor([-9.0001, -0.6931])
@@ -132,20 +139,15 @@ class Energy(OutputBaseline):
 
     handles: ClassVar = (Categorical,)
     because: ClassVar = "it needs one logit per class, whose common offset means something"
-    options: ClassVar = ("temperature",)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        temperature: float = 1.0,
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, **picks)
-        if not 0 < temperature < float("inf"):
-            raise OptionError(f"expected a positive, finite temperature, got {temperature!r}")
-        self.temperature = temperature
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.temperature < torch.inf:
+            raise OptionError(
+                f"expected a positive, finite temperature, got {self.temperature!r}"
+            )
 
     def _score_of(self, output: Tensor) -> Tensor:
         return energy(class_logits(self.likelihood, output), self.temperature)
@@ -168,9 +170,12 @@ class GradNorm(FeatureBaseline):
             first of it.
         likelihood: `Categorical`.
         layer: Name of the Linear layer that makes the logits; None for the one called last.
-        picks: ``inputs=``, ``outputs=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Not used.
 
     Examples:
+        >>> from torch import nn
         >>> model = nn.Linear(2, 2, bias=False)
         >>> model.weight.data = torch.tensor([[0.0, 0.0], [0.0, 9.0]])
         >>> GradNorm(model, Categorical()).score(torch.tensor([[3.0, 0.0], [3.0, 5.0]]))

@@ -95,9 +95,8 @@ def mixture(likelihood: Likelihood, outputs: Tensor) -> Predictive:
     """
     outputs, count = wide(outputs), math.log(len(outputs))
     if isinstance(likelihood, Categorical):
-        likelihood.logits(outputs[0])  # refuses outputs that have no such axis
-        axis = 1 if likelihood.class_dim is None else likelihood.class_dim
-        logs = outputs.log_softmax(axis if axis < 0 else axis + 1)
+        # the networks are one more axis, before the others
+        logs = outputs.log_softmax(likelihood.class_axis(outputs.ndim - 1) + 1)
         return Predictive(likelihood, logs.logsumexp(0) - count, None)
     if isinstance(likelihood, Bernoulli):
         # in the odds the number of networks cancels

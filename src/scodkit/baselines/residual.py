@@ -2,27 +2,28 @@
 
 As a score by itself: Ndiour et al. (2020); as part of ViM: Wang et al. (2022).
 
-To add a baseline, copy `Residual`: it has an option, a fit, a score, and the two names that
-`Baseline` needs to save and load it.
+To add a baseline, copy `Residual`: it has an option, a fit, a score, and in ``learnt`` the
+names of the tensors that a saved file must have.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from typing_extensions import Unpack
+from torch import Tensor
 
 from scodkit.baselines import baseline
-from scodkit.baselines.baseline import Picks, State, TrainingData
+from scodkit.baselines.baseline import State, TrainingData
 from scodkit.baselines.features import FeatureBaseline, Moments
 from scodkit.baselines.one_pass import energy
 from scodkit.errors import BatchError, OptionError
-from scodkit.likelihoods import Categorical, Likelihood
+from scodkit.likelihoods import Categorical
 from scodkit.model.inputs import Inputs
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Residual(FeatureBaseline):
     """Length of the centred features' part outside ``dim`` principal components; >= 0.
 
@@ -35,10 +36,13 @@ class Residual(FeatureBaseline):
         dim: Number of components, less than there are features ``m``. None for 1000 from
             ``m = 2048`` on and 512 from 768 on, as in the paper of ViM, and ``m // 2`` below.
         layer: Name of the module whose input are the features; None for the last Linear one.
-        picks: ``inputs=``, ``outputs=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Not used.
 
     Examples:
         >>> from scodkit import Gaussian
+        >>> from torch import nn
         >>> x = torch.tensor([[-3.0, 0.1], [-3.0, -0.1], [3.0, 0.1], [3.0, -0.1]])
         >>> method = Residual(nn.Linear(2, 1), Gaussian(), dim=1).fit([x], progress=False)
         >>> method.score(torch.tensor([[100.0, 0.5]]))
@@ -46,19 +50,13 @@ class Residual(FeatureBaseline):
     """
 
     learnt: ClassVar[tuple[str, ...]] = ("mean", "outside")
-    options: ClassVar = ("dim", "layer")
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        dim: int | None = None,
-        layer: str | None = None,
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, layer=layer, **picks)
-        self.dim = None if dim is None else baseline.whole_number("dim", dim)
+    dim: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dim is not None:
+            self.dim = baseline.whole_number("dim", self.dim)
 
     def _learn(self, data: TrainingData) -> State:
         moments = Moments()
@@ -123,7 +121,9 @@ class ViM(Residual):
         dim: Number of components, less than there are features ``m``. None for 1000 from
             ``m = 2048`` on and 512 from 768 on, as in the paper, and ``m // 2`` below.
         layer: Name of the Linear layer that makes the logits; None for the one called last.
-        picks: ``inputs=``, ``outputs=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Not used.
 
     Examples:
         >>> from torch import nn

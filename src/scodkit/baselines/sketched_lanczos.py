@@ -8,19 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from typing_extensions import Unpack
+from torch import Tensor
 
-from scodkit.baselines.baseline import Picks, State, TrainingData
+from scodkit.baselines.baseline import State, TrainingData
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NondeterministicError, NonFiniteError, OptionError
 from scodkit.factors.choose import choose_jacobian
 from scodkit.factors.engine import Factors, Sums, squared_norms
 from scodkit.factors.pieces import FactorSource, finite_samples
 from scodkit.factors.products import Jacobian, ProductSource
-from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
-from scodkit.model.parameters import Selection
 from scodkit.numerics.matmul import tall_svd
 from scodkit.sketch import Map, SparseSign, documents
 from scodkit.sketch.maps import check_map
@@ -39,6 +36,7 @@ _SAME_OUTPUTS = 1e-4
 _Blocks = list[tuple[slice, Tensor]]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SketchedLanczos(WeightSpaceBaseline):
     """``|L|_F^2 - |Q^T S L|_F^2``: SCOD by Lanczos over many passes, in little memory.
 
@@ -75,13 +73,16 @@ class SketchedLanczos(WeightSpaceBaseline):
         rank: ``k``, Lanczos steps, each a pass over the data.
         size: ``s``, numbers kept of each Lanczos vector; by default ``20 rank``.
         sketched_length: Whether to measure ``L`` itself by its sketch, too.
-        map: A family of random maps from `scodkit.sketch`.
         seed: Of the map and of the random vector.
+        map: A family of random maps from `scodkit.sketch`.
         parameters: Which weights, as for `Monitor`.
-        picks: ``inputs=``, ``outputs=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Not used.
 
     Examples:
         >>> from scodkit import Gaussian
+        >>> from torch import nn
         >>> method = SketchedLanczos(nn.Linear(2, 1, bias=False), Gaussian(), rank=1)
         >>> method = method.fit([torch.tensor([[1.0, 0.0], [2.0, 0.0]])], progress=False)
         >>> method.score(torch.tensor([[3.0, 0.0], [3.0, 4.0]]))
@@ -89,31 +90,24 @@ class SketchedLanczos(WeightSpaceBaseline):
     """
 
     learnt: ClassVar = ("basis", "passes")
-    options: ClassVar = ("rank", "size", "sketched_length", "seed", "map", "parameters")
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        rank: int = 50,
-        size: int | None = None,
-        sketched_length: bool = False,
-        map: Map | Mapping[str, Any] = SparseSign(),  # noqa: B008 (frozen)
-        seed: int = 0,
-        parameters: Selection = "all",
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, parameters=parameters, **picks)
-        # a saved file describes the map in plain data
-        self.map = documents.build(map, Map) if isinstance(map, Mapping) else map
-        check_map(self.map, seed)
-        self.rank, self.seed, self.sketched_length = rank, seed, sketched_length
-        self.size = _SIZE_PER_RANK * rank if size is None else size
-        if rank < 1 or self.size < rank:
+    rank: int = 50
+    size: int | None = None
+    sketched_length: bool = False
+    seed: int = 0
+    map: Map = SparseSign()  # noqa: RUF009 (frozen)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.map, Mapping):  # as a saved file describes it
+            self.map = documents.build(self.map, Map)
+        check_map(self.map, self.seed)
+        if self.size is None:
+            self.size = _SIZE_PER_RANK * self.rank
+        if not 1 <= self.rank <= self.size:
             raise OptionError(
-                f"expected 1 <= rank <= size, got rank={rank}, size={size}; type "
-                f"size={_SIZE_PER_RANK * max(1, rank)} or leave it out"
+                f"expected 1 <= rank <= size, got rank={self.rank}, size={self.size}; type "
+                f"size={_SIZE_PER_RANK * max(1, self.rank)} or leave it out"
             )
 
     def _learn(self, data: TrainingData) -> State:
@@ -126,7 +120,7 @@ class SketchedLanczos(WeightSpaceBaseline):
         start = fisher.times(start.to(self._network.device))
         precision = torch.finfo(fisher.dtype).eps
         sketch = self._sketch(num_parameters)
-        sketches = start.new_zeros(self.rank, min(self.size, num_parameters))
+        sketches = start.new_zeros(self.rank, min(sketch.shape))
         for i, vector in enumerate(lanczos_vectors(fisher.times, start, self.rank, precision)):
             sketches[i] = sketch.of(vector[None], 0)[0]
         basis = _orthonormal(sketches.mT, math.sqrt(precision))
@@ -143,6 +137,7 @@ class SketchedLanczos(WeightSpaceBaseline):
         return output, score.clamp_min(0)
 
     def _sketch(self, num_parameters: int) -> _Sketch:
+        assert self.size is not None
         return _Sketch(self.map, (num_parameters, self.size), self.seed)
 
     def _options(self) -> Mapping[str, Any]:
@@ -219,7 +214,7 @@ class _Fisher:
 
     Attributes:
         passes: How often the data was read so far.
-        dtype: Of the factors, once there were some.
+        dtype: Of the factors; float64 before the first.
     """
 
     def __init__(self, data: TrainingData, source: FactorSource) -> None:
@@ -321,8 +316,8 @@ class _Fisher:
         assert source is not None
         step = source.portions(call.batch_size).samples
         for start in range(0, call.batch_size, step):
-            some = call.samples(slice(start, start + step))
-            jacobian = Jacobian(source.network, source.parameters, some)
+            samples = call.samples(slice(start, start + step))
+            jacobian = Jacobian(source.network, source.parameters, samples)
             along = jacobian.push(vector.to(self.dtype)[None]).transpose(0, 1)
             weighted = source.likelihood.curvature_times(jacobian.output, along)
             for at, part in jacobian.pull(weighted.transpose(0, 1)):

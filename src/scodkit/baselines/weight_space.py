@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from typing_extensions import Unpack
+from torch import Tensor
 
-from scodkit.baselines.baseline import Baseline, Picks, State
+from scodkit.baselines.baseline import Baseline, State
 from scodkit.errors import OptionError
 from scodkit.factors.choose import choose_engine
 from scodkit.factors.engine import Factors
 from scodkit.factors.pieces import FactorSource, MemoryBudget
-from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import ParameterSet, Selection, select
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WeightSpaceBaseline(Baseline):
     """A method that pulls rows at the output back to the weights.
 
@@ -28,37 +27,30 @@ class WeightSpaceBaseline(Baseline):
         model: The trained network.
         likelihood: What distribution its output parametrises; any.
         parameters: Which weights, as for `Monitor`.
-        picks: ``inputs=``, ``outputs=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Picks the targets from a training batch; see `Picks`.
 
     Attributes:
+        parameters: Names of the chosen weights; before the first batch, the choice as given.
         memory_budget: Bytes that per-sample gradients may take at a time, as of a `Monitor`.
     """
 
-    options: ClassVar[tuple[str, ...]] = ("parameters",)
     memory_budget = MemoryBudget()
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        *,
-        parameters: Selection = "all",
-        **picks: Unpack[Picks],
-    ) -> None:
-        super().__init__(model, likelihood, **picks)
-        self._selection = parameters
-        self._last_source: FactorSource | None = None
+    parameters: Selection = "all"
 
-    @property
-    def parameters(self) -> Selection:
-        """Names of the chosen weights; before the first batch, the choice as it was given."""
-        chosen = self._selection
-        return list(chosen.names) if isinstance(chosen, ParameterSet) else chosen
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._chosen: ParameterSet | None = None
+        self._last_source: FactorSource | None = None
 
     def _parameters(self, call: Inputs) -> ParameterSet:
         """Return the chosen weights; the first call settles the choice."""
-        self._selection = chosen = select(self._selection, self._network, call)
-        return chosen
+        if self._chosen is None:
+            self._chosen = select(self.parameters, self._network, call)
+            vars(self)["parameters"] = list(self._chosen.names)
+        return self._chosen
 
     def _parameters_beyond(self, rank: int, call: Inputs) -> ParameterSet:
         """Return the chosen weights, of which there must be more than ``rank``.
@@ -97,7 +89,7 @@ class WeightSpaceBaseline(Baseline):
         self._ready()
         if not isinstance(self.parameters, (str, list, tuple)):
             raise OptionError(
-                f"expected settled parameters, but {self._selection!r} is settled by the "
+                f"expected settled parameters, but {self.parameters!r} is settled by the "
                 "first batch; fit or score one before saving"
             )
         super().save(path)
@@ -140,10 +132,13 @@ class IdentityCurvature(WeightSpaceBaseline):
         model: The trained network.
         likelihood: What distribution its output parametrises; any.
         parameters: Which weights, as for `Monitor`.
-        picks: ``inputs=``, ``outputs=``; see `Picks`.
+        inputs: Picks the model's inputs from a batch, as for `Monitor`.
+        outputs: Picks the prediction from what the model returns, as for `Monitor`.
+        targets: Not used.
 
     Examples:
         >>> from scodkit import Gaussian
+        >>> from torch import nn
         >>> method = IdentityCurvature(nn.Linear(2, 1), Gaussian())
         >>> method.score(torch.tensor([[3.0, 4.0]]))  # 3^2 + 4^2, and 1 for the bias
         tensor([26.])

@@ -7,9 +7,9 @@ is given every pair of two weights of its own, and half of the pairs it has one 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ __all__ = [
     "References",
     "Saliency",
     "Shares",
-    "Split",
     "differentiable_score",
     "explain",
     "saliency_of",
@@ -45,9 +44,6 @@ __all__ = [
 _TOP = 8
 # distances to references computed and sorted at a time: a few tens of MB
 _DISTANCES = 1 << 20
-
-
-_PARAMETRIZATIONS = ".parametrizations."
 
 
 @dataclass(frozen=True)
@@ -95,27 +91,9 @@ class Shares:
         return figure
 
 
-class Split(NamedTuple):
-    """The scores of a batch, split in three ways that each add up to them.
-
-    Attributes:
-        parameters: By parameter; see `shares_of`.
-        layers: By layer.
-        directions: By direction of the output.
-        score: ``(B,)`` in float64, nats (squared units), larger = more atypical.
-        features: ``U^T L``, ``(B, p, k)`` in float64, units of sqrt(nats) / eps.
-    """
-
-    parameters: Shares
-    layers: Shares
-    directions: Shares
-    score: Tensor
-    features: Tensor
-
-
 def shares_of(
     source: FactorSource, call: Inputs, basis: Eigenbasis, prior_scale: float
-) -> Split:
+) -> Explanation:
     """Split the scores of a batch by parameter, by layer and by output direction.
 
     Shares of parameters and layers may be negative: weights of two layers can make up for one
@@ -189,18 +167,18 @@ def shares_of(
     by_parameter = Shares(parameters.names, shares.masked_fill(bad, torch.nan))
     by_direction = _in_proportion(_joined(directions), score).masked_fill(bad, torch.nan)
     names = tuple(f"direction {q}" for q in range(by_direction.shape[1]))
-    return Split(
+    return Explanation(
+        score=score,
         parameters=by_parameter,
         layers=_by_layer(by_parameter),
         directions=Shares(names, by_direction),
-        score=score,
         features=_joined(features).masked_fill(bad[:, None], torch.nan),
     )
 
 
 def _joined(parts: dict[int, list[Tensor]]) -> Tensor:
     """Return one tensor ``(B, p, ...)`` from lists of directions by sample."""
-    return torch.cat([torch.cat(some, dim=1) for some in parts.values()])
+    return torch.cat([torch.cat(directions, dim=1) for directions in parts.values()])
 
 
 def _in_proportion(sizes: Tensor, whole: Tensor) -> Tensor:
@@ -220,11 +198,11 @@ def _by_parameter(
             start = max(columns.start, block.columns.start)
             stop = min(columns.stop, block.columns.stop)
             if start < stop:
-                some = rows[:, :, start - columns.start : stop - columns.start]
+                part = rows[:, :, start - columns.start : stop - columns.start]
                 vectors = basis.vectors[start:stop].to(rows.device)
                 # as if each row were a sample: for the norm of every direction
-                sums[i].add_rows(some.flatten(0, 1)[:, None], vectors)
-    results = {i: own.result for i, own in sums.items()}
+                sums[i].add_rows(part.flatten(0, 1)[:, None], vectors)
+    results = {i: block_sums.result for i, block_sums in sums.items()}
     return {
         i: (norms.view(shape), along.view(*shape, -1)) for i, (norms, along) in results.items()
     }
@@ -240,7 +218,7 @@ def _by_layer(shares: Shares) -> Shares:
 
 def _layer_of(name: str) -> str:
     """Return the module a parameter belongs to, or its own name at the top of the model."""
-    owner = name.partition(_PARAMETRIZATIONS)[0]  # weight_norm keeps weights a floor below
+    owner = name.partition(".parametrizations.")[0]  # where weight_norm keeps its weights
     if owner == name:
         owner = name.rpartition(".")[0]
     return owner or name
@@ -275,8 +253,8 @@ class Nearest:
         """
         index, distance = plots.row(self.index, sample), plots.finite_row(self.distance, sample)
         shown = [("asked", plots.row(inputs, sample))]
-        for i, far in zip(index.tolist(), distance.tolist(), strict=True):
-            shown.append((f"reference {i}, at {far:.3g}", plots.row(references, i)))
+        for i, length in zip(index.tolist(), distance.tolist(), strict=True):
+            shown.append((f"reference {i}, at {length:.3g}", plots.row(references, i)))
         panels = [partial(plots.image, pixels=image, title=title) for title, image in shown]
         return plots.figure_of(panels, 1.6 * len(panels), 1.9)
 
@@ -347,17 +325,17 @@ class References:
                 "with the monitor that gave the references theirs"
             )
         known = self.features.flatten(1)
-        asked = features.detach().flatten(1).to(known)
+        queries = features.detach().flatten(1).to(known)
         distances, indices = [], []
-        for some in torch.split(asked, max(1, _DISTANCES // len(known))):
+        for chunk in torch.split(queries, max(1, _DISTANCES // len(known))):
             # by differences: with products, near samples would be lost in the rounding of far
             # ones; stable: of equally near references the first comes first
             mode = "donot_use_mm_for_euclid_dist"
-            distance, index = torch.cdist(some, known, compute_mode=mode).sort(stable=True)
+            distance, index = torch.cdist(chunk, known, compute_mode=mode).sort(stable=True)
             # copies: a view would keep all of the distances alive
             distances.append(distance[:, :count].clone())
             indices.append(index[:, :count].clone())
-        bad = ~asked.isfinite().all(1, keepdim=True)
+        bad = ~queries.isfinite().all(1, keepdim=True)
         return Nearest(
             index=torch.cat(indices).masked_fill(bad, -1),
             distance=torch.cat(distances).masked_fill(bad, torch.inf),
@@ -374,6 +352,8 @@ class Explanation:
         parameters: Shares of the parameters; for each sample they sum to its score.
         layers: Shares of the layers; likewise.
         directions: Shares of the directions of the output; likewise.
+        features: ``U^T L``, ``(B, p, k)`` in float64, units of sqrt(nats) / eps; what
+            `References` compares. NaN where the score is infinite.
         saliency: The score's slopes in the input; None if not asked for.
         nearest: The nearest references; None where no references were given.
     """
@@ -382,6 +362,7 @@ class Explanation:
     parameters: Shares
     layers: Shares
     directions: Shares
+    features: Tensor
     saliency: Saliency | None = None
     nearest: Nearest | None = None
 
@@ -396,9 +377,9 @@ class Explanation:
         if self.saliency is not None and 2 <= self.saliency.gradient.ndim <= 4:
             below += self.saliency.panels(sample)
         if self.nearest is not None:
-            index, distance = self.nearest.index, self.nearest.distance
-            near = plots.row(index, sample), plots.row(distance, sample)
-            below.append(partial(plots.distances, index=near[0], distance=near[1]))
+            index = plots.row(self.nearest.index, sample)
+            distance = plots.row(self.nearest.distance, sample)
+            below.append(partial(plots.distances, index=index, distance=distance))
         tallest = min(_TOP + 1, max(len(part.names) for part in shares.values()))
         heights = [1.1 + 0.25 * tallest] + [2.5] * bool(below)
         figure = plots.new_figure(8.0, sum(heights))
@@ -440,5 +421,4 @@ def explain(
     split = shares_of(source, call, basis, prior_scale)
     slopes = saliency_of(source, call, basis, prior_scale) if saliency else None
     nearest = None if references is None else references.nearest(split.features, count)
-    shares = split.parameters, split.layers, split.directions
-    return Explanation(split.score, *shares, saliency=slopes, nearest=nearest)
+    return replace(split, saliency=slopes, nearest=nearest)

@@ -62,13 +62,13 @@ def finite_row(values: Tensor, sample: int) -> Tensor:
     Raises:
         BatchError: If there is a NaN or an infinity, as where the score is infinite.
     """
-    own = row(values, sample)
-    if not own.isfinite().all():
+    drawn = row(values, sample)
+    if not drawn.isfinite().all():
         raise BatchError(
             f"expected a sample with a finite score to draw, got sample {sample}, which has a "
             "NaN or an infinity; plot another one: plot(sample=...)"
         )
-    return own
+    return drawn
 
 
 def draw_beside(figure: Figure | SubFigure, panels: Sequence[Panel]) -> None:

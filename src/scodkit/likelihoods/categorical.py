@@ -56,18 +56,14 @@ class Categorical(Likelihood):
         Returns:
             Rows ``(B, p, d)``, block diagonal over positions.
         """
-        logits = self.logits(output)
-        batch, _, classes = logits.shape
-        rows = self._per_position(logits)
-        positions, kept = rows.shape[1], rows.shape[2]
-        if positions == 1:
+        rows = self._per_position(self.logits(output))
+        if rows.shape[1] == 1:
             return rows[:, 0]
         # put each position's rows where its logits sit in the flattened output
-        where = torch.arange(output[0].numel(), device=output.device).reshape(output.shape[1:])
-        where = where.movedim(self._axis(output.ndim) - 1, -1).reshape(positions, 1, classes)
-        full = rows.new_zeros(batch, positions, kept, output[0].numel())
-        full.scatter_(3, where.expand(batch, positions, kept, classes), rows)
-        return full.reshape(batch, positions * kept, -1)
+        places = torch.arange(output[0].numel(), device=output.device)
+        where = self.logits(places.reshape(1, *output.shape[1:]))[:, :, None]
+        full = rows.new_zeros(*rows.shape[:3], len(places))
+        return full.scatter_(3, where.expand_as(rows), rows).flatten(1, 2)
 
     def check_output(self, output: Tensor) -> None:
         """See `Likelihood.check_output`.
@@ -102,7 +98,7 @@ class Categorical(Likelihood):
         Returns:
             ``(B, q, d)``: ``q v - q (q . v)`` at each position, in closed form.
         """
-        logits, axis = self.logits(output), self._axis(output.ndim)
+        logits, axis = self.logits(output), self.class_axis(output.ndim)
         batch, count = vectors.shape[:2]
         spread = vectors.reshape(batch, count, *output.shape[1:]).movedim(axis + 1, -1)
         by_position = spread.reshape(batch, count, *logits.shape[1:])
@@ -140,7 +136,7 @@ class Categorical(Likelihood):
         Args:
             output: What the model returned, ``(B, *shape)``.
         """
-        last = output.movedim(self._axis(output.ndim), -1)
+        last = output.movedim(self.class_axis(output.ndim), -1)
         return last.reshape(len(last), math.prod(last.shape[1:-1]), last.shape[-1])
 
     def _per_position(self, logits: Tensor) -> Tensor:
@@ -160,7 +156,15 @@ class Categorical(Likelihood):
         rows: Tensor = values.clamp_min(0).sqrt()[..., None] * vectors.mT
         return rows.to(logits.dtype)
 
-    def _axis(self, ndim: int) -> int:
+    def class_axis(self, ndim: int) -> int:
+        """Return which axis of an output holds the classes, > 0.
+
+        Args:
+            ndim: How many axes the output has, that of the batch included.
+
+        Raises:
+            BatchError: If there is no such axis, or several that may be it.
+        """
         if self.class_dim is None:
             if ndim > 2:
                 raise BatchError(
@@ -179,10 +183,10 @@ class Categorical(Likelihood):
 
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return positions x (classes - 1 or ``directions``)."""
-        classes = shape[self._axis(len(shape) + 1) - 1]
+        classes = shape[self.class_axis(len(shape) + 1) - 1]
         most = max(1, classes - 1)
-        kept = most if self.directions is None else min(self.directions, most)
-        return math.prod(shape) // classes * kept
+        per_position = most if self.directions is None else min(self.directions, most)
+        return math.prod(shape) // classes * per_position
 
     def named(self) -> Categorical:
         """Return a likelihood with a row for each class, unless only some directions count."""
@@ -211,13 +215,13 @@ def _cholesky_rows(logits: Tensor) -> Tensor:
     classes = logits.shape[-1]
     # a class that is ruled out by a logit of -inf counts as one whose probability underflows
     log_q = logits.log_softmax(-1).clamp_min(_LOG_ZERO)
-    one = torch.eye(classes, dtype=logits.dtype, device=logits.device)[:-1]
+    identity = torch.eye(classes, dtype=logits.dtype, device=logits.device)[:-1]
     upto = torch.ones(classes - 1, classes, dtype=torch.bool, device=logits.device).tril()
     later = log_q[..., None, :].masked_fill(upto, -torch.inf)
     tail = later.logsumexp(-1, keepdim=True)
-    this = log_q[..., :-1, None]
-    root = (0.5 * (this + tail - torch.logaddexp(this, tail))).exp()
-    return root * (one - (later - tail).exp())
+    first = log_q[..., :-1, None]
+    root = (0.5 * (first + tail - torch.logaddexp(first, tail))).exp()
+    return root * (identity - (later - tail).exp())
 
 
 def _fisher_times(logits: Tensor, vectors: Tensor) -> Tensor:

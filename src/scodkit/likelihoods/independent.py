@@ -23,6 +23,8 @@ _FEWEST_TO_TELL = 16
 class Independent(Likelihood):
     """Outputs that do not depend on one another: ``F_theta`` is diagonal."""
 
+    closed = True
+
     @abstractmethod
     def root(self, output: Tensor) -> Tensor:
         """Return the square roots of the diagonal of ``F_theta``, ``(B, d)``.
@@ -48,11 +50,6 @@ class Independent(Likelihood):
             ``(B, q, d)``: entry by entry.
         """
         return vectors * self.root(output).square().to(vectors.dtype)[:, None]
-
-    @property
-    def closed(self) -> bool:
-        """See `Likelihood.closed`."""
-        return True
 
     def curvature_trace(self, output: Tensor) -> Tensor:
         """See `Likelihood.curvature_trace`.
