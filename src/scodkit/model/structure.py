@@ -74,6 +74,7 @@ class Structure:
         self._names = {id(module): name for name, module in model.named_modules()}
         self._watched: list[Iterable[object]] = []  # what the model is made of, live
         self._state: list[object] = []  # what it was made of
+        self._empty: list[Any] = []  # containers that are to stay empty
         self._flags: set[int] = set()  # positions in that of the modes, train or eval
         self._modules: list[nn.Module] = []
         self._attributes: list[tuple[Any, Any]] = []  # of the twin: live, and as made
@@ -109,7 +110,9 @@ class Structure:
 
     def is_current(self) -> bool:
         """Return whether the model is still made of the same objects; modes may differ."""
-        if not all(map(operator.is_, map(type, self._modules), self._kinds)):
+        if any(self._empty) or not all(
+            map(operator.is_, map(type, self._modules), self._kinds)
+        ):
             return False
         now = _chained(self._watched)
         if all(map(operator.is_, now, self._state)):
@@ -214,7 +217,7 @@ class Structure:
         if name.endswith(_BESIDE):
             return value.copy()
         if not value:  # most hooks: not worth more than a look
-            self._watch(value.values(), ())
+            self._empty.append(value)
             return value.copy()
         return self._container(value, shared=False)
 
