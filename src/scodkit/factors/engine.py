@@ -107,18 +107,12 @@ class Sums:
         self._norms = norms if self._norms is None else self._norms + norms
         self._along = along.double() if self._along is None else self._along + along
 
-    def add_rows(self, rows: Tensor, matrix: Tensor, times: float = 1.0) -> None:
-        """Add a block's rows, multiplied by a matrix.
-
-        Args:
-            rows: ``(b, q, n)``.
-            matrix: ``(n, k)``.
-            times: Multiply as if there were so many times as many rows.
-        """
-        if kernels.projects(rows, matrix, times):
+    def add_rows(self, rows: Tensor, matrix: Tensor) -> None:
+        """Add a block's rows ``(b, q, n)``, multiplied by a matrix ``(n, k)``."""
+        if kernels.projects(rows, matrix):
             self.add(*kernels.project(rows, matrix))
             return
-        along = matmul(rows.flatten(0, 1), matrix, times)
+        along = matmul(rows.flatten(0, 1), matrix)
         self.add(squared_norms(rows), along.view(*rows.shape[:2], -1))
 
     @property
@@ -343,15 +337,6 @@ class Engine(ABC):
         engine = self.unchecked()
         engine.recording = True
         return engine
-
-    def as_if_for(self, samples: int, directions: int) -> Engine:
-        """Return the same engine, which goes by sizes that are not those of its batches.
-
-        Args:
-            samples: Of a batch, where the engine goes by these.
-            directions: Of each sample.
-        """
-        return self
 
     def row_bytes(self, held: bool) -> int:
         """Return the working memory of one row in weight space.

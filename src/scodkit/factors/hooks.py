@@ -19,7 +19,7 @@ from scodkit.factors.alone import LoopEngine, SingleEngine
 from scodkit.factors.engine import Engine, Linearization
 from scodkit.factors.pieces import Alone, check_some_alone, finite_samples, num_alone, tolerance
 from scodkit.factors.products import Jacobian
-from scodkit.factors.pullback import HookLinearization, Ways
+from scodkit.factors.pullback import HookLinearization
 from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.factors.samples import Strangers, constants_of
@@ -73,7 +73,7 @@ class HookEngine(Engine):
         self._scripts: dict[object, Script] = {}  # of passes, by the inputs' shapes
         self._checked: set[object] = set()  # layouts of batches
         self._others: dict[object, Engine] = {}  # who takes the layouts this one cannot
-        self._ways = Ways(few_kernels=False, as_if=None)
+        self._few_kernels = False  # see `pullback.backward`
         self._delta_bytes = 0  # of one row at all layers' outputs; known after one batch
         self._itemsize: float = parameters.itemsize(network.model)  # on average over a row
         model = network.model
@@ -121,7 +121,7 @@ class HookEngine(Engine):
             self._other_calls += 1
             return None
         return HookLinearization(
-            replay.layers, replay.edges, output, self.parameters, self._ways, None
+            replay.layers, replay.edges, output, self.parameters, self._few_kernels, None
         )
 
     def _looked_at(self, call: Inputs) -> Linearization:
@@ -174,7 +174,7 @@ class HookEngine(Engine):
         head = recorder.head(output)
         self.finds_head = head is not None
         linear = HookLinearization(
-            recorder.layers, recorder.edges, output, self.parameters, self._ways, head
+            recorder.layers, recorder.edges, output, self.parameters, self._few_kernels, head
         )
         return linear, recorder
 
@@ -250,9 +250,9 @@ class HookEngine(Engine):
         """See `Engine.for_single`.
 
         Returns:
-            Plain autograd, unless the engine is there for counting.
+            Plain autograd, unless the model has tensors made in inference mode.
         """
-        if self._ways.as_if is not None or self._copies:
+        if self._copies:
             return self
         if self._single is None:
             self._single = SingleEngine(self.network, self.parameters)
@@ -265,8 +265,6 @@ class HookEngine(Engine):
             An engine that refuses what it cannot be trusted with, where the layers are so small
             that calls, not numbers, take the time.
         """
-        if self._ways.as_if is not None:
-            return None
         try:
             _, alone = self._recorded(call.samples(slice(0, 1)))
         except UnsupportedCallError:
@@ -286,17 +284,7 @@ class HookEngine(Engine):
         """
         engine = self.unchecked()
         engine.recording = True
-        engine._ways = Ways(self.network.device.type == "cuda", None)
-        return engine
-
-    def as_if_for(self, samples: int, directions: int) -> HookEngine:
-        """See `Engine.as_if_for`.
-
-        Returns:
-            An engine that pulls directions back, and puts layers together, as it would there.
-        """
-        engine = self.unchecked()
-        engine._ways = Ways(self._ways.few_kernels, (samples, directions))
+        engine._few_kernels = self.network.device.type == "cuda"
         return engine
 
     def row_bytes(self, held: bool) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scodkit.errors import BatchError, OptionError
 from scodkit.factors.engine import Engine, Factors, Head, SharedFactors, Tall
-from scodkit.factors.live_bytes import Memory
+from scodkit.factors.live_bytes import peak_bytes
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
@@ -33,9 +33,6 @@ _MOST_SHAPES = 64
 
 # copies of outputs, moved along each column, in float64, that lengths in closed form take
 _COPIES_OF_MOVED = 4
-
-# columns of the runs in which their memory is counted
-_COLUMNS = (2, 3)
 
 # default budget for rows in weight space, in bytes; and the share of a GPU's
 # memory, whose other uses are not known beforehand
@@ -234,24 +231,27 @@ class FactorSource:
         outputs = max(1, math.prod(self.shape))
         return samples * _COPIES_OF_MOVED * columns * outputs * torch.float64.itemsize
 
-    def counted_head(self, call: Inputs) -> Memory | None:
-        """Return what lengths in closed form take, counted on a few samples and columns.
+    def counted_head(self, call: Inputs, columns: int) -> int | None:
+        """Return the peak bytes of lengths in closed form, by computing them once.
 
         Args:
-            call: A batch, of which the first samples are run.
+            call: A batch.
+            columns: ``k``, of the matrix they are projected on.
 
         Returns:
-            None where the model does not let itself be watched.
+            None where the model cannot be run under a dispatch mode.
         """
-        matrix = self._zeros(self.engine.parameters.num_parameters, max(_COLUMNS))
-        tried = replace(self, engine=self.engine.unchecked())
+        few = call.samples(slice(0, self.heads_at_once(columns)))
+        source = replace(self, engine=self.engine.unchecked())
+        # one number that stands for all: the matrix itself may be the larger part
+        matrix = self._zeros(1, 1).expand(self.engine.parameters.num_parameters, columns)
 
-        def run(samples: int, columns: int) -> object:
-            piece = tried._head(call.first(samples))
+        def run() -> None:
+            piece = source._head(few)
             assert piece is not None
-            return piece.head.energies(piece.clean, self.likelihood, matrix[:, :columns])
+            piece.head.energies(piece.clean, self.likelihood, matrix)
 
-        return Memory.counted(run, _COLUMNS)
+        return peak_bytes(run)
 
     @property
     def splits_samples(self) -> bool:
@@ -281,38 +281,38 @@ class FactorSource:
         return samples
 
     def counted(self, call: Inputs, *, hold: bool, columns: int = 1) -> int | None:
-        """Return the bytes that a batch takes in rows, extrapolated from a few samples.
+        """Return the peak bytes of a batch in rows, by forming its first piece.
 
         Args:
-            call: A batch, of which the first samples are run.
+            call: A batch.
             hold: Whether the rows are held, or projected as they are formed.
             columns: ``k``, of the matrix they are added to, or projected on.
 
         Returns:
-            None where the model does not let itself be watched.
+            None where the model cannot be run under a dispatch mode.
         """
         whole = None if hold else self.whole(call)
-        if whole is not None and whole.copies > 1:  # each direction is a sample
-            engine, samples, directions = whole.engine, call.batch_size * whole.copies, 1
-        else:
-            engine, samples = self.engine, min(self.samples_at_once(hold), call.batch_size)
-            directions = min(self.rows_at_once(hold), max(1, self.directions))
-        tried = replace(self, engine=engine.as_if_for(samples, directions))
-        matrix = _Repeated(
+        copies = 1 if whole is None else whole.copies
+        engine = (self.engine if whole is None else whole.engine).unchecked()
+        matrix = _Zeros(
             self._zeros(self.engine.parameters.num_parameters if hold else 0, columns)
         )
 
-        def run(samples: int, directions: int) -> object:
-            linear = tried.engine.linearize(call.first(samples))
-            rows = tried.rows(linear.output, call.first(samples))[1][:, :directions]
-            factors = linear.pull_back(rows)
-            return _added(factors.hold(), matrix) if hold else factors.project(matrix)
+        def run(some: Inputs) -> None:
+            linear = engine.linearize(some.repeated(copies) if copies > 1 else some)
+            rows = self.rows(linear.output[::copies], some)[1]
+            if copies > 1:
+                rows = rows.flatten(0, 1)[:, None]
+            factors = linear.pull_back(rows[:, : self.rows_at_once(hold)])
+            if hold:
+                _add(factors.hold(), matrix)
+            else:
+                factors.project(matrix)
 
         if not hold:  # lets the matrix grow as long as it has to be, before anything counts
             with contextlib.suppress(Exception):  # then nothing is counted, either
-                run(2, min(2, directions))
-        memory = Memory.counted(run, sorted({min(2, directions), min(3, directions)}))
-        return None if memory is None else memory.at(samples, directions)
+                run(call.first(2))
+        return peak_bytes(lambda: run(call.samples(slice(0, self.samples_at_once(hold)))))
 
     def _zeros(self, *size: int) -> Tensor:
         """Return zeros where the weights are, of the dtype they are summed in."""
@@ -332,8 +332,8 @@ class FactorSource:
         return finite, _or_zero(rows, finite)
 
 
-class _Repeated:
-    """Stands for a tall matrix of zeros, in the memory of as many rows as are read at once.
+class _Zeros:
+    """A tall matrix of zeros, in the memory of as many rows as are read at once.
 
     Args:
         rows: The first of them, ``(n, k)``; more are made when they are asked for.
@@ -349,12 +349,12 @@ class _Repeated:
         return self._rows[:count]
 
 
-def _added(factors: Factors, matrix: Tall) -> Tensor:
-    """Return norms, after the factors were used as a sketch ``(N, k)`` does."""
+def _add(factors: Factors, matrix: Tall) -> None:
+    """Use factors as a sketch ``(N, k)`` does."""
     for columns, rows in factors.blocks():
         flat = rows.flatten(0, 1)
         add_matmul(matrix[columns], flat.mT, matmul(flat, matrix[columns]))
-    return factors.squared_norms()
+    factors.squared_norms()
 
 
 def _or_zero(tensor: Tensor, finite: Tensor) -> Tensor:

@@ -19,16 +19,13 @@ from torch.func import jvp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from scodkit.errors import NonFiniteError
-from scodkit.factors.live_bytes import Memory
+from scodkit.factors.live_bytes import COUNTED_SIZES, Memory
 from scodkit.factors.pieces import check_alone, check_some_alone, distinct, finite_samples
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network, differentiable_attention
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.matmul import sum_dtype
-
-# columns of the runs in which memory is counted
-_COLUMNS = (2, 3)
 
 # samples of a batch whose slopes are looked at alone, and whose passes are counted
 _ALONE = 2
@@ -220,17 +217,16 @@ class ProductSource:
             None where the model does not let itself be watched.
         """
         size, device = self.parameters.num_parameters, self.network.device
-        most = min(_COLUMNS[-1], self.columns)
         # as the sketch will be: the model's first weights may be frozen, in half precision
         dtype = sum_dtype(*self.parameters.weights(self.network.model).values())
-        total = torch.zeros(size, most, dtype=dtype, device=device)
+        total = torch.zeros(size, max(COUNTED_SIZES), dtype=dtype, device=device)
 
         def run(samples: int, columns: int) -> None:
             curvature = Curvature(self._at(call.first(samples)), self.likelihood, columns)
             with contextlib.suppress(NonFiniteError):  # it has taken its memory by then
                 curvature.add_times(total.new_ones(columns, size), total[:, :columns])
 
-        return Memory.counted(run, sorted({min(few, most) for few in _COLUMNS}))
+        return Memory.counted(run)
 
     def _at(self, call: Inputs) -> Jacobian:
         return Jacobian(self.network, self.parameters, call, self.together)

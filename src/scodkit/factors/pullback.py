@@ -67,13 +67,7 @@ class Edges:
 
 
 def backward(
-    output: Tensor,
-    edges: Edges,
-    rows: Tensor,
-    take: Take,
-    *,
-    few_kernels: bool = False,
-    times: float = 1.0,
+    output: Tensor, edges: Edges, rows: Tensor, take: Take, *, few_kernels: bool = False
 ) -> None:
     """Pull rows back to every layer.
 
@@ -84,11 +78,10 @@ def backward(
         take: Given the index of a layer, and the gradients at its output ``(q, *shape)``; not
             called for layers that nothing arrives at.
         few_kernels: Prefer launching few kernels on a GPU over launching them quickly.
-        times: Go back as if the batch were so many times as large.
     """
     by_direction = rows.transpose(0, 1).reshape(rows.shape[1], *output.shape)
-    average = times * edges.output_bytes / len(edges.of_layers)
-    if len(by_direction) == 1 and times * edges.output_bytes <= _AT_ONCE:
+    average = edges.output_bytes / len(edges.of_layers)
+    if len(by_direction) == 1 and edges.output_bytes <= _AT_ONCE:
         _hand_over(_deltas(output, edges, rows), take)
     elif len(by_direction) == 1:
         _streamed(output, edges, by_direction[0], lambda i, delta: take(i, delta[None]))
@@ -232,26 +225,6 @@ class _AllDirections(torch.autograd.Function):
         return delta.detach(), in_dims[0]
 
 
-@dataclass(frozen=True)
-class Ways:
-    """By what the engine chooses among ways to compute the same.
-
-    Args:
-        few_kernels: Prefer launching few kernels.
-        as_if: Samples and directions to go by; None for those there are.
-    """
-
-    few_kernels: bool
-    as_if: tuple[int, int] | None
-
-    def times(self, rows: Tensor) -> tuple[float, float]:
-        """Return how many times the samples, and the rows ``(b, q, d)``, there are."""
-        if self.as_if is None:
-            return 1.0, 1.0
-        samples = self.as_if[0] / rows.shape[0]
-        return samples, samples * self.as_if[1] / rows.shape[1]
-
-
 class HookLinearization(Linearization):
     """A network at one batch, by the layers of a watched forward pass.
 
@@ -260,7 +233,7 @@ class HookLinearization(Linearization):
         edges: Where in the graph their outputs were made.
         output: Of the network, with its graph.
         parameters: The chosen weights.
-        ways: By what to choose among ways to compute the same.
+        few_kernels: Prefer launching few kernels on a GPU over launching them quickly.
         head: The chosen layer, where that is a single one at the network's end.
     """
 
@@ -270,13 +243,13 @@ class HookLinearization(Linearization):
         edges: Edges,
         output: Tensor,
         parameters: ParameterSet,
-        ways: Ways,
+        few_kernels: bool,
         head: Head | None,
     ) -> None:
         self.layers, self.edges = layers, edges
         self.graph = output
         self.parameters = parameters
-        self.ways = ways
+        self.few_kernels = few_kernels
         self.output = output.detach()
         self.head = head
 
@@ -333,8 +306,7 @@ class HookFactors(Factors):
             formed.
         """
         parameters, rows = self._linear.parameters, self._rows
-        _, times = self._linear.ways.times(rows)
-        size = times * self.num_rows * parameters.num_parameters * rows.itemsize
+        size = self.num_rows * parameters.num_parameters * rows.itemsize
         if size <= _TINY and not rows.is_cuda:
             whole = matrix[slice(0, parameters.num_parameters)]
             if whole.device == rows.device and whole.dtype == rows.dtype:
@@ -374,19 +346,18 @@ class HookFactors(Factors):
 
     def _project_blocks(self, matrix: Tall) -> tuple[Tensor, Tensor]:
         sums, device = Sums(), self._rows.device
-        _, times = self._linear.ways.times(self._rows)
         small = _Neighbours(self._limit)
 
         def use(columns: slice, rows: Rows) -> None:
-            if isinstance(rows, Outer) and rows.nbytes > _TINY / times:
+            if isinstance(rows, Outer) and rows.nbytes > _TINY:
                 sums.add(rows.squared_norms(), rows.project(matrix[columns].to(device)))
                 return
             for some, together in small.add(columns, _dense(rows)):
-                sums.add_rows(together, matrix[some].to(device), times)
+                sums.add_rows(together, matrix[some].to(device))
 
         self._each(use)
         for some, together in small.rest():
-            sums.add_rows(together, matrix[some].to(device), times)
+            sums.add_rows(together, matrix[some].to(device))
         return sums.result
 
     def _each(self, use: Callable[[slice, Rows], None]) -> None:
@@ -413,16 +384,8 @@ class HookFactors(Factors):
 
         # nothing arrives where there are no layers, or no graph
         if layers and linear.graph.requires_grad:
-            samples, _ = linear.ways.times(self._rows)
-            few_kernels = linear.ways.few_kernels
-            backward(
-                linear.graph,
-                linear.edges,
-                self._rows,
-                take,
-                few_kernels=few_kernels,
-                times=samples,
-            )
+            few = linear.few_kernels
+            backward(linear.graph, linear.edges, self._rows, take, few_kernels=few)
         for start, columns in missing.items():
             use(columns, sums.pop(start) if start in sums else self._zeros(columns))
 
@@ -430,12 +393,11 @@ class HookFactors(Factors):
         return self._rows.new_zeros(*self._rows.shape[:2], columns.stop - columns.start)
 
     @property
-    def _limit(self) -> float:
-        _, times = self._linear.ways.times(self._rows)
+    def _limit(self) -> int:
         if not self._rows.is_cuda:
-            return _TINY / times
-        widest = self._linear.parameters.widest * self.num_rows * self._rows.itemsize * times
-        return min(_LARGE_ON_GPU, max(_TINY, widest)) / times
+            return _TINY
+        widest = self._linear.parameters.widest * self.num_rows * self._rows.itemsize
+        return min(_LARGE_ON_GPU, max(_TINY, widest))
 
 
 def _dense(rows: Rows) -> Tensor:
@@ -449,7 +411,7 @@ class _Neighbours:
         limit: Bytes of rows to hold back at most.
     """
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: list[tuple[slice, Tensor]] = []
         self._bytes = 0
