@@ -94,13 +94,12 @@ def _bmm_in_tf32(a: Tensor, b: Tensor) -> Tensor:
 _tf32_bmm = opaque_to_tracers("scodkit::tf32_bmm", _bmm_in_tf32, empty=torch.bmm)
 
 
-def matmul(a: Tensor, b: Tensor, times: float = 1.0) -> Tensor:
+def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a @ b`` for matrices of any floating dtypes, summed in the wider one.
 
     Args:
         a: ``(m, n)``.
         b: ``(n, r)``.
-        times: Multiply as if ``a`` had so many times as many rows.
 
     Returns:
         ``(m, r)`` in float32, or in float64 if one of them is.
@@ -109,11 +108,11 @@ def matmul(a: Tensor, b: Tensor, times: float = 1.0) -> Tensor:
     if a.is_cuda and a.dtype == torch.float32 and b.dtype == torch.bfloat16 and _OUT_DTYPE:
         # a few rows in parts are cheaper than a long matrix made wide
         parts = _in_parts(a.T, b.dtype).T.contiguous()
-        return matmul(parts, b, times).view(_PARTS, len(a), -1).sum(0)
+        return matmul(parts, b).view(_PARTS, len(a), -1).sum(0)
     on_units = _on_matrix_units(a, b)
     if not on_units:
         a, b = a.to(wide), b.to(wide)
-    if a.is_cuda and _is_long(a, b, times):
+    if a.is_cuda and _is_long(a, b):
         return _in_slices(a, b)
     return torch.mm(a, b, out_dtype=wide) if on_units else a @ b
 
@@ -138,10 +137,8 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.addmm_(a.to(total.dtype), b)
 
 
-def _is_long(a: Tensor, b: Tensor, times: float) -> bool:
-    return (
-        a.shape[0] * times <= _NARROW and b.shape[1] <= _NARROW and a.shape[1] >= 2 * _LONGEST
-    )
+def _is_long(a: Tensor, b: Tensor) -> bool:
+    return max(a.shape[0], b.shape[1]) <= _NARROW and a.shape[1] >= 2 * _LONGEST
 
 
 def _in_slices(a: Tensor, b: Tensor) -> Tensor:
