@@ -170,9 +170,10 @@ class HeldFactors(Factors):
             The same; of a few rows in one piece on a CPU with the fewest calls.
         """
         columns, rows = self._blocks[0]
-        plain = len(self._blocks) == 1 and rows.nbytes <= _FEW_BYTES and not rows.is_cuda
-        if plain and isinstance(matrix, Tensor) and matrix.dtype == rows.dtype:
-            return project_whole(rows, matrix[columns])
+        if len(self._blocks) == 1 and not rows.is_cuda and rows.nbytes <= _FEW_BYTES:
+            part = matrix[columns]
+            if part.dtype == rows.dtype and part.device == rows.device:
+                return project_whole(rows, part)
         return super().project(matrix)
 
 

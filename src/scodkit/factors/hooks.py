@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scodkit.factors.alone import LoopEngine, SingleEngine
-from scodkit.factors.engine import Engine, Linearization
+from scodkit.factors.engine import Engine, Head, Linearization
 from scodkit.factors.pieces import Alone, check_some_alone, finite_samples, num_alone, tolerance
 from scodkit.factors.products import Jacobian
 from scodkit.factors.pullback import HookLinearization
@@ -120,9 +120,7 @@ class HookEngine(Engine):
         if other:
             self._other_calls += 1
             return None
-        return HookLinearization(
-            replay.layers, replay.edges, output, self.parameters, self._few_kernels, None
-        )
+        return self._linearization(replay, script.shared, output, None)
 
     def _looked_at(self, call: Inputs) -> Linearization:
         """Return a pass in which samples are followed, checked where that is due.
@@ -173,10 +171,26 @@ class HookEngine(Engine):
             self._itemsize = row_bytes / self.parameters.num_parameters
         head = recorder.head(output)
         self.finds_head = head is not None
-        linear = HookLinearization(
-            recorder.layers, recorder.edges, output, self.parameters, self._few_kernels, head
+        if recorder.script is not None:
+            recorder.script.shared = recorder.shared
+        return self._linearization(recorder, recorder.shared, output, head), recorder
+
+    def _linearization(
+        self,
+        watched: Recorder | Replay,
+        shared: frozenset[int],
+        output: Tensor,
+        head: Head | None,
+    ) -> Linearization:
+        return HookLinearization(
+            watched.layers,
+            watched.edges,
+            shared,
+            output,
+            self.parameters,
+            self._few_kernels,
+            head,
         )
-        return linear, recorder
 
     def _recorder(self, call: Inputs) -> Recorder:
         module = self.network.running(call)

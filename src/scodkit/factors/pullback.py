@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +21,6 @@ from scodkit.factors.engine import (
     Tall,
 )
 from scodkit.factors.rules import Layer, Outer, Rows
-from scodkit.factors.rules.layer import project_whole
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.torch_private import out_of_map, pull_back
 
@@ -79,16 +77,27 @@ def backward(
             called for layers that nothing arrives at.
         few_kernels: Prefer launching few kernels on a GPU over launching them quickly.
     """
-    by_direction = rows.transpose(0, 1).reshape(rows.shape[1], *output.shape)
+    count = rows.shape[1]
     average = edges.output_bytes / len(edges.of_layers)
-    if len(by_direction) == 1 and edges.output_bytes <= _AT_ONCE:
-        _hand_over(_deltas(output, edges, rows), take)
-    elif len(by_direction) == 1:
-        _streamed(output, edges, by_direction[0], lambda i, delta: take(i, delta[None]))
-    elif few_kernels and average <= _FOLDED:
+    if count == 1:
+        if edges.output_bytes <= _AT_ONCE:
+            row, inputs = rows.view(output.shape), tuple(edges.of_layers)
+            _hand_over(
+                pull_back((output,), (row,), inputs=inputs),
+                lambda i, d: take(i, d.unsqueeze(0)),
+            )
+        else:
+            _stream(
+                output, edges, rows.view(output.shape), lambda i, d: take(i, d.unsqueeze(0))
+            )
+        return
+    by_direction = rows.transpose(0, 1).reshape(count, *output.shape)
+    if few_kernels and average <= _FOLDED:
         _folded(output, edges, by_direction, take)
+    elif count * edges.output_bytes <= _AT_ONCE:
+        _hand_over(_gradients(output, edges.of_layers, by_direction, batched=True), take)
     elif not output.is_cuda or average <= _BATCHED:
-        _batched(output, edges, by_direction, take)
+        _stream(output, edges, by_direction, take, batched=True)
     else:
         separate = [_gradients(output, edges.of_layers, row) for row in by_direction]
         together = zip(*separate, strict=True)
@@ -103,91 +112,61 @@ def _gradients(
     )
 
 
-def _deltas(output: Tensor, edges: Edges, rows: Tensor) -> Sequence[Tensor | None]:
-    """Return the gradients ``(q, *shape)`` at all layers, held together."""
-    count = rows.shape[1]
-    if count == 1:
-        row, inputs = rows.view(output.shape), tuple(edges.of_layers)
-        found = pull_back((output,), (row,), inputs=inputs)
-        return [None if delta is None else delta[None] for delta in found]
-    by_direction = rows.transpose(0, 1).reshape(count, *output.shape)
-    return _gradients(output, edges.of_layers, by_direction, batched=True)
-
-
 def _hand_over(deltas: Iterable[Tensor | None], take: Take) -> None:
     for i, delta in enumerate(deltas):
         if delta is not None:
             take(i, delta)
 
 
-def _streamed(output: Tensor, edges: Edges, row: Tensor, take: Take) -> list[Tensor]:
-    """Pull one row back.
+def _stream(
+    output: Tensor, edges: Edges, rows: Tensor, take: Take, *, batched: bool = False
+) -> list[Tensor]:
+    """Pull back one row, handing over gradients as they arrive at the layers.
+
+    Autograd visits only what leads to an edge it is asked for: those of the layers that start
+    the graph. Nearly always every other layer lies on the way there; those that do not are
+    asked for in a second pass.
+
+    Args:
+        output: The end of the graph.
+        edges: The layers in it.
+        rows: At the output, of its shape; or ``(q, *shape)``, in one call that maps over them.
+        take: See `backward`.
+        batched: Whether there are several rows.
 
     Returns:
-        The gradients that were asked for, and handed over, too: a map has to return some.
+        The gradients that were asked for, which a map over directions has to return.
     """
-    found = _to_starts(output, edges, row, take)
-    _hand_over(found, take)
-    return [delta for delta in found if delta is not None]
-
-
-def _batched(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
-    """Pull rows ``(q, ...)`` back in one call, which maps over the directions."""
-
-    def take_all(i: int, delta: Tensor) -> None:
-        take(i, out_of_map(delta, len(rows)))
-
-    _hand_over(_to_starts(output, edges, rows, take_all, batched=True), take)
-
-
-def _to_starts(
-    output: Tensor, edges: Edges, rows: Tensor, take: Take, *, batched: bool = False
-) -> list[Tensor | None]:
-    """Return the gradients of layers that were asked for; the others are taken on the way.
-
-    Only what lies on a way to something asked for is visited. Nearly always every way back
-    ends at a start; some may end elsewhere, at other weights or at inputs that need gradients.
-    """
-    at_layers: list[Tensor | None] = [None] * len(edges.of_layers)
-    seen = set(edges.starts)
-
-    def note(i: int, delta: Tensor) -> None:
-        seen.add(i)
-        take(i, delta)
-
-    def ask(layers: list[int]) -> None:
-        if layers:
-            asked = [edges.of_layers[i] for i in layers]
-            found = _gradients(output, asked, rows, batched=batched)
-            for i, delta in zip(layers, found, strict=True):
-                at_layers[i] = delta
-
-    with _watched(edges, note):
-        ask(edges.starts)
-    ask([i for i in range(len(at_layers)) if i not in seen])
-    return at_layers
-
-
-@contextmanager
-def _watched(edges: Edges, take: Take) -> Iterator[None]:
-    """Hand over what arrives at layers that others come before."""
+    missing = set(range(len(edges.of_layers))).difference(edges.starts)
+    asked: list[Tensor] = []
 
     def arrived(i: int, number: int, gradients: tuple[Tensor | None, ...]) -> None:
         delta = gradients[number]
         if delta is not None:
-            take(i, delta)
+            missing.discard(i)
+            take(i, out_of_map(delta, len(rows)) if batched else delta)
 
-    starts = set(edges.starts)
+    def ask(layers: list[int]) -> None:
+        ends = [edges.of_layers[i] for i in layers]
+        deltas = _gradients(output, ends, rows, batched=batched) if ends else ()
+        for i, delta in zip(layers, deltas, strict=True):
+            if delta is not None:
+                take(i, delta)
+                asked.append(delta)
+
     handles = [
-        edge.node.register_prehook(partial(arrived, i, edge.output_nr))
-        for i, edge in enumerate(edges.of_layers)
-        if i not in starts
+        edges.of_layers[i].node.register_prehook(
+            partial(arrived, i, edges.of_layers[i].output_nr)
+        )
+        for i in missing
     ]
     try:
-        yield
+        ask(edges.starts)
     finally:
         for handle in handles:
             handle.remove()
+    ask(sorted(missing))
+    return asked
 
 
 def _folded(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
@@ -196,7 +175,7 @@ def _folded(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
     def take_all(i: int, delta: Tensor) -> None:
         _AllDirections.apply(delta, len(rows), partial(take, i))  # type: ignore[no-untyped-call]
 
-    vmap(lambda row: tuple(_streamed(output, edges, row, take_all)))(rows)
+    vmap(lambda row: tuple(_stream(output, edges, row, take_all)))(rows)
 
 
 class _AllDirections(torch.autograd.Function):
@@ -231,6 +210,7 @@ class HookLinearization(Linearization):
     Args:
         layers: The calls on chosen parameters, in order.
         edges: Where in the graph their outputs were made.
+        shared: First columns of parameters that are used more than once, or in parts.
         output: Of the network, with its graph.
         parameters: The chosen weights.
         few_kernels: Prefer launching few kernels on a GPU over launching them quickly.
@@ -241,12 +221,13 @@ class HookLinearization(Linearization):
         self,
         layers: list[Layer],
         edges: Edges,
+        shared: frozenset[int],
         output: Tensor,
         parameters: ParameterSet,
         few_kernels: bool,
         head: Head | None,
     ) -> None:
-        self.layers, self.edges = layers, edges
+        self.layers, self.edges, self.shared = layers, edges, shared
         self.graph = output
         self.parameters = parameters
         self.few_kernels = few_kernels
@@ -260,16 +241,6 @@ class HookLinearization(Linearization):
             Rows that are formed when they are read.
         """
         return HookFactors(self, rows)
-
-    def uses(self) -> dict[int, int]:
-        """Return how many layers use each parameter, by its first column."""
-        count = {block.columns.start: 0 for block in self.parameters.blocks}
-        for layer in self.layers:
-            layer.check_unchanged()
-            for parameter in layer.parameters:
-                if id(parameter) in layer.places:
-                    count[layer.places[id(parameter)].block.start] += 1
-        return count
 
 
 class HookFactors(Factors):
@@ -288,7 +259,6 @@ class HookFactors(Factors):
         """Return ranges of columns with their rows, small neighbours together."""
         return self.hold().blocks()
 
-    @torch.no_grad()
     def hold(self) -> Factors:
         """Return the rows, formed once and for all, each layer's as its gradients arrive."""
         held: list[tuple[slice, Tensor]] = []
@@ -296,7 +266,6 @@ class HookFactors(Factors):
         self._each(lambda columns, rows: held.extend(small.add(columns, _dense(rows))))
         return HeldFactors([*held, *small.rest()])
 
-    @torch.no_grad()
     def project(self, matrix: Tall) -> tuple[Tensor, Tensor]:
         """See `Factors.project`.
 
@@ -305,48 +274,18 @@ class HookFactors(Factors):
             gradients are dropped as soon as they are used; large outer products are never
             formed.
         """
-        parameters, rows = self._linear.parameters, self._rows
-        size = self.num_rows * parameters.num_parameters * rows.itemsize
-        if size <= _TINY and not rows.is_cuda:
-            whole = matrix[slice(0, parameters.num_parameters)]
-            if whole.device == rows.device and whole.dtype == rows.dtype:
-                return self._project_whole(whole)
-        return self._project_blocks(matrix)
+        rows, device = self._rows, self._rows.device
+        size = self.num_rows * self._linear.parameters.num_parameters * rows.itemsize
+        if size <= _TINY and not rows.is_cuda:  # in one product: calls take most of the time
+            parts: dict[int, Tensor] = {}
 
-    def _project_whole(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `project` does, in one product: in a small network, calls count most."""
-        rows, linear, blocks = self._rows, self._linear, self._linear.parameters.blocks
-        parts: list[Tensor | None] = [None] * len(blocks)
-        deltas: Sequence[Tensor | None] = ()
-        if linear.layers and linear.graph.requires_grad:
-            deltas = _deltas(linear.graph, linear.edges, rows)
-        for layer, delta in zip(linear.layers, deltas, strict=False):
-            layer.check_unchanged()
-            if delta is None:
-                continue
-            for place, own in layer.gradients(delta):
-                dense = own if isinstance(own, Tensor) else own.dense()
-                i = linear.parameters.index_of(place.block.start)
-                part = parts[i]
-                if part is None and place.columns == place.block:
-                    parts[i] = dense
-                    continue
-                # another use of it, or of a part of it
-                if part is None:
-                    part = self._zeros(place.block)
-                first = place.columns.start - place.block.start
-                part = part.clone()
-                part[:, :, first : first + dense.shape[2]] += dense
-                parts[i] = part
-        for i, part in enumerate(parts):
-            if part is None:
-                parts[i] = self._zeros(blocks[i].columns)
-        flat = torch.cat(parts, dim=2)  # type: ignore[arg-type]
-        return project_whole(flat, matrix)
+            def keep(columns: slice, rows: Rows) -> None:
+                parts[columns.start] = _dense(rows)
 
-    def _project_blocks(self, matrix: Tall) -> tuple[Tensor, Tensor]:
-        sums, device = Sums(), self._rows.device
-        small = _Neighbours(self._limit)
+            self._each(keep)
+            flat = torch.cat([parts[start] for start in sorted(parts)], dim=2)
+            return HeldFactors([(slice(0, flat.shape[2]), flat)]).project(matrix)
+        sums, small = Sums(), _Neighbours(self._limit)
 
         def use(columns: slice, rows: Rows) -> None:
             if isinstance(rows, Outer) and rows.nbytes > _TINY:
@@ -360,6 +299,7 @@ class HookFactors(Factors):
             sums.add_rows(together, matrix[some].to(device))
         return sums.result
 
+    @torch.no_grad()
     def _each(self, use: Callable[[slice, Rows], None]) -> None:
         """Hand over the rows of each chosen parameter, on the way back.
 
@@ -367,20 +307,19 @@ class HookFactors(Factors):
         """
         linear, layers = self._linear, self._linear.layers
         missing = {block.columns.start: block.columns for block in linear.parameters.blocks}
-        waiting = linear.uses()
         sums: dict[int, Tensor] = {}
 
         def take(i: int, delta: Tensor) -> None:
+            layers[i].check_unchanged()
             for place, rows in layers[i].gradients(delta):
                 start = place.block.start
-                waiting[start] -= 1
-                if waiting[start] or start in sums or place.columns != place.block:
-                    if start not in sums:
-                        sums[start] = self._zeros(place.block)
-                    part = slice(place.columns.start - start, place.columns.stop - start)
-                    sums[start][:, :, part] += _dense(rows)
-                if not waiting[start]:
-                    use(missing.pop(start), sums.pop(start, rows))
+                if start not in linear.shared:
+                    use(missing.pop(start), rows)
+                    continue
+                if start not in sums:
+                    sums[start] = self._zeros(place.block)
+                part = slice(place.columns.start - start, place.columns.stop - start)
+                sums[start][:, :, part] += _dense(rows)
 
         # nothing arrives where there are no layers, or no graph
         if layers and linear.graph.requires_grad:

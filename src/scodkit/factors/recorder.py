@@ -267,6 +267,11 @@ class Recorder(TorchFunctionMode):
         )
         return Head(layer.input.detach(), weight, bias)
 
+    @property
+    def shared(self) -> frozenset[int]:
+        """First columns of parameters that are used more than once, or in parts."""
+        return frozenset(s for s, uses in self._uses.items() if len(uses) > 1 or 0 in uses)
+
     def row_bytes(self, sum_bytes: int) -> int:
         """Return the bytes of a row in weight space.
 
@@ -276,8 +281,8 @@ class Recorder(TorchFunctionMode):
         blocks = {place.block.start: place.block for place in self.places.values()}
         total = 0
         for start, uses in self._uses.items():
-            single = uses[0] if len(uses) == 1 and uses[0] else sum_bytes
-            total += (blocks[start].stop - start) * single
+            summed = not uses or start in self.shared
+            total += (blocks[start].stop - start) * (sum_bytes if summed else uses[0])
         return total
 
     @staticmethod

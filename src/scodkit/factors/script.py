@@ -101,11 +101,13 @@ class Script:
     Attributes:
         steps: The calls.
         complete: False where one was given something that cannot be compared.
+        shared: See `HookLinearization`.
     """
 
     def __init__(self, constants: Mapping[int, Tensor]) -> None:
         self.steps: list[Step] = []
         self.complete = True
+        self.shared: frozenset[int] = frozenset()
         self._constants = constants
         self._slots = 0
 

@@ -113,7 +113,8 @@ class Outer:
 
     def dense(self) -> Tensor:
         """Return the rows ``(b, q, o i)``."""
-        return (self._delta[..., None] * self._a[:, None, None, :]).flatten(2)
+        # not by an index with None, which takes as long as the product of a small layer
+        return (self._delta.unsqueeze(3) * self._a.unsqueeze(1).unsqueeze(1)).flatten(2)
 
     def squared_norms(self) -> Tensor:
         """Return the sums of squares ``(b,)`` in float64: a product of two."""
@@ -259,7 +260,8 @@ class Linear(Layer):
     def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
         """See `Layer.gradients`; one place per sample gives outer products."""
         weight, bias = self.places.get(id(self.weight)), self.places.get(id(self.bias))
-        a = self.inputs[0].to(delta.dtype)
+        a = self.inputs[0]
+        a = a if a.dtype == delta.dtype else a.to(delta.dtype)
         if a.numel() == self.batch.size * a.shape[-1]:  # one row for each sample
             if a.ndim != _MATRIX:
                 a, delta = a.flatten(0, -2), delta.flatten(1, -2)
