@@ -334,7 +334,10 @@ class Engine(ABC):
         return None
 
     def for_recording(self) -> Engine:
-        """Return the same engine for calls that are recorded once and replayed often."""
+        """Return the same engine for calls that are recorded once and replayed often.
+
+        On a GPU it may launch fewer kernels, more slowly.
+        """
         engine = self.unchecked()
         engine.recording = True
         return engine

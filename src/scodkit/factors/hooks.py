@@ -73,7 +73,6 @@ class HookEngine(Engine):
         self._scripts: dict[object, Script] = {}  # of passes, by the inputs' shapes
         self._checked: set[object] = set()  # layouts of batches
         self._others: dict[object, Engine] = {}  # who takes the layouts this one cannot
-        self._few_kernels = False  # see `pullback.backward`
         self._delta_bytes = 0  # of one row at all layers' outputs; known after one batch
         self._itemsize: float = parameters.itemsize(network.model)  # on average over a row
         model = network.model
@@ -143,13 +142,12 @@ class HookEngine(Engine):
             self._others[layout] = other
             return other.linearize(call)
         self.known_alone = None  # a user's data is not to be kept
-        script = recorder.script
         # a model that decides by values makes other calls time and again
-        usable = script is not None and script.complete and self._other_calls < _OFTEN
-        if checked and script is not None and usable and linear.head is None:
+        usable = recorder.script.complete and self._other_calls < _OFTEN
+        if checked and usable and linear.head is None:
             if len(self._scripts) >= _MOST_SCRIPTS:
                 self._scripts.clear()
-            self._scripts[call.shapes] = script
+            self._scripts[call.shapes] = recorder.script
         return linear
 
     def _recorded(self, call: Inputs) -> tuple[Linearization, Recorder]:
@@ -171,8 +169,7 @@ class HookEngine(Engine):
             self._itemsize = row_bytes / self.parameters.num_parameters
         head = recorder.head(output)
         self.finds_head = head is not None
-        if recorder.script is not None:
-            recorder.script.shared = recorder.shared
+        recorder.script.shared = recorder.shared
         return self._linearization(recorder, recorder.shared, output, head), recorder
 
     def _linearization(
@@ -188,7 +185,7 @@ class HookEngine(Engine):
             shared,
             output,
             self.parameters,
-            self._few_kernels,
+            self.recording and output.is_cuda,
             head,
         )
 
@@ -288,17 +285,6 @@ class HookEngine(Engine):
             return None
         engine = copy.copy(self)
         engine.otherwise, engine._others = None, {}
-        return engine
-
-    def for_recording(self) -> HookEngine:
-        """See `Engine.for_recording`.
-
-        Returns:
-            An engine that launches fewer kernels on a GPU, more slowly.
-        """
-        engine = self.unchecked()
-        engine.recording = True
-        engine._few_kernels = self.network.device.type == "cuda"
         return engine
 
     def row_bytes(self, held: bool) -> int:

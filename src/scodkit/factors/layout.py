@@ -76,15 +76,27 @@ class Call:
         places = zip(self.tensors, self.wheres, strict=True)
         return [(t, w) for t, w in places if w is not None and w not in NOBODYS]
 
-    def only(self) -> tuple[Tensor, Lay] | None:
-        """Return the first tensor, if samples lie there and nowhere else."""
-        given = self.given()
-        return given[0] if len(given) == 1 and given[0][0] is self.tensors[0] else None
+    def only(self) -> tuple[Tensor, Lay]:
+        """Return the first tensor, where samples lie, and nowhere else.
 
-    def alike(self) -> tuple[Tensor, Lay] | None:
-        """Return one of the tensors, if samples lie alike in those that they lie in."""
+        Raises:
+            ValueError: If they lie elsewhere.
+        """
+        ((tensor, where),) = self.given()
+        if tensor is not self.tensors[0]:
+            raise ValueError("samples in another argument than the first")
+        return tensor, where
+
+    def alike(self) -> tuple[Tensor, Lay]:
+        """Return one of the tensors, all of which samples lie in alike.
+
+        Raises:
+            ValueError: If they do not.
+        """
         given = self.given()
-        return given[0] if len({where for _, where in given}) == 1 else None
+        if len({where for _, where in given}) != 1:
+            raise ValueError("samples that lie in several ways")
+        return given[0]
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
@@ -115,13 +127,13 @@ def matched(given: list[tuple[Tensor, Lay]], result: Tensor) -> Where:
 # --- Indexing ------------------------------------------------------------------------------
 
 
-def indexed(call: Call, results: list[Tensor]) -> list[Where]:
+def indexed(call: Call, results: list[Tensor]) -> Where:
     """Return where the samples lie in ``x[index]``."""
     tensor, index = call.args
     if call.wheres[0] in NOBODYS:  # a table: whose entries are looked up?
         single = isinstance(index, Tensor) and index.dtype != torch.bool
-        return [call.where_of(index) if single else MIXED]
-    return [_kept_by_index(call, tensor, index)]
+        return call.where_of(index) if single else MIXED
+    return _kept_by_index(call, tensor, index)
 
 
 def _kept_by_index(call: Call, tensor: Tensor, index: Any) -> Lay:

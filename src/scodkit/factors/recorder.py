@@ -46,7 +46,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         layers: The calls, in order.
-        script: All calls of torch functions; None where they cannot be made again.
+        script: All calls of torch functions.
         edges: Where in the graph their outputs were made.
         places: Where tensors with chosen weights sit, by id: parameters, and cuts of them.
     """
@@ -74,7 +74,8 @@ class Recorder(TorchFunctionMode):
         # a sample alone owns all there is
         own = constants_of(model) if constants is None else constants
         self._samples = Samples(size, own, older) if size > 1 else None
-        self.script = None if copies else Script(own)
+        self.script = Script(own)
+        self.script.complete = not copies
         self._copies = copies
         # by a parameter's first column: the outputs' bytes a number, of each use of all of it
         self._uses: dict[int, list[int]] = {c.start: [] for c in columns.values()}
@@ -98,22 +99,19 @@ class Recorder(TorchFunctionMode):
                 return attention(*args, **kwargs)
         concerned = self._concerned(args) or (kwargs and self._concerned(kwargs.values()))
         concerned = concerned and torch.is_grad_enabled()
-        if self.script is not None:
-            graph = concerned or self.layers or func is set_grad_enabled
-            self.script.add(func, args, kwargs, bool(graph))
+        graph = concerned or self.layers or func is set_grad_enabled
+        self.script.add(func, args, kwargs, bool(graph))
         if concerned:
             if func in RULES:
                 output = self._remember(func, args, kwargs)
-                if self.script is not None:
-                    self.script.mark(output)
+                self.script.mark(output)
                 return output
             result = self._seen_from(func, args, kwargs)
         else:
             result = self._pass_on(func, args, kwargs)
         if self._samples is not None:
             self._samples.follow(func, args, kwargs, result)
-        if self.script is not None:
-            self.script.mark(result)
+        self.script.mark(result)
         return result
 
     def watch(self, tensor: Tensor) -> None:
@@ -124,8 +122,7 @@ class Recorder(TorchFunctionMode):
         """
         if self._samples is not None:
             self._samples.put(tensor, FIRST)
-        if self.script is not None:
-            self.script.mark(tensor)
+        self.script.mark(tensor)
 
     @property
     def strangers(self) -> Strangers:
@@ -198,8 +195,7 @@ class Recorder(TorchFunctionMode):
         self._place(layer, func, args, kwargs, output)
         self.layers.append(layer)
         self.edges.add(output, start=first)
-        if self.script is not None:
-            self.script.add_layer(layer, [*args, *kwargs.values()], weights, first)
+        self.script.add_layer(layer, [*args, *kwargs.values()], weights, first)
         for parameter in layer.parameters:
             place = self.places.get(id(parameter))
             if place is not None:

@@ -134,8 +134,9 @@ class Samples:
             return mixed
         try:
             wheres = rule(call, results)
-        except Exception:  # given arguments that it does not know of
+        except Exception:  # it cannot tell, or was given arguments that it does not know of
             return mixed
+        wheres = wheres if isinstance(wheres, list) else [wheres] * len(results)
         return [
             where if where in NOBODYS or self._holds(tensor.shape, where) else MIXED
             for tensor, where in zip(results, wheres, strict=True)

@@ -100,7 +100,8 @@ class Script:
 
     Attributes:
         steps: The calls.
-        complete: False where one was given something that cannot be compared.
+        complete: False where one was given something that cannot be compared, or cannot be
+            made again as it was; later calls are not written down then.
         shared: See `HookLinearization`.
     """
 
@@ -132,6 +133,8 @@ class Script:
             kwargs: Likewise.
             graph: Whether autograd has to see it.
         """
+        if not self.complete:
+            return
         try:
             values = tuple(map(self._value, (*args, *kwargs.values())))
         except TypeError:
