@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from scodkit.factors.alone import LoopEngine, SingleEngine
-from scodkit.factors.engine import Engine, Head, Linearization
+from scodkit.factors.engine import Engine, Linearization
 from scodkit.factors.pieces import Alone, check_some_alone, finite_samples, num_alone, tolerance
 from scodkit.factors.products import Jacobian
 from scodkit.factors.pullback import HookLinearization
@@ -119,7 +120,7 @@ class HookEngine(Engine):
         if other:
             self._other_calls += 1
             return None
-        return self._linearization(replay, script.shared, output, None)
+        return HookLinearization(replay, output, self.parameters, self.recording, None)
 
     def _looked_at(self, call: Inputs) -> Linearization:
         """Return a pass in which samples are followed, checked where that is due.
@@ -169,25 +170,9 @@ class HookEngine(Engine):
             self._itemsize = row_bytes / self.parameters.num_parameters
         head = recorder.head(output)
         self.finds_head = head is not None
-        recorder.script.shared = recorder.shared
-        return self._linearization(recorder, recorder.shared, output, head), recorder
-
-    def _linearization(
-        self,
-        watched: Recorder | Replay,
-        shared: frozenset[int],
-        output: Tensor,
-        head: Head | None,
-    ) -> Linearization:
-        return HookLinearization(
-            watched.layers,
-            watched.edges,
-            shared,
-            output,
-            self.parameters,
-            self.recording and output.is_cuda,
-            head,
-        )
+        recorder.script.edges = replace(recorder.edges, of_layers=[])
+        linear = HookLinearization(recorder, output, self.parameters, self.recording, head)
+        return linear, recorder
 
     def _recorder(self, call: Inputs) -> Recorder:
         module = self.network.running(call)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.func import vmap
 
 from scodkit.factors.engine import (
@@ -21,6 +21,7 @@ from scodkit.factors.engine import (
     Tall,
 )
 from scodkit.factors.rules import Layer, Outer, Rows
+from scodkit.factors.rules.layer import project_whole
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.torch_private import out_of_map, pull_back
 
@@ -50,18 +51,13 @@ class Edges:
         of_layers: One for each layer.
         starts: Which of the layers have nothing before them that needs gradients.
         output_bytes: Size of all layers' outputs together.
+        shared: First columns of parameters that are used more than once, or in parts.
     """
 
     of_layers: list[GradientEdge] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     output_bytes: int = 0
-
-    def add(self, output: Tensor, *, start: bool) -> None:
-        """Note the output of the next layer."""
-        if start:
-            self.starts.append(len(self.of_layers))
-        self.of_layers.append(get_gradient_edge(output))
-        self.output_bytes += output.nbytes
+    shared: set[int] = field(default_factory=set)
 
 
 def backward(
@@ -79,20 +75,19 @@ def backward(
     """
     count = rows.shape[1]
     average = edges.output_bytes / len(edges.of_layers)
+    if count == 1 and edges.output_bytes <= _AT_ONCE:
+        inputs = tuple(edges.of_layers)
+        deltas = pull_back((output,), (rows.view(output.shape),), inputs=inputs)
+        for i, delta in enumerate(deltas):
+            if delta is not None:
+                take(i, delta.unsqueeze(0))
+        return
     if count == 1:
-        if edges.output_bytes <= _AT_ONCE:
-            row, inputs = rows.view(output.shape), tuple(edges.of_layers)
-            _hand_over(
-                pull_back((output,), (row,), inputs=inputs),
-                lambda i, d: take(i, d.unsqueeze(0)),
-            )
-        else:
-            _stream(
-                output, edges, rows.view(output.shape), lambda i, d: take(i, d.unsqueeze(0))
-            )
+        row = rows.view(output.shape)
+        _stream(output, edges, row, lambda i, delta: take(i, delta.unsqueeze(0)))
         return
     by_direction = rows.transpose(0, 1).reshape(count, *output.shape)
-    if few_kernels and average <= _FOLDED:
+    if few_kernels and output.is_cuda and average <= _FOLDED:
         _folded(output, edges, by_direction, take)
     elif count * edges.output_bytes <= _AT_ONCE:
         _hand_over(_gradients(output, edges.of_layers, by_direction, batched=True), take)
@@ -204,30 +199,38 @@ class _AllDirections(torch.autograd.Function):
         return delta.detach(), in_dims[0]
 
 
+class Watched(Protocol):
+    """A forward pass in which calls on chosen parameters were remembered.
+
+    Attributes:
+        layers: The calls, in order.
+        edges: Where in the graph their outputs were made.
+    """
+
+    layers: list[Layer]
+    edges: Edges
+
+
 class HookLinearization(Linearization):
     """A network at one batch, by the layers of a watched forward pass.
 
     Args:
-        layers: The calls on chosen parameters, in order.
-        edges: Where in the graph their outputs were made.
-        shared: First columns of parameters that are used more than once, or in parts.
+        watched: The forward pass.
         output: Of the network, with its graph.
         parameters: The chosen weights.
-        few_kernels: Prefer launching few kernels on a GPU over launching them quickly.
+        few_kernels: See `backward`.
         head: The chosen layer, where that is a single one at the network's end.
     """
 
     def __init__(
         self,
-        layers: list[Layer],
-        edges: Edges,
-        shared: frozenset[int],
+        watched: Watched,
         output: Tensor,
         parameters: ParameterSet,
         few_kernels: bool,
         head: Head | None,
     ) -> None:
-        self.layers, self.edges, self.shared = layers, edges, shared
+        self.layers, self.edges = watched.layers, watched.edges
         self.graph = output
         self.parameters = parameters
         self.few_kernels = few_kernels
@@ -274,17 +277,13 @@ class HookFactors(Factors):
             gradients are dropped as soon as they are used; large outer products are never
             formed.
         """
-        rows, device = self._rows, self._rows.device
-        size = self.num_rows * self._linear.parameters.num_parameters * rows.itemsize
-        if size <= _TINY and not rows.is_cuda:  # in one product: calls take most of the time
-            parts: dict[int, Tensor] = {}
-
-            def keep(columns: slice, rows: Rows) -> None:
-                parts[columns.start] = _dense(rows)
-
-            self._each(keep)
-            flat = torch.cat([parts[start] for start in sorted(parts)], dim=2)
-            return HeldFactors([(slice(0, flat.shape[2]), flat)]).project(matrix)
+        parameters, device = self._linear.parameters, self._rows.device
+        size = self.num_rows * parameters.num_parameters * self._rows.itemsize
+        if size <= _TINY and device.type != "cuda":
+            part = matrix[slice(0, parameters.num_parameters)]
+            if part.dtype == self._rows.dtype and part.device == device:
+                # in one product: in a small network, calls take most of the time
+                return project_whole(self._all_columns(), part)
         sums, small = Sums(), _Neighbours(self._limit)
 
         def use(columns: slice, rows: Rows) -> None:
@@ -298,6 +297,16 @@ class HookFactors(Factors):
         for some, together in small.rest():
             sums.add_rows(together, matrix[some].to(device))
         return sums.result
+
+    def _all_columns(self) -> Tensor:
+        """Return the rows of all parameters, ``(b, q, N)``."""
+        parts: dict[int, Tensor] = {}
+
+        def keep(columns: slice, rows: Rows) -> None:
+            parts[columns.start] = rows if isinstance(rows, Tensor) else rows.dense()
+
+        self._each(keep)
+        return torch.cat([parts[start] for start in sorted(parts)], dim=2)
 
     @torch.no_grad()
     def _each(self, use: Callable[[slice, Rows], None]) -> None:
@@ -313,7 +322,7 @@ class HookFactors(Factors):
             layers[i].check_unchanged()
             for place, rows in layers[i].gradients(delta):
                 start = place.block.start
-                if start not in linear.shared:
+                if start not in linear.edges.shared:
                     use(missing.pop(start), rows)
                     continue
                 if start not in sums:

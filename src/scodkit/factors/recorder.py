@@ -77,8 +77,8 @@ class Recorder(TorchFunctionMode):
         self.script = Script(own)
         self.script.complete = not copies
         self._copies = copies
-        # by a parameter's first column: the outputs' bytes a number, of each use of all of it
-        self._uses: dict[int, list[int]] = {c.start: [] for c in columns.values()}
+        # by a parameter's first column: bytes of a number at the output of its last use
+        self._itemsizes: dict[int, int | None] = {c.start: None for c in columns.values()}
 
     def __torch_function__(
         self,
@@ -194,14 +194,22 @@ class Recorder(TorchFunctionMode):
             output = self._call(func, args, kwargs, constant)
         self._place(layer, func, args, kwargs, output)
         self.layers.append(layer)
-        self.edges.add(output, start=first)
-        self.script.add_layer(layer, [*args, *kwargs.values()], weights, first)
+        if first:
+            self.edges.starts.append(len(self.edges.of_layers))
+        self.edges.of_layers.append(get_gradient_edge(output))
+        self.edges.output_bytes += output.nbytes
+        self.script.add_layer(layer, [*args, *kwargs.values()], weights)
         for parameter in layer.parameters:
             place = self.places.get(id(parameter))
             if place is not None:
-                whole = place.columns == place.block
-                self._uses[place.block.start].append(output.itemsize if whole else 0)
+                self._use(place, output.itemsize)
         return output
+
+    def _use(self, place: Place, itemsize: int) -> None:
+        start = place.block.start
+        if self._itemsizes[start] is not None or place.columns != place.block:
+            self.edges.shared.add(start)
+        self._itemsizes[start] = itemsize
 
     def _place(
         self,
@@ -256,17 +264,12 @@ class Recorder(TorchFunctionMode):
         found = [self.places.get(id(tensor)) for tensor in tensors]
         # parts of parameters are left to rows, and so are chosen ones without influence
         whole = all(place is None or place.columns == place.block for place in found)
-        if not whole or sum(place is not None for place in found) < len(self._uses):
+        if not whole or sum(place is not None for place in found) < len(self._itemsizes):
             return None
         weight, bias, *_ = (
             None if place is None else place.columns for place in (*found, None)
         )
         return Head(layer.input.detach(), weight, bias)
-
-    @property
-    def shared(self) -> frozenset[int]:
-        """First columns of parameters that are used more than once, or in parts."""
-        return frozenset(s for s, uses in self._uses.items() if len(uses) > 1 or 0 in uses)
 
     def row_bytes(self, sum_bytes: int) -> int:
         """Return the bytes of a row in weight space.
@@ -276,9 +279,9 @@ class Recorder(TorchFunctionMode):
         """
         blocks = {place.block.start: place.block for place in self.places.values()}
         total = 0
-        for start, uses in self._uses.items():
-            summed = not uses or start in self.shared
-            total += (blocks[start].stop - start) * (sum_bytes if summed else uses[0])
+        for start, itemsize in self._itemsizes.items():
+            summed = itemsize is None or start in self.edges.shared
+            total += (blocks[start].stop - start) * (sum_bytes if summed else itemsize)
         return total
 
     @staticmethod

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
@@ -79,7 +80,6 @@ class Step(NamedTuple):
         layer: What was remembered of a call on chosen parameters, without its inputs.
         inputs: Where among the values the layer's inputs are.
         weights: Where the chosen parameters are, each with the tensor that stands for it.
-        start: Whether nothing before the layer needs gradients.
     """
 
     func: Callable[..., Any]
@@ -89,7 +89,6 @@ class Step(NamedTuple):
     layer: Layer | None = None
     inputs: tuple[int, ...] = ()
     weights: tuple[tuple[int, Tensor], ...] = ()
-    start: bool = False
 
 
 class Script:
@@ -102,13 +101,13 @@ class Script:
         steps: The calls.
         complete: False where one was given something that cannot be compared, or cannot be
             made again as it was; later calls are not written down then.
-        shared: See `HookLinearization`.
+        edges: What is known of them in every such pass: without those of a graph.
     """
 
     def __init__(self, constants: Mapping[int, Tensor]) -> None:
         self.steps: list[Step] = []
         self.complete = True
-        self.shared: frozenset[int] = frozenset()
+        self.edges = Edges()
         self._constants = constants
         self._slots = 0
 
@@ -142,16 +141,13 @@ class Script:
             return
         self.steps.append(Step(func, values, tuple(kwargs), graph))
 
-    def add_layer(
-        self, layer: Layer, given: list[Any], weights: dict[int, Tensor], start: bool
-    ) -> None:
+    def add_layer(self, layer: Layer, given: list[Any], weights: dict[int, Tensor]) -> None:
         """Note that the last call was one on chosen parameters.
 
         Args:
             layer: What is remembered of it.
             given: What it was given, keywords last.
             weights: What stood for the chosen parameters, by their ids.
-            start: Whether nothing before it needs gradients.
         """
         if not self.complete:
             return
@@ -164,7 +160,7 @@ class Script:
         swaps = tuple((i, weights[own]) for i, own in enumerate(ids) if own in weights)
         # without the inputs, or a whole pass would stay in memory
         self.steps[-1] = self.steps[-1]._replace(
-            layer=layer.again(()), inputs=inputs, weights=swaps, start=start
+            layer=layer.again(()), inputs=inputs, weights=swaps
         )
 
     def _value(self, value: Any) -> Any:
@@ -208,7 +204,8 @@ class Replay(TorchFunctionMode):
     def __init__(self, script: Script) -> None:
         super().__init__()
         self.layers: list[Layer] = []
-        self.edges = Edges()
+        known = script.edges
+        self.edges = Edges([], known.starts, known.output_bytes, known.shared)
         self.steps = iter(script.steps)
         self._slots = 0
         # in marks of tensors; the replay itself would hold on to them, and they to it
@@ -277,7 +274,7 @@ class Replay(TorchFunctionMode):
             output = step.func(*swapped)
         if not output.requires_grad:  # as others did in the recording
             raise OtherCallsError
-        self.edges.add(output, start=step.start)
+        self.edges.of_layers.append(get_gradient_edge(output))
         self.layers.append(step.layer.again(inputs))
         return output
 
