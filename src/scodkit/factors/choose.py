@@ -19,6 +19,7 @@ from scodkit.factors.pieces import (
     distinct,
     num_alone,
     pick,
+    relative_distance,
     tolerance,
 )
 from scodkit.factors.products import Jacobian
@@ -233,8 +234,8 @@ class _Trial:
         # both sides of r . (J v) = (J^T r) . v, and sums over samples of the gradients
         sides = torch.einsum("tbd,bqd->tbq", pushed, rows.to(pushed.dtype))
         distance = max(
-            _relative(sides, torch.einsum("bqn,tn->tbq", expected, tangents)),
-            _relative(pulled, expected.sum(0)),
+            relative_distance(sides, torch.einsum("bqn,tn->tbq", expected, tangents)),
+            relative_distance(pulled, expected.sum(0)),
         )
         if distance <= tolerance(self._rows):
             return None
@@ -254,11 +255,6 @@ class _Trial:
             if off > 0.0:
                 worst = max(worst, off / max(size, least) if size or least else float("inf"))
         return worst
-
-
-def _relative(actual: Tensor, expected: Tensor) -> float:
-    off, size = _norm(actual - expected), _norm(expected)
-    return off / size if size else (float("inf") if off else 0.0)
 
 
 def _norm(rows: Tensor) -> float:

@@ -210,8 +210,8 @@ class FactorSource:
         if linear.head is None:
             return None
         finite = finite_samples(call, linear.output)
-        head = replace(linear.head, inputs=_or_zero(linear.head.inputs, finite))
-        return HeadPiece(head, linear.output, _or_zero(linear.output, finite), finite)
+        head = replace(linear.head, inputs=fill_samples(linear.head.inputs, ~finite))
+        return HeadPiece(head, linear.output, fill_samples(linear.output, ~finite), finite)
 
     def heads_at_once(self, columns: int) -> int:
         """Return how many samples have their lengths in closed form at a time.
@@ -328,8 +328,8 @@ class FactorSource:
         """
         keys = sample_keys(call) if self.likelihood.draws else None
         finite = finite_samples(call, output)
-        rows = self.likelihood.factor(_or_zero(output, finite), keys)
-        return finite, _or_zero(rows, finite)
+        rows = self.likelihood.factor(fill_samples(output, ~finite), keys)
+        return finite, fill_samples(rows, ~finite)
 
 
 class _Zeros:
@@ -357,10 +357,10 @@ def _add(factors: Factors, matrix: Tall) -> None:
     factors.squared_norms()
 
 
-def _or_zero(tensor: Tensor, finite: Tensor) -> Tensor:
-    """Return a tensor ``(b, ...)`` that is zero for samples that are not finite, ``(b,)``."""
-    # no look at `finite` itself: on a GPU it would have to be waited for
-    return tensor.masked_fill(~finite.view(-1, *(1,) * (tensor.ndim - 1)), 0.0)
+def fill_samples(tensor: Tensor, where: Tensor, value: float = 0.0) -> Tensor:
+    """Return a tensor ``(B, ...)`` with a value in place of some samples, ``(B,)``."""
+    # no look at `where` itself: on a GPU it would have to be waited for
+    return tensor.masked_fill(where.view(-1, *(1,) * (tensor.ndim - 1)), value)
 
 
 def finite_samples(call: Inputs, output: Tensor) -> Tensor:
@@ -468,6 +468,15 @@ class Alone(NamedTuple):
 def tolerance(like: Tensor) -> float:
     """Return the relative distance allowed between gradients of this dtype."""
     return _TOLERANCE.get(like.dtype, _TOLERANCE_HALF)
+
+
+def relative_distance(actual: Tensor, expected: Tensor) -> float:
+    """Return ``|actual - expected| / |expected|``; infinite where that is no number."""
+    error = float(torch.linalg.vector_norm(actual - expected, dtype=torch.float64))
+    size = float(torch.linalg.vector_norm(expected, dtype=torch.float64))
+    if error == 0:
+        return 0.0
+    return error / size if size and not math.isnan(error / size) else math.inf
 
 
 def num_alone(parameters: ParameterSet) -> int:

@@ -188,10 +188,15 @@ class Recorder(TorchFunctionMode):
                 return weights[id(tensor)]
             return ordinary(tensor) if self._copies else tensor
 
-        output: Tensor = self._call(func, args, kwargs, constant)
+        def run() -> Tensor:
+            changed, named = _mapped(args, kwargs, constant)
+            result: Tensor = func(*changed, **named)
+            return result
+
+        output = run()
         if not output.requires_grad:  # of the others only the shape counts, as in expand_as
             first = True
-            output = self._call(func, args, kwargs, constant)
+            output = run()
         self._place(layer, func, args, kwargs, output)
         self.layers.append(layer)
         if first:
@@ -283,17 +288,6 @@ class Recorder(TorchFunctionMode):
             summed = itemsize is None or start in self.edges.shared
             total += (blocks[start].stop - start) * (sum_bytes if summed else itemsize)
         return total
-
-    @staticmethod
-    def _call(
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        change: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        args, kwargs = _mapped(args, kwargs, change)
-        result: Tensor = func(*args, **kwargs)
-        return result
 
     def _seen_from(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
