@@ -173,8 +173,8 @@ def saliency_of(
     gradients = [inputs[:0].detach()]
     with network.evaluating():
         for start in range(0, call.batch_size, step):
-            some = call.samples(slice(start, start + step)).map(_leaf)
-            leaf, score = _floating_point_input(some), scores(some)
+            part = call.samples(slice(start, start + step)).map(_leaf)
+            leaf, score = _floating_point_input(part), scores(part)
             gradient = torch.zeros_like(leaf)
             if score.requires_grad:  # not where the model sees no more than signs of numbers
                 (gradient,) = torch.autograd.grad(score.sum(), leaf, materialize_grads=True)

@@ -226,8 +226,8 @@ class _Trial:
             jacobian = Jacobian(self._network, self._parameters, few, together)
             pushed = jacobian.push(tangents)
             pulled = torch.zeros_like(expected[0])
-            for columns, some in jacobian.pull(rows.transpose(0, 1)):
-                pulled[:, columns] = some.reshape(len(some), -1)
+            for columns, sums in jacobian.pull(rows.transpose(0, 1)):
+                pulled[:, columns] = sums.reshape(len(sums), -1)
         except Exception as error:  # whatever a third-party module raises under a transform
             return f"it raised {first_line(error)}"
         check_alone(self._network, jacobian.output, self.alone.output[usable])

@@ -208,17 +208,17 @@ class SharedFactors(Factors):
     """Rows whose columns several processes divide among them.
 
     Args:
-        own: The columns of this process.
+        columns: The columns of this process.
         add_up: Adds up tensors over all processes.
     """
 
-    def __init__(self, own: Factors, add_up: Callable[[Tensor], Tensor]) -> None:
-        self._own, self._add_up = own, add_up
-        self.num_rows = own.num_rows
+    def __init__(self, columns: Factors, add_up: Callable[[Tensor], Tensor]) -> None:
+        self._columns, self._add_up = columns, add_up
+        self.num_rows = columns.num_rows
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Return the ranges of columns of this process, counted from its first."""
-        return self._own.blocks()
+        return self._columns.blocks()
 
     def hold(self) -> Factors:
         """See `Factors.hold`.
@@ -226,7 +226,7 @@ class SharedFactors(Factors):
         Returns:
             The same, with the columns of this process in memory.
         """
-        return SharedFactors(self._own.hold(), self._add_up)
+        return SharedFactors(self._columns.hold(), self._add_up)
 
     def add_up(self, sums: Tensor) -> Tensor:
         """See `Factors.add_up`.
@@ -242,7 +242,7 @@ class SharedFactors(Factors):
         Returns:
             The same, over the columns of all processes.
         """
-        norms, along = self._own.project(matrix)
+        norms, along = self._columns.project(matrix)
         flat = self._add_up(torch.cat([norms[:, None], along.flatten(1)], dim=1))
         return flat[:, 0], flat[:, 1:].reshape(along.shape)
 
@@ -252,7 +252,7 @@ class SharedFactors(Factors):
         Returns:
             ``(b,)``, over the columns of all processes.
         """
-        return self._add_up(self._own.squared_norms())
+        return self._add_up(self._columns.squared_norms())
 
 
 class Linearization(ABC):

@@ -327,14 +327,14 @@ class Checksum:
             except Exception:  # whatever a third-party module raises under a transform
                 self._ways.clear()
                 return self._by_halves(linear, rows, generator)
-            found = _relative((along[:, 0, 0] - slopes).abs(), norms.sqrt())
-            if found is None or found <= tolerance(rows):
+            distance = _relative((along[:, 0, 0] - slopes).abs(), norms.sqrt())
+            if distance is None or distance <= tolerance(rows):
                 break
             # forward mode does not stop where a model says no_grad, and a derivative of one's
             # own may be wrong: plain autograd decides, now and later
             if way is not self._ways[-1]:
                 self._ways.remove(way)
-        return found
+        return distance
 
     def _forward_mode(self, call: Inputs, rows: Tensor, direction: Tensor) -> Tensor:
         """Return the slopes ``r_i . (J_i v)`` along a direction of the weights, ``(B,)``."""

@@ -63,7 +63,7 @@ class Call:
     def where_of(self, tensor: Tensor) -> Where:
         """Return where the samples lie in one of the tensors it was given."""
         places = zip(self.tensors, self.wheres, strict=True)
-        return next(where for own, where in places if own is tensor)
+        return next(where for given, where in places if given is tensor)
 
     def argument(self, position: int, *names: str, default: Any = None) -> Any:
         """Return an argument, by its position or one of its names."""
@@ -101,27 +101,27 @@ class Call:
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among some values, in lists, tuples and dicts of them, too."""
-    found = []
+    tensors = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += tensors_in(value)
+            tensors += tensors_in(value)
         elif isinstance(value, dict):
-            found += tensors_in(value.values())
-    return found
+            tensors += tensors_in(value.values())
+    return tensors
 
 
 def matched(given: list[tuple[Tensor, Lay]], result: Tensor) -> Where:
     """Return where samples lie after broadcasting: axes match from the last one."""
-    found: Where = None
+    common: Where = None
     for tensor, where in given:
         moved = where._replace(axis=where.axis + result.ndim - tensor.ndim)
         fits = moved.axis >= 0 and result.shape[moved.axis] == tensor.shape[where.axis]
-        if not fits or found not in (None, moved):
+        if not fits or common not in (None, moved):
             return MIXED
-        found = moved
-    return found
+        common = moved
+    return common
 
 
 # --- Indexing ------------------------------------------------------------------------------
@@ -191,13 +191,13 @@ def _is_full(index: slice, length: int) -> bool:
 def _picked_from_each(call: Call, where: Lay, rest: tuple[Any, ...]) -> Lay:
     """Return where samples lie in ``x[arange(B), i, ...]``: an entry of each."""
 
-    def own(i: Any) -> bool:
+    def of_each(i: Any) -> bool:
         if not isinstance(i, Tensor):
             return type(i) is int
         whole = i.ndim == 1 and i.dtype in (torch.int64, torch.int32)
         return whole and call.where_of(i) in (*NOBODYS, FIRST)
 
-    return FIRST if where == FIRST and all(map(own, rest)) else MIXED
+    return FIRST if where == FIRST and all(map(of_each, rest)) else MIXED
 
 
 def written(call: Call) -> Lay:
@@ -206,7 +206,7 @@ def written(call: Call) -> Lay:
     if where is None or where is COUNTED or MIXED in call.wheres:  # others may see it, too
         return MIXED
     try:
-        kept = _kept_by_index(call, tensor, index)
+        place = _kept_by_index(call, tensor, index)
     except TypeError:
         return MIXED
     after = FIRST if where is NEW else where
@@ -214,5 +214,5 @@ def written(call: Call) -> Lay:
     if given:
         with without_torch_function():
             part = tensor[index]
-        return after if kept != MIXED and matched(given, part) == kept else MIXED
-    return after if kept != MIXED else MIXED
+        return after if place != MIXED and matched(given, part) == place else MIXED
+    return after if place != MIXED else MIXED

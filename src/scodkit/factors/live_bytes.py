@@ -195,22 +195,22 @@ def _moments(runs: list[list[tuple[int, int]]]) -> list[Tensor]:
     correspond.
     """
     times = [Counter(name for name, _ in run) for run in runs]
-    as_often = [n for n, c in times[0].most_common() if all(own[n] == c for own in times)]
+    as_often = [n for n, c in times[0].most_common() if all(counts[n] == c for counts in times)]
     marks = set(as_often)
     if not _in_one_order(runs, marks):  # seldom, and slow where there are many operations
         marks = set()
         for name in as_often:
             if _in_one_order(runs, marks | {name}):
                 marks.add(name)
-    found = []
+    peaks = []
     for run in runs:
         most = [0]
         for name, size in run:
             if name in marks:
                 most.append(0)
             most[-1] = max(most[-1], size)
-        found.append(torch.tensor(most, dtype=torch.float64))
-    return found
+        peaks.append(torch.tensor(most, dtype=torch.float64))
+    return peaks
 
 
 def _in_one_order(runs: list[list[tuple[int, int]]], marks: set[int]) -> bool:

@@ -142,9 +142,9 @@ class FactorSource:
         rows_at_once, step = self.rows_at_once(hold), self.samples_at_once(hold)
         for start in range(0, call.batch_size, step):
             samples = slice(start, min(start + step, call.batch_size))
-            some = call if step >= call.batch_size else call.samples(samples)
-            linear = self.engine.linearize(some)
-            finite, rows = self.rows(linear.output, some)
+            part = call if step >= call.batch_size else call.samples(samples)
+            linear = self.engine.linearize(part)
+            finite, rows = self.rows(linear.output, part)
             for first in range(0, rows.shape[1], rows_at_once):
                 factors = linear.pull_back(rows[:, first : first + rows_at_once])
                 factors = factors.hold() if hold else factors
@@ -298,9 +298,9 @@ class FactorSource:
             self._zeros(self.engine.parameters.num_parameters if hold else 0, columns)
         )
 
-        def run(some: Inputs) -> None:
-            linear = engine.linearize(some.repeated(copies) if copies > 1 else some)
-            rows = self.rows(linear.output[::copies], some)[1]
+        def run(part: Inputs) -> None:
+            linear = engine.linearize(part.repeated(copies) if copies > 1 else part)
+            rows = self.rows(linear.output[::copies], part)[1]
             if copies > 1:
                 rows = rows.flatten(0, 1)[:, None]
             factors = linear.pull_back(rows[:, : self.rows_at_once(hold)])
@@ -389,8 +389,8 @@ def sample_keys(call: Inputs) -> Tensor:
         # odd multipliers that differ by place, in wrapping arithmetic: alike on every device
         place = torch.arange(raw.shape[1], device=raw.device) * 2654435761 | 1
         # a few at a time: products take eight times the bytes
-        some = torch.split(raw, max(1, _AT_ONCE // max(1, raw.shape[1])))
-        keys = keys * 1000003 + torch.cat([(own * place).sum(1) for own in some]).cpu()
+        chunks = torch.split(raw, max(1, _AT_ONCE // max(1, raw.shape[1])))
+        keys = keys * 1000003 + torch.cat([(chunk * place).sum(1) for chunk in chunks]).cpu()
     return keys
 
 

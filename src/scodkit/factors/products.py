@@ -73,13 +73,13 @@ class Curvature:
         along = jacobian.push(vectors).transpose(0, 1)
         weighed = self.likelihood.curvature_times(jacobian.output, along)
         trace: Tensor = torch.linalg.vecdot(along, weighed).double().sum()
-        found = list(jacobian.pull(weighed.transpose(0, 1)))
-        if not _are_finite(trace, *(rows for _, rows in found)):
+        pulled = list(jacobian.pull(weighed.transpose(0, 1)))
+        if not _are_finite(trace, *(rows for _, rows in pulled)):
             raise NonFiniteError(
                 "expected finite products with the curvature, but they overflow in "
                 f"{vectors.dtype}; type fit(..., products=False), or monitor a model in float64"
             )
-        for columns, rows in found:  # shaped like the weights: flat would be another copy
+        for columns, rows in pulled:  # shaped like the weights: flat would be another copy
             total[columns].view(*rows.shape[1:], len(rows)).add_(rows.movedim(0, -1))
         return trace
 
@@ -172,11 +172,11 @@ class ProductSource:
         portions = self.portions(call.batch_size)
         for start in range(0, call.batch_size, portions.samples):
             samples = slice(start, min(start + portions.samples, call.batch_size))
-            some = call.samples(samples)
-            whole = self._at(some)
-            self._check(some, whole)
-            finite = finite_samples(some, whole.output)
-            good, jacobian = self._good(some, whole, finite)
+            part = call.samples(samples)
+            whole = self._at(part)
+            self._check(part, whole)
+            finite = finite_samples(part, whole.output)
+            good, jacobian = self._good(part, whole, finite)
             del whole  # and with it the graph of bad samples
             curvature = None
             if jacobian is not None:
@@ -382,7 +382,7 @@ class Jacobian:
             pulled = self._gradients(shaped)
         else:
             each = zip(*map(self._gradients, shaped), strict=True)
-            pulled = [None if own[0] is None else torch.stack(own) for own in each]
+            pulled = [None if parts[0] is None else torch.stack(parts) for parts in each]
         for block, gradient in zip(self._parameters.blocks, pulled, strict=True):
             if gradient is not None and gradient.numel():
                 yield block.columns, gradient
@@ -393,7 +393,7 @@ class Jacobian:
 
     def _gradients(self, rows: Tensor) -> list[Tensor | None]:
         """Return the pull-back of rows at the output, batched if they go together."""
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             self._graph,
             list(self._weights.values()),
             rows,
@@ -401,7 +401,7 @@ class Jacobian:
             allow_unused=True,
             is_grads_batched=self._together,
         )
-        return [None if g is None else g.detach().to_dense() for g in found]
+        return [None if g is None else g.detach().to_dense() for g in gradients]
 
 
 @functools.cache

@@ -133,7 +133,7 @@ def _stream(
         The gradients that were asked for, which a map over directions has to return.
     """
     missing = set(range(len(edges.of_layers))).difference(edges.starts)
-    asked: list[Tensor] = []
+    returned: list[Tensor] = []
 
     def arrived(i: int, number: int, gradients: tuple[Tensor | None, ...]) -> None:
         delta = gradients[number]
@@ -147,7 +147,7 @@ def _stream(
         for i, delta in zip(layers, deltas, strict=True):
             if delta is not None:
                 take(i, delta)
-                asked.append(delta)
+                returned.append(delta)
 
     handles = [
         edges.of_layers[i].node.register_prehook(
@@ -161,7 +161,7 @@ def _stream(
         for handle in handles:
             handle.remove()
     ask(sorted(missing))
-    return asked
+    return returned
 
 
 def _folded(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
@@ -264,10 +264,10 @@ class HookFactors(Factors):
 
     def hold(self) -> Factors:
         """Return the rows, formed once and for all, each layer's as its gradients arrive."""
-        held: list[tuple[slice, Tensor]] = []
+        blocks: list[tuple[slice, Tensor]] = []
         small = _Neighbours(self._limit)
-        self._each(lambda columns, rows: held.extend(small.add(columns, _dense(rows))))
-        return HeldFactors([*held, *small.rest()])
+        self._each(lambda columns, rows: blocks.extend(small.add(columns, _dense(rows))))
+        return HeldFactors([*blocks, *small.rest()])
 
     def project(self, matrix: Tall) -> tuple[Tensor, Tensor]:
         """See `Factors.project`.
@@ -290,12 +290,12 @@ class HookFactors(Factors):
             if isinstance(rows, Outer) and rows.nbytes > _TINY:
                 sums.add(rows.squared_norms(), rows.project(matrix[columns].to(device)))
                 return
-            for some, together in small.add(columns, _dense(rows)):
-                sums.add_rows(together, matrix[some].to(device))
+            for span, together in small.add(columns, _dense(rows)):
+                sums.add_rows(together, matrix[span].to(device))
 
         self._each(use)
-        for some, together in small.rest():
-            sums.add_rows(together, matrix[some].to(device))
+        for span, together in small.rest():
+            sums.add_rows(together, matrix[span].to(device))
         return sums.result
 
     def _all_columns(self) -> Tensor:

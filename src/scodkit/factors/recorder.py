@@ -66,15 +66,15 @@ class Recorder(TorchFunctionMode):
         self.edges = Edges()
         named = dict(model.named_parameters())
         columns = {block.name: block.columns for block in parameters.blocks}
-        self.places = {id(named[n]): Place(own, own) for n, own in columns.items()}
+        self.places = {id(named[n]): Place(block, block) for n, block in columns.items()}
         self._alive: list[Tensor] = [
             named[name] for name in columns
         ]  # ids hold while their tensors live
         self._batch = Batch(size)
         # a sample alone owns all there is
-        own = constants_of(model) if constants is None else constants
-        self._samples = Samples(size, own, older) if size > 1 else None
-        self.script = Script(own)
+        constants = constants_of(model) if constants is None else constants
+        self._samples = Samples(size, constants, older) if size > 1 else None
+        self.script = Script(constants)
         self.script.complete = not copies
         self._copies = copies
         # by a parameter's first column: bytes of a number at the output of its last use
@@ -265,15 +265,13 @@ class Recorder(TorchFunctionMode):
         made, end = self.edges.of_layers[0], get_gradient_edge(output)
         if (made.node, made.output_nr) != (end.node, end.output_nr):
             return None
-        tensors = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
-        found = [self.places.get(id(tensor)) for tensor in tensors]
+        places = [self.places.get(id(tensor)) for tensor in (layer.weight, layer.bias)]
+        chosen = [place for place in places if place is not None]
         # parts of parameters are left to rows, and so are chosen ones without influence
-        whole = all(place is None or place.columns == place.block for place in found)
-        if not whole or sum(place is not None for place in found) < len(self._itemsizes):
+        whole = all(place.columns == place.block for place in chosen)
+        if not whole or len(chosen) < len(self._itemsizes):
             return None
-        weight, bias, *_ = (
-            None if place is None else place.columns for place in (*found, None)
-        )
+        weight, bias = (None if place is None else place.columns for place in places)
         return Head(layer.input.detach(), weight, bias)
 
     def row_bytes(self, sum_bytes: int) -> int:

@@ -226,7 +226,7 @@ def _multiplied(call: Call, results: list[Tensor]) -> Where:
         return MIXED
     result, (*added, left, right) = results[0], call.tensors
     of_added = matched([(t, w) for t, w in call.given() if any(t is a for a in added)], result)
-    found = {of_added} - {None}
+    places = {of_added} - {None}
     vector = -2 if left.ndim < _MATRIX else -1 if right.ndim < _MATRIX else None
     for tensor, summed in ((left, -1), (right, -2)):
         where = call.where_of(tensor)
@@ -237,18 +237,18 @@ def _multiplied(call: Call, results: list[Tensor]) -> Where:
             return MIXED
         # a vector takes the axis with it that it is summed over with
         place += vector is not None and place < vector
-        found.add(where._replace(axis=result.ndim + place))
-    return found.pop() if len(found) == 1 else MIXED
+        places.add(where._replace(axis=result.ndim + place))
+    return places.pop() if len(places) == 1 else MIXED
 
 
 def _compared(call: Call, results: list[Tensor]) -> Where:
     """Return places in distances of the rows of one matrix to those of another."""
-    found = set()
+    places = set()
     for tensor, where in call.given():
         place = where.axis - tensor.ndim  # from the end
         column = tensor is not call.args[0] and place == -_MATRIX
-        found.add(MIXED if place == -1 else where._replace(axis=place + column))
-    (where,) = found
+        places.add(MIXED if place == -1 else where._replace(axis=place + column))
+    (where,) = places
     both = call.args[0] is call.args[1] and where.axis == -_MATRIX
     return MIXED if both else where._replace(axis=where.axis + results[0].ndim)
 
@@ -408,15 +408,15 @@ def _reading(names: str) -> Iterator[Any]:
 
 
 def _table() -> dict[Callable[..., Any], Rule]:
-    found = {func: rule for names, rule in _NAMED.items() for func in _functions(names)}
+    rules = {func: rule for names, rule in _NAMED.items() for func in _functions(names)}
     for count in (1, 2, 3):
         ends = (f"{count}d", f"{count}d_with_indices")
         pools = " ".join(f"{kind}_pool{end}" for kind in _POOLS for end in ends)
-        found |= dict.fromkeys(_functions(pools), _apart_from(_last(count)))
-    found |= {F.unfold: _in_front(4), Tensor.unfold: _windowed}
-    found |= dict.fromkeys(_reading("data real imag"), _number_by_number)
-    found |= dict.fromkeys(_reading("mT mH"), _turned(_matrices_turned))
-    return found | dict.fromkeys(_reading("T H"), _turned(_backwards))
+        rules |= dict.fromkeys(_functions(pools), _apart_from(_last(count)))
+    rules |= {F.unfold: _in_front(4), Tensor.unfold: _windowed}
+    rules |= dict.fromkeys(_reading("data real imag"), _number_by_number)
+    rules |= dict.fromkeys(_reading("mT mH"), _turned(_matrices_turned))
+    return rules | dict.fromkeys(_reading("T H"), _turned(_backwards))
 
 
 RULES = _table()

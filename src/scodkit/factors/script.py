@@ -157,7 +157,7 @@ class Script:
         except ValueError:  # made of what was given
             self.complete = False
             return
-        swaps = tuple((i, weights[own]) for i, own in enumerate(ids) if own in weights)
+        swaps = tuple((i, weights[key]) for i, key in enumerate(ids) if key in weights)
         # without the inputs, or a whole pass would stay in memory
         self.steps[-1] = self.steps[-1]._replace(
             layer=layer.again(()), inputs=inputs, weights=swaps

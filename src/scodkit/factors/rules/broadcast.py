@@ -66,19 +66,21 @@ class Broadcast(Layer):
 
     def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
         """See `Layer.gradients`."""
-        own = self.batch.lay.axis if self.batch.size > 1 else None
+        sample_axis = self.batch.lay.axis if self.batch.size > 1 else None
         for term in self._terms:
             place = self.places[id(term.parameter)]
             axes = term.spans(delta.ndim - 1)
             # one axis more than the output, the directions, in front
-            summed = [a + 1 for a in range(delta.ndim - 1) if a != own and a not in axes]
+            summed = [
+                a + 1 for a in range(delta.ndim - 1) if a != sample_axis and a not in axes
+            ]
             rows = _summed(
                 delta, None if term.scaled is None else term.scaled(*self.inputs), summed
             )
-            if own is None:
+            if sample_axis is None:
                 yield place, rows.reshape(1, len(rows), -1)
                 continue
-            rows = rows.movedim(1 + sum(axis < own for axis in axes), 1)
+            rows = rows.movedim(1 + sum(axis < sample_axis for axis in axes), 1)
             rows = self.batch.sum_places(rows, axis=1).transpose(0, 1)
             yield place, rows.reshape(*rows.shape[:2], -1)
 
