@@ -188,10 +188,7 @@ class _Trial:
         except Exception as error:  # whatever a third-party module raises under a transform
             return f"it raised {first_line(error)}"
         check_alone(self._network, linear.output, self.alone.output)
-        distance = self._distance(_whole(factors))
-        if distance <= tolerance(self._rows):
-            return None
-        return f"its gradients differ from plain autograd's by {distance:.1e} relative"
+        return self._verdict("gradients", self._distance(_whole(factors)))
 
     def _pulled_back(self, engine: Engine) -> tuple[Linearization, Factors]:
         live = LiveBytes()
@@ -237,9 +234,12 @@ class _Trial:
             relative_distance(sides, torch.einsum("bqn,tn->tbq", expected, tangents)),
             relative_distance(pulled, expected.sum(0)),
         )
+        return self._verdict("products", distance)
+
+    def _verdict(self, words: str, distance: float) -> str | None:
         if distance <= tolerance(self._rows):
             return None
-        return f"its products differ from plain autograd's by {distance:.1e} relative"
+        return f"its {words} differ from plain autograd's by {distance:.1e} relative"
 
     def _distance(self, actual: Tensor) -> float:
         """Return the largest distance of any parameter's gradients, relative to their size."""

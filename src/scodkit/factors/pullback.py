@@ -315,7 +315,7 @@ class HookFactors(Factors):
         Uses of a parameter are summed; where none has a part in the output, rows are zero.
         """
         linear, layers = self._linear, self._linear.layers
-        missing = {block.columns.start: block.columns for block in linear.parameters.blocks}
+        missing = linear.parameters.by_start.copy()
         sums: dict[int, Tensor] = {}
 
         def take(i: int, delta: Tensor) -> None:
