@@ -75,7 +75,7 @@ def choose_engine(
             passed_over = (*passed_over, f"{kind.__name__} ({reason})")
         else:
             engine = trial.loop
-            trial.check_in_company()
+            trial.check_interaction()
     if passed_over:
         warnings.warn(
             f"{type(network.model).__name__} is left to {type(engine).__name__}, which gives "
@@ -119,7 +119,7 @@ def named_engine(
 
 
 def _checking(engine: Engine, check_every: int) -> Engine:
-    """Return an engine that checks its batches, and leaves what it cannot take to others."""
+    """Return an engine, told how often to check batches and who takes those it refuses."""
     engine.check_every = check_every
     if isinstance(engine, HookEngine):
         engine.otherwise = _slower_engine
@@ -154,7 +154,7 @@ def choose_jacobian(
             if reason is None:
                 return together, ", ".join(passed_over)
             passed_over.append(f"{words} ({reason})")
-        trial.check_in_company()
+        trial.check_interaction()
     return None, ", ".join(passed_over)
 
 
@@ -180,8 +180,7 @@ class _Trial:
     def objection(self, engine: Engine) -> str | None:
         """Return why an engine cannot be trusted with the model, or None.
 
-        Samples whose outputs depend on their company are refused. What the engine takes is
-        counted on the way.
+        Models whose samples interact are refused. The engine's memory is counted on the way.
         """
         try:
             linear, factors = self._pulled_back(engine)
@@ -199,15 +198,15 @@ class _Trial:
                 factors = linear.pull_back(self._rows).hold()
         except UnsupportedCallError:
             raise
-        except Exception:  # some models do not let themselves be watched
+        except Exception:  # some models do not run under a dispatch mode
             linear = engine.linearize(self._few)
             return linear, linear.pull_back(self._rows).hold()
         samples, directions = self._rows.shape[:2]
         engine.memory = Memory.bound(samples, directions, forward, live.most)
         return linear, factors
 
-    def check_in_company(self) -> None:
-        """Refuse samples whose outputs depend on their company."""
+    def check_interaction(self) -> None:
+        """Refuse models whose samples interact."""
         with torch.no_grad():
             check_alone(self._network, self._network(self._few), self.alone.output)
 
@@ -282,6 +281,6 @@ def _random(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def _whole(factors: Factors) -> Tensor:
-    """Return the rows ``(b, q, N)``: few, or the memory for them is not there."""
+    """Return the rows of all parameters side by side, ``(b, q, N)``, of a few samples."""
     blocks = sorted(factors.blocks(), key=lambda block: block[0].start)
     return torch.cat([rows for _, rows in blocks], dim=2).detach()

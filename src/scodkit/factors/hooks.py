@@ -103,10 +103,10 @@ class HookEngine(Engine):
             if linear is not None:
                 return linear
             del self._scripts[call.shapes]
-        return self._looked_at(call)
+        return self._followed(call)
 
     def _replayed(self, call: Inputs, script: Script) -> Linearization | None:
-        """Return the pass of a batch whose calls are those of the script; None if not."""
+        """Return a pass by its script; None if its calls differ, or if a check is due."""
         if self.check_every and call.batch_size > 1:
             if (self._batches + 1) % self.check_every == 0:
                 return None  # it is the turn of this batch to be checked
@@ -122,8 +122,8 @@ class HookEngine(Engine):
             return None
         return HookLinearization(replay, output, self.parameters, self.recording, None)
 
-    def _looked_at(self, call: Inputs) -> Linearization:
-        """Return a pass in which samples are followed, checked where that is due.
+    def _followed(self, call: Inputs) -> Linearization:
+        """Return a pass in which samples are followed, with its rows checked where that is due.
 
         Raises:
             UnsupportedCallError: As `linearize` does.
@@ -234,7 +234,7 @@ class HookEngine(Engine):
         return engine
 
     def learn(self, call: Inputs) -> None:
-        """Find out what decides how batches are cut and scored, before the first of them.
+        """Record one sample: sizes decide how batches are cut and scored, from the first on.
 
         Args:
             call: A batch, of which the first sample is run.
@@ -284,7 +284,7 @@ class HookEngine(Engine):
 
 
 class Checksum:
-    """Whether rows are those of their samples: they are held against slopes had another way.
+    """Checks rows against directional derivatives that are computed without them.
 
     The slope of a sample's output along a direction of the weights is the product of its row
     with that direction. Forward-mode autograd, or plain autograd, knows the slope without
@@ -303,7 +303,7 @@ class Checksum:
         self._count = 0  # of checks, so that each takes other random numbers
 
     def distance(self, call: Inputs, linear: Linearization) -> float | None:
-        """Return how far rows are from what they must be, relative to their size.
+        """Return the largest error of any sample's row, relative to the row.
 
         Args:
             call: A batch.
@@ -342,7 +342,7 @@ class Checksum:
         return (jacobian.push(direction[None])[0] * rows[:, 0]).double().sum(1)
 
     def _plain_autograd(self, call: Inputs, rows: Tensor, direction: Tensor) -> Tensor:
-        """Return the same, one sample after the other: rows of all may be too many to hold."""
+        """Return the same, one sample at a time: the rows of all may not fit the memory."""
         loop = LoopEngine(self._network, self._parameters)
         slopes = []
         for i, row in enumerate(rows):
@@ -354,7 +354,7 @@ class Checksum:
     def _by_halves(
         linear: Linearization, rows: Tensor, generator: torch.Generator
     ) -> float | None:
-        """Return how much arrives at samples without a row, of what others are given."""
+        """Return how much of the others' gradients leaks to samples whose row is zero."""
         half = torch.randperm(len(rows), generator=generator) < len(rows) // 2
         others = rows.masked_fill(half.to(rows.device)[:, None, None], 0.0)
         norms = linear.pull_back(others).squared_norms().sqrt()

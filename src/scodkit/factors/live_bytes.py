@@ -1,4 +1,4 @@
-"""How much memory a computation takes: counted on a few samples, extrapolated to many."""
+"""Peak memory of a computation: counted while it runs, or extrapolated from small runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LiveBytes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Return what an operation returns, having counted what is new of it."""
+        """Return the result of an operation, with its new storages counted."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         for tensor in _tensors((result,)):
@@ -82,7 +82,7 @@ def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
 
 
 def _among(key: int, values: Iterable[object]) -> bool:
-    """Return whether memory is that of a tensor that was given: then it is not new."""
+    """Return whether a storage belongs to one of the arguments."""
     return any(tensor.untyped_storage()._cdata == key for tensor in _tensors(values))
 
 
@@ -219,6 +219,6 @@ def _in_one_order(runs: list[list[tuple[int, int]]], marks: set[int]) -> bool:
 
 
 def _most(left: Tensor, each: Tensor) -> int:
-    """Return how many fit into what is left after every operation."""
+    """Return how many fit into what is left at each moment, one at least."""
     fitting = (left / each)[each > 0]
     return max(1, int(fitting.min())) if len(fitting) else 2**31

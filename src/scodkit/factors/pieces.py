@@ -1,4 +1,4 @@
-"""A batch cut into pieces within a memory budget; its samples compared with them alone."""
+"""A batch cut into pieces within a memory budget; checks that samples do not interact."""
 
 from __future__ import annotations
 
@@ -395,7 +395,7 @@ def sample_keys(call: Inputs) -> Tensor:
 
 
 class MemoryBudget:
-    """An attribute: bytes that per-sample gradients may take at a time, until it is set.
+    """An attribute: bytes that per-sample gradients may take at a time, by default a share.
 
     Owners have a ``_network``. The more samples a GPU works on at a time, the faster it is: an
     eighth of its memory, 1 GiB at least.
@@ -485,7 +485,7 @@ def num_alone(parameters: ParameterSet) -> int:
 
 
 def distinct(call: Inputs, count: int) -> list[int]:
-    """Return which samples to try something with: finite ones, no two alike, if there are any.
+    """Return the indices of samples for a trial: distinct, and finite if any are.
 
     Args:
         call: A batch.
@@ -504,7 +504,7 @@ def pick(call: Inputs, which: list[int]) -> Inputs:
 
 
 def check_alone(network: Network, together: Tensor, alone: Tensor) -> None:
-    """Make sure samples have the same output alone and in a batch.
+    """Refuse samples whose output alone differs from that in a batch.
 
     Args:
         network: The model.
@@ -512,7 +512,7 @@ def check_alone(network: Network, together: Tensor, alone: Tensor) -> None:
         alone: The same of each alone.
 
     Raises:
-        BatchError: If they have not.
+        BatchError: If it does.
     """
     limit = _TOLERANCE_ALONE.get(network.precision or alone.dtype, _TOLERANCE_HALF)
     if together.is_cuda and torch.backends.cuda.matmul.allow_tf32:
@@ -531,7 +531,7 @@ def check_alone(network: Network, together: Tensor, alone: Tensor) -> None:
 def check_some_alone(
     network: Network, call: Inputs, output: Tensor, count: int, known: Alone | None = None
 ) -> bool:
-    """Make sure a few samples of a batch have the same output alone.
+    """Refuse a batch whose samples interact, by running a few of them alone.
 
     Args:
         network: The model.
@@ -541,7 +541,7 @@ def check_some_alone(
         known: Samples that were run alone before; if these are the same, they are not again.
 
     Returns:
-        Whether that proves anything: of samples that are all alike nothing can be told.
+        Whether that proves anything: samples with equal outputs prove nothing.
     """
     which = distinct(call, count)
     few = pick(call, which)

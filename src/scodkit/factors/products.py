@@ -1,4 +1,4 @@
-"""The curvature of a batch as something to multiply with, within a memory budget.
+"""Matrix-free products with the curvature of a batch, within a memory budget.
 
 ``C = sum_i J_i^T F_theta_i J_i`` times a few columns takes one pass of them forward through the
 network, the output's Fisher information in closed form, and one backward pass: whatever the
@@ -103,7 +103,7 @@ class ProductPiece:
 
 @dataclass(frozen=True)
 class Portions:
-    """How a batch is cut up to fit a memory budget.
+    """How a batch is cut to fit a memory budget.
 
     Args:
         samples: Samples at a time.
@@ -184,7 +184,7 @@ class ProductSource:
             yield ProductPiece(samples, finite, good, curvature)
 
     def _check(self, call: Inputs, jacobian: Jacobian) -> None:
-        """Make sure the samples of the first batch of a size are alone what they are in it."""
+        """Refuse models whose samples interact, on the first batch of each size."""
         if call.batch_size == 1 or call.batch_size in self.checked:
             return
         proves = check_some_alone(self.network, call, jacobian.output, _ALONE)
@@ -199,7 +199,7 @@ class ProductSource:
             self.checked.add(call.batch_size)
 
     def portions(self, batch_size: int) -> Portions:
-        """Return how batches of a size are cut up."""
+        """Return how batches of a size are cut."""
         if self.memory is None:
             # a column, its product and a temporary; each round costs passes of every sample
             column = 3 * self.parameters.num_parameters * torch.float64.itemsize
@@ -208,13 +208,13 @@ class ProductSource:
         return Portions.of(self.memory, self.budget, batch_size, self.columns)
 
     def counted(self, call: Inputs) -> Memory | None:
-        """Return what products take, counted on a few samples and columns.
+        """Return the memory of products, counted on a few samples and columns.
 
         Args:
             call: A batch, of which the first samples are run.
 
         Returns:
-            None where the model does not let itself be watched.
+            None where the model cannot be run under a dispatch mode.
         """
         size, device = self.parameters.num_parameters, self.network.device
         # as the sketch will be: the model's first weights may be frozen, in half precision
@@ -272,7 +272,7 @@ class Passes:
 
 
 def count_passes(network: Network, parameters: ParameterSet, call: Inputs) -> Passes:
-    """Return what a pass costs, by running one forward and backward.
+    """Return the operations of a forward and a backward pass, counted in one of each.
 
     Products of matrices and convolutions are counted, other operations are not.
 
@@ -406,7 +406,7 @@ class Jacobian:
 
 @functools.cache
 def _load_forward_mode() -> None:
-    """Let torch load its rules for forward mode, at which it warns of what it does itself."""
+    """Load torch's forward-mode rules, which warn of deprecated calls of torch's own."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         jvp(torch.exp, (torch.zeros(1),), (torch.ones(1),))

@@ -87,7 +87,7 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Return what a torch function returns, having remembered it where that is needed.
+        """Return the result of a call, which is remembered if it takes chosen parameters.
 
         Raises:
             UnsupportedCallError: If it computes something from a chosen parameter that no
@@ -130,7 +130,7 @@ class Recorder(TorchFunctionMode):
         return {} if self._samples is None else self._samples.strangers
 
     def check(self, output: Tensor) -> None:
-        """Make sure that a sample's output is made of what is its own.
+        """Refuse an output whose samples may be mixed.
 
         Args:
             output: Of the model.
@@ -290,7 +290,7 @@ class Recorder(TorchFunctionMode):
     def _seen_from(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return what is asked of a parameter: its shape and the like, or a part of it.
+        """Return an attribute of a parameter, or a part of it.
 
         Raises:
             UnsupportedCallError: If it is something else.
@@ -304,7 +304,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _is_part(self, part: Tensor, whole: object) -> bool:
-        """Return whether this is a part, consecutive and not a copy; note where it sits."""
+        """Return whether this is a contiguous view of a parameter; note which columns."""
         if not isinstance(whole, Tensor) or id(whole) not in self.places:
             return False
         shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()

@@ -3,8 +3,8 @@
 To find out what every function of a pass makes of the samples takes longer than a small
 network. So the calls of the first batch of a shape are written down, with what each was given:
 numbers, the model's own tensors, results of earlier calls. A later pass that makes the same
-calls with the same arguments does the same with its samples; one that does not is found out at
-the first difference.
+calls with the same arguments does the same with its samples; any other is abandoned at the
+first difference.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Script:
 
 
 class Replay(TorchFunctionMode):
-    """A context in which a model makes the calls of a script, or is found out.
+    """A context in which a model repeats the calls of a script; the first other one raises.
 
     Args:
         script: Of an earlier pass over a batch of the same shapes.
@@ -223,7 +223,7 @@ class Replay(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Return what a torch function returns, if it is the one that comes next.
+        """Return the result of a call, if it is the next of the script.
 
         Raises:
             OtherCallsError: If it is not.
@@ -279,7 +279,7 @@ class Replay(TorchFunctionMode):
         return output
 
     def _same(self, value: Any, known: Any) -> bool:
-        """Return whether a value is that of the recording."""
+        """Return whether an argument is the one that was recorded."""
         kind = type(known)
         if kind is _Slot:
             mark = getattr(value, _MARK, None)
