@@ -588,10 +588,10 @@ class Monitor:
     ) -> Plan:
         """Return how much memory a fit and scoring will take, before it is allocated.
 
-        What a batch takes is counted on a few samples, which are computed as in `fit`: of
-        tensors, not of what libraries of kernels take for themselves. With hundreds of outputs
-        also what a batch costs in rows and in products with the curvature, and which of the
-        two `fit` will take.
+        What a batch takes is counted while one piece of it is computed as in `fit`, where that
+        fits: of tensors, not of what libraries of kernels take for themselves. With hundreds
+        of outputs also what a batch costs in rows and in products with the curvature, and
+        which of the two `fit` will take.
 
         Args:
             batch: A batch as the loader yields it, as large as the ones to come.

@@ -107,7 +107,8 @@ def test_models_that_ask_for_slopes_of_their_inputs(fresh: bool) -> None:
     assert right_rows(model, noise(3, 3)) == (HookEngine, [])
 
 
-def test_part_of_a_model_that_trains_is_streamed_too() -> None:
+def test_part_of_a_model_that_trains_is_streamed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pullback, "_AT_ONCE", 0)
     model = randomised(nn.Sequential(*[nn.Linear(3, 3) for _ in range(5)]))
     names = [f"{i}.weight" for i in (2, 3, 4)]
     factors = pulled(HookEngine, model, Inputs((noise(2, 3),), {}), 2, names)

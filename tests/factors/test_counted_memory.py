@@ -67,15 +67,15 @@ def toy(b: int, q: int) -> None:
     torch.ones(500)
 
 
-def counted(run: Callable[[int, int], object], vectors: tuple[int, ...]) -> Memory:
-    memory = Memory.counted(run, vectors)
+def counted(run: Callable[[int, int], object]) -> Memory:
+    memory = Memory.counted(run)
     assert memory is not None
     return memory
 
 
 @pytest.mark.parametrize(("b", "q"), [(1, 1), (2, 3), (40, 1), (1, 90), (30, 20)])
 def test_small_runs_tell_of_large_ones(b: int, q: int) -> None:
-    memory = counted(toy, (2, 3))
+    memory = counted(toy)
     assert memory.at(b, q) == peak_of(lambda: toy(b, q))
 
 
@@ -86,16 +86,11 @@ def repeated(b: int, q: int) -> None:
 
 @pytest.mark.parametrize(("b", "q"), [(2, 3), (40, 2), (30, 20)])
 def test_operations_that_are_repeated_do_not_matter(b: int, q: int) -> None:
-    assert counted(repeated, (2, 3)).at(b, q) == peak_of(lambda: repeated(b, q))
-
-
-def test_a_fixed_number_of_vectors() -> None:
-    memory = counted(toy, (2,))
-    assert memory.at(50, 2) == peak_of(lambda: toy(50, 2))
+    assert counted(repeated).at(b, q) == peak_of(lambda: repeated(b, q))
 
 
 def test_the_most_that_fits_fits_and_more_does_not() -> None:
-    memory = counted(toy, (2, 3))
+    memory = counted(toy)
     for budget in (5_000, 50_000, 10**6):
         samples = memory.most_samples(budget, 4)
         assert memory.at(samples, 4) <= budget < memory.at(samples + 1, 4)

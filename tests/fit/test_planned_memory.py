@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from peaks import peak_of
-from scodkit import Categorical, Gaussian, LastLayers, Monitor
+from scodkit import Categorical, Gaussian, LastLayers, Monitor, Plan
 from scodkit.factors.live_bytes import LiveBytes
 from scodkit.factors.products import ProductSource
 from scodkit.likelihoods import Likelihood
@@ -267,3 +267,12 @@ def test_the_last_layers_of_a_vision_transformer_are_its_last() -> None:
     names = monitor.fitted.parameters.names
     assert "head.weight" in names
     assert all(name.startswith(("rest.3", "head")) for name in names)
+
+
+def test_a_piece_that_may_not_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor, x = Monitor(picture_net(), Gaussian(), 5), torch.randn(9, 3, 8, 8)
+    limit = monitor.plan(x, products=False).working_bytes // 2
+    monkeypatch.setattr(Plan, "fits", property(lambda plan: plan.working_bytes <= limit))
+    bounds: list[Plan] = []
+    peak = peak_of(lambda: bounds.append(monitor.plan(x, products=False)))
+    assert peak < limit < bounds[0].working_bytes

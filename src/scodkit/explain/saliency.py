@@ -14,7 +14,14 @@ from scodkit.errors import BatchError, EngineFallbackWarning, OptionError, first
 from scodkit.explain import plots
 from scodkit.factors.alone import AloneEngine, FunctionalEngine, LoopEngine
 from scodkit.factors.engine import Linearization, row_bytes
-from scodkit.factors.pieces import FactorSource, finite_samples, pick, tolerance
+from scodkit.factors.pieces import (
+    FactorSource,
+    fill_samples,
+    finite_samples,
+    pick,
+    relative_distance,
+    tolerance,
+)
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network, differentiable_attention
@@ -166,12 +173,12 @@ def saliency_of(
     gradients = [inputs[:0].detach()]
     with network.evaluating():
         for start in range(0, call.batch_size, step):
-            some = call.samples(slice(start, start + step)).map(_leaf)
-            leaf, score = _floating_point_input(some), scores(some)
+            part = call.samples(slice(start, start + step)).map(_leaf)
+            leaf, score = _floating_point_input(part), scores(part)
             gradient = torch.zeros_like(leaf)
             if score.requires_grad:  # not where the model sees no more than signs of numbers
                 (gradient,) = torch.autograd.grad(score.sum(), leaf, materialize_grads=True)
-            gradients.append(_filled(gradient, ~score.isfinite(), torch.nan))
+            gradients.append(fill_samples(gradient, ~score.isfinite(), torch.nan))
     return Saliency(torch.cat(gradients), inputs.detach())
 
 
@@ -215,7 +222,7 @@ class _Scores:
             engine = self.engine or LoopEngine(self.network, self.parameters, graph=True)
             linear = engine.linearize(call)
             finite = finite_samples(call, linear.output.detach())
-            rows = self.likelihood.factor(_filled(linear.output, ~finite, 0.0))
+            rows = self.likelihood.factor(fill_samples(linear.output, ~finite, 0.0))
             energies = self._energies(linear, rows)
             score = scoring.score(energies, self.basis, self.prior_scale)
             score = torch.where(finite & score.isfinite(), score, torch.inf)
@@ -242,7 +249,7 @@ class _Scores:
                     f"{first_line(error)}; type saliency=False"
                 ) from error
             try:
-                off = _distance(self._slopes(together, few), expected)
+                off = max(map(relative_distance, self._slopes(together, few), expected))
                 reason = f"all at once they differ from plain autograd's by {off:.1e} relative"
             except Exception as error:  # whatever a third-party module raises under a transform
                 off = torch.inf
@@ -284,13 +291,6 @@ class _Scores:
         return Energies(total, torch.stack(along).sum(0).square().sum(1))
 
 
-def _distance(actual: list[Tensor], expected: list[Tensor]) -> float:
-    """Return the largest relative distance of any slopes; NaN if one is."""
-    tiny = torch.finfo(torch.float64).tiny
-    pairs = [(a.double(), b.double()) for a, b in zip(actual, expected, strict=True)]
-    return float(torch.stack([(a - b).norm() / (b.norm() + tiny) for a, b in pairs]).max())
-
-
 def _floating_point_input(call: Inputs) -> Tensor:
     inputs = [tensor for tensor in call.tensors() if tensor.is_floating_point()]
     if len(inputs) == 1:
@@ -309,8 +309,3 @@ def _floating_point_input(call: Inputs) -> Tensor:
 def _leaf(tensor: Tensor) -> Tensor:
     leaf = ordinary(tensor).detach()
     return leaf.requires_grad_() if leaf.is_floating_point() else leaf
-
-
-def _filled(tensor: Tensor, where: Tensor, value: float) -> Tensor:
-    """Return a tensor ``(B, ...)`` with a value in place of some samples, ``(B,)``."""
-    return tensor.masked_fill(where.view(-1, *(1,) * (tensor.ndim - 1)), value)

@@ -19,6 +19,7 @@ from scodkit.factors.pieces import (
     distinct,
     num_alone,
     pick,
+    relative_distance,
     tolerance,
 )
 from scodkit.factors.products import Jacobian
@@ -74,7 +75,7 @@ def choose_engine(
             passed_over = (*passed_over, f"{kind.__name__} ({reason})")
         else:
             engine = trial.loop
-            trial.check_in_company()
+            trial.check_interaction()
     if passed_over:
         warnings.warn(
             f"{type(network.model).__name__} is left to {type(engine).__name__}, which gives "
@@ -118,7 +119,7 @@ def named_engine(
 
 
 def _checking(engine: Engine, check_every: int) -> Engine:
-    """Return an engine that checks its batches, and leaves what it cannot take to others."""
+    """Return an engine, told how often to check batches and who takes those it refuses."""
     engine.check_every = check_every
     if isinstance(engine, HookEngine):
         engine.otherwise = _slower_engine
@@ -153,7 +154,7 @@ def choose_jacobian(
             if reason is None:
                 return together, ", ".join(passed_over)
             passed_over.append(f"{words} ({reason})")
-        trial.check_in_company()
+        trial.check_interaction()
     return None, ", ".join(passed_over)
 
 
@@ -179,18 +180,14 @@ class _Trial:
     def objection(self, engine: Engine) -> str | None:
         """Return why an engine cannot be trusted with the model, or None.
 
-        Samples whose outputs depend on their company are refused. What the engine takes is
-        counted on the way.
+        Models whose samples interact are refused. The engine's memory is counted on the way.
         """
         try:
             linear, factors = self._pulled_back(engine)
         except Exception as error:  # whatever a third-party module raises under a transform
             return f"it raised {first_line(error)}"
         check_alone(self._network, linear.output, self.alone.output)
-        distance = self._distance(_whole(factors))
-        if distance <= tolerance(self._rows):
-            return None
-        return f"its gradients differ from plain autograd's by {distance:.1e} relative"
+        return self._verdict("gradients", self._distance(_whole(factors)))
 
     def _pulled_back(self, engine: Engine) -> tuple[Linearization, Factors]:
         live = LiveBytes()
@@ -201,15 +198,15 @@ class _Trial:
                 factors = linear.pull_back(self._rows).hold()
         except UnsupportedCallError:
             raise
-        except Exception:  # some models do not let themselves be watched
+        except Exception:  # some models do not run under a dispatch mode
             linear = engine.linearize(self._few)
             return linear, linear.pull_back(self._rows).hold()
         samples, directions = self._rows.shape[:2]
         engine.memory = Memory.bound(samples, directions, forward, live.most)
         return linear, factors
 
-    def check_in_company(self) -> None:
-        """Refuse samples whose outputs depend on their company."""
+    def check_interaction(self) -> None:
+        """Refuse models whose samples interact."""
         with torch.no_grad():
             check_alone(self._network, self._network(self._few), self.alone.output)
 
@@ -225,20 +222,23 @@ class _Trial:
             jacobian = Jacobian(self._network, self._parameters, few, together)
             pushed = jacobian.push(tangents)
             pulled = torch.zeros_like(expected[0])
-            for columns, some in jacobian.pull(rows.transpose(0, 1)):
-                pulled[:, columns] = some.reshape(len(some), -1)
+            for columns, sums in jacobian.pull(rows.transpose(0, 1)):
+                pulled[:, columns] = sums.reshape(len(sums), -1)
         except Exception as error:  # whatever a third-party module raises under a transform
             return f"it raised {first_line(error)}"
         check_alone(self._network, jacobian.output, self.alone.output[usable])
         # both sides of r . (J v) = (J^T r) . v, and sums over samples of the gradients
         sides = torch.einsum("tbd,bqd->tbq", pushed, rows.to(pushed.dtype))
         distance = max(
-            _relative(sides, torch.einsum("bqn,tn->tbq", expected, tangents)),
-            _relative(pulled, expected.sum(0)),
+            relative_distance(sides, torch.einsum("bqn,tn->tbq", expected, tangents)),
+            relative_distance(pulled, expected.sum(0)),
         )
+        return self._verdict("products", distance)
+
+    def _verdict(self, words: str, distance: float) -> str | None:
         if distance <= tolerance(self._rows):
             return None
-        return f"its products differ from plain autograd's by {distance:.1e} relative"
+        return f"its {words} differ from plain autograd's by {distance:.1e} relative"
 
     def _distance(self, actual: Tensor) -> float:
         """Return the largest distance of any parameter's gradients, relative to their size."""
@@ -254,11 +254,6 @@ class _Trial:
             if off > 0.0:
                 worst = max(worst, off / max(size, least) if size or least else float("inf"))
         return worst
-
-
-def _relative(actual: Tensor, expected: Tensor) -> float:
-    off, size = _norm(actual - expected), _norm(expected)
-    return off / size if size else (float("inf") if off else 0.0)
 
 
 def _norm(rows: Tensor) -> float:
@@ -286,6 +281,6 @@ def _random(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def _whole(factors: Factors) -> Tensor:
-    """Return the rows ``(b, q, N)``: few, or the memory for them is not there."""
+    """Return the rows of all parameters side by side, ``(b, q, N)``, of a few samples."""
     blocks = sorted(factors.blocks(), key=lambda block: block[0].start)
     return torch.cat([rows for _, rows in blocks], dim=2).detach()

@@ -107,18 +107,12 @@ class Sums:
         self._norms = norms if self._norms is None else self._norms + norms
         self._along = along.double() if self._along is None else self._along + along
 
-    def add_rows(self, rows: Tensor, matrix: Tensor, times: float = 1.0) -> None:
-        """Add a block's rows, multiplied by a matrix.
-
-        Args:
-            rows: ``(b, q, n)``.
-            matrix: ``(n, k)``.
-            times: Multiply as if there were so many times as many rows.
-        """
-        if kernels.projects(rows, matrix, times):
+    def add_rows(self, rows: Tensor, matrix: Tensor) -> None:
+        """Add a block's rows ``(b, q, n)``, multiplied by a matrix ``(n, k)``."""
+        if kernels.projects(rows, matrix):
             self.add(*kernels.project(rows, matrix))
             return
-        along = matmul(rows.flatten(0, 1), matrix, times)
+        along = matmul(rows.flatten(0, 1), matrix)
         self.add(squared_norms(rows), along.view(*rows.shape[:2], -1))
 
     @property
@@ -175,10 +169,11 @@ class HeldFactors(Factors):
         Returns:
             The same; of a few rows in a single block on a CPU with the fewest calls.
         """
-        _, rows = self._blocks[0]
-        plain = len(self._blocks) == 1 and rows.nbytes <= _FEW_BYTES and not rows.is_cuda
-        if plain and isinstance(matrix, Tensor) and matrix.dtype == rows.dtype:
-            return project_whole(rows, matrix)
+        columns, rows = self._blocks[0]
+        if len(self._blocks) == 1 and not rows.is_cuda and rows.nbytes <= _FEW_BYTES:
+            part = matrix if isinstance(matrix, Tensor) else matrix[columns]
+            if part.dtype == rows.dtype and part.device == rows.device:
+                return project_whole(rows, part)
         return super().project(matrix)
 
 
@@ -213,17 +208,17 @@ class SharedFactors(Factors):
     """Rows whose columns several processes divide among them.
 
     Args:
-        own: The columns of this process.
+        columns: The columns of this process.
         add_up: Adds up tensors over all processes.
     """
 
-    def __init__(self, own: Factors, add_up: Callable[[Tensor], Tensor]) -> None:
-        self._own, self._add_up = own, add_up
-        self.num_rows = own.num_rows
+    def __init__(self, columns: Factors, add_up: Callable[[Tensor], Tensor]) -> None:
+        self._columns, self._add_up = columns, add_up
+        self.num_rows = columns.num_rows
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Return the ranges of columns of this process, counted from its first."""
-        return self._own.blocks()
+        return self._columns.blocks()
 
     def hold(self) -> Factors:
         """See `Factors.hold`.
@@ -231,7 +226,7 @@ class SharedFactors(Factors):
         Returns:
             The same, with the columns of this process in memory.
         """
-        return SharedFactors(self._own.hold(), self._add_up)
+        return SharedFactors(self._columns.hold(), self._add_up)
 
     def add_up(self, sums: Tensor) -> Tensor:
         """See `Factors.add_up`.
@@ -247,7 +242,7 @@ class SharedFactors(Factors):
         Returns:
             The same, over the columns of all processes.
         """
-        norms, along = self._own.project(matrix)
+        norms, along = self._columns.project(matrix)
         flat = self._add_up(torch.cat([norms[:, None], along.flatten(1)], dim=1))
         return flat[:, 0], flat[:, 1:].reshape(along.shape)
 
@@ -257,7 +252,7 @@ class SharedFactors(Factors):
         Returns:
             ``(b,)``, over the columns of all processes.
         """
-        return self._add_up(self._own.squared_norms())
+        return self._add_up(self._columns.squared_norms())
 
 
 class Linearization(ABC):
@@ -347,19 +342,13 @@ class Engine(ABC):
         return None
 
     def for_recording(self) -> Engine:
-        """Return the same engine for calls that are recorded once and replayed often."""
+        """Return the same engine for calls that are recorded once and replayed often.
+
+        On a GPU it may launch fewer kernels, more slowly.
+        """
         engine = self.unchecked()
         engine.recording = True
         return engine
-
-    def as_if_for(self, samples: int, directions: int) -> Engine:
-        """Return the same engine, which goes by sizes that are not those of its batches.
-
-        Args:
-            samples: Of a batch, where the engine goes by these.
-            directions: Of each sample.
-        """
-        return self
 
     def row_bytes(self, held: bool) -> int:
         """Return the working memory of one row in weight space.

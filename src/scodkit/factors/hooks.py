@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from scodkit.factors.alone import LoopEngine, SingleEngine
 from scodkit.factors.engine import Engine, Linearization
 from scodkit.factors.pieces import Alone, check_some_alone, finite_samples, num_alone, tolerance
 from scodkit.factors.products import Jacobian
-from scodkit.factors.pullback import HookLinearization, Ways
+from scodkit.factors.pullback import HookLinearization
 from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.factors.samples import Strangers, constants_of
@@ -73,7 +74,6 @@ class HookEngine(Engine):
         self._scripts: dict[object, Script] = {}  # of passes, by the inputs' shapes
         self._checked: set[object] = set()  # layouts of batches
         self._others: dict[object, Engine] = {}  # who takes the layouts this one cannot
-        self._ways = Ways(few_kernels=False, as_if=None)
         self._delta_bytes = 0  # of one row at all layers' outputs; known after one batch
         self._itemsize: float = parameters.itemsize(network.model)  # on average over a row
         model = network.model
@@ -103,10 +103,10 @@ class HookEngine(Engine):
             if linear is not None:
                 return linear
             del self._scripts[call.shapes]
-        return self._looked_at(call)
+        return self._followed(call)
 
     def _replayed(self, call: Inputs, script: Script) -> Linearization | None:
-        """Return the pass of a batch whose calls are those of the script; None if not."""
+        """Return a pass by its script; None if its calls differ, or if a check is due."""
         if self.check_every and call.batch_size > 1:
             if (self._batches + 1) % self.check_every == 0:
                 return None  # it is the turn of this batch to be checked
@@ -120,12 +120,10 @@ class HookEngine(Engine):
         if other:
             self._other_calls += 1
             return None
-        return HookLinearization(
-            replay.layers, replay.edges, output, self.parameters, self._ways, None
-        )
+        return HookLinearization(replay, output, self.parameters, self.recording, None)
 
-    def _looked_at(self, call: Inputs) -> Linearization:
-        """Return a pass in which samples are followed, checked where that is due.
+    def _followed(self, call: Inputs) -> Linearization:
+        """Return a pass in which samples are followed, with its rows checked where that is due.
 
         Raises:
             UnsupportedCallError: As `linearize` does.
@@ -145,13 +143,12 @@ class HookEngine(Engine):
             self._others[layout] = other
             return other.linearize(call)
         self.known_alone = None  # a user's data is not to be kept
-        script = recorder.script
         # a model that decides by values makes other calls time and again
-        usable = script is not None and script.complete and self._other_calls < _OFTEN
-        if checked and script is not None and usable and linear.head is None:
+        usable = recorder.script.complete and self._other_calls < _OFTEN
+        if checked and usable and linear.head is None:
             if len(self._scripts) >= _MOST_SCRIPTS:
                 self._scripts.clear()
-            self._scripts[call.shapes] = script
+            self._scripts[call.shapes] = recorder.script
         return linear
 
     def _recorded(self, call: Inputs) -> tuple[Linearization, Recorder]:
@@ -173,9 +170,8 @@ class HookEngine(Engine):
             self._itemsize = row_bytes / self.parameters.num_parameters
         head = recorder.head(output)
         self.finds_head = head is not None
-        linear = HookLinearization(
-            recorder.layers, recorder.edges, output, self.parameters, self._ways, head
-        )
+        recorder.script.edges = replace(recorder.edges, of_layers=[])
+        linear = HookLinearization(recorder, output, self.parameters, self.recording, head)
         return linear, recorder
 
     def _recorder(self, call: Inputs) -> Recorder:
@@ -238,7 +234,7 @@ class HookEngine(Engine):
         return engine
 
     def learn(self, call: Inputs) -> None:
-        """Find out what decides how batches are cut and scored, before the first of them.
+        """Record one sample: sizes decide how batches are cut and scored, from the first on.
 
         Args:
             call: A batch, of which the first sample is run.
@@ -258,9 +254,9 @@ class HookEngine(Engine):
         """See `Engine.for_single`.
 
         Returns:
-            Plain autograd, unless the engine is there for counting.
+            Plain autograd, unless the model has tensors made in inference mode.
         """
-        if self._ways.as_if is not None or self._copies:
+        if self._copies:
             return self
         if self._single is None:
             self._single = SingleEngine(self.network, self.parameters)
@@ -273,8 +269,6 @@ class HookEngine(Engine):
             An engine that refuses what it cannot be trusted with, where the layers are so small
             that calls, not numbers, take the time.
         """
-        if self._ways.as_if is not None:
-            return None
         try:
             _, alone = self._recorded(call.samples(slice(0, 1)))
         except UnsupportedCallError:
@@ -284,27 +278,6 @@ class HookEngine(Engine):
             return None
         engine = copy.copy(self)
         engine.otherwise, engine._others = None, {}
-        return engine
-
-    def for_recording(self) -> HookEngine:
-        """See `Engine.for_recording`.
-
-        Returns:
-            An engine that launches fewer kernels on a GPU, more slowly.
-        """
-        engine = self.unchecked()
-        engine.recording = True
-        engine._ways = Ways(self.network.device.type == "cuda", None)
-        return engine
-
-    def as_if_for(self, samples: int, directions: int) -> HookEngine:
-        """See `Engine.as_if_for`.
-
-        Returns:
-            An engine that pulls directions back, and puts layers together, as it would there.
-        """
-        engine = self.unchecked()
-        engine._ways = Ways(self._ways.few_kernels, (samples, directions))
         return engine
 
     def row_bytes(self, held: bool) -> int:
@@ -319,7 +292,7 @@ class HookEngine(Engine):
 
 
 class Checksum:
-    """Whether rows are those of their samples: they are held against slopes had another way.
+    """Checks rows against directional derivatives that are computed without them.
 
     The slope of a sample's output along a direction of the weights is the product of its row
     with that direction. Forward-mode autograd, or plain autograd, knows the slope without
@@ -338,7 +311,7 @@ class Checksum:
         self._count = 0  # of checks, so that each takes other random numbers
 
     def distance(self, call: Inputs, linear: Linearization) -> float | None:
-        """Return how far rows are from what they must be, relative to their size.
+        """Return the largest error of any sample's row, relative to the row.
 
         Args:
             call: A batch.
@@ -362,14 +335,14 @@ class Checksum:
             except Exception:  # whatever a third-party module raises under a transform
                 self._ways.clear()
                 return self._by_halves(linear, rows, generator)
-            found = _relative((along[:, 0, 0] - slopes).abs(), norms.sqrt())
-            if found is None or found <= tolerance(rows):
+            distance = _relative((along[:, 0, 0] - slopes).abs(), norms.sqrt())
+            if distance is None or distance <= tolerance(rows):
                 break
             # forward mode does not stop where a model says no_grad, and a derivative of one's
             # own may be wrong: plain autograd decides, now and later
             if way is not self._ways[-1]:
                 self._ways.remove(way)
-        return found
+        return distance
 
     def _forward_mode(self, call: Inputs, rows: Tensor, direction: Tensor) -> Tensor:
         """Return the slopes ``r_i . (J_i v)`` along a direction of the weights, ``(B,)``."""
@@ -377,7 +350,7 @@ class Checksum:
         return (jacobian.push(direction[None])[0] * rows[:, 0]).double().sum(1)
 
     def _plain_autograd(self, call: Inputs, rows: Tensor, direction: Tensor) -> Tensor:
-        """Return the same, one sample after the other: rows of all may be too many to hold."""
+        """Return the same, one sample at a time: the rows of all may not fit the memory."""
         loop = LoopEngine(self._network, self._parameters)
         slopes = []
         for i, row in enumerate(rows):
@@ -389,7 +362,7 @@ class Checksum:
     def _by_halves(
         linear: Linearization, rows: Tensor, generator: torch.Generator
     ) -> float | None:
-        """Return how much arrives at samples without a row, of what others are given."""
+        """Return how much of the others' gradients leaks to samples whose row is zero."""
         half = torch.randperm(len(rows), generator=generator) < len(rows) // 2
         others = rows.masked_fill(half.to(rows.device)[:, None, None], 0.0)
         norms = linear.pull_back(others).squared_norms().sqrt()

@@ -63,7 +63,7 @@ class Call:
     def where_of(self, tensor: Tensor) -> Where:
         """Return where the samples lie in one of the tensors it was given."""
         places = zip(self.tensors, self.wheres, strict=True)
-        return next(where for own, where in places if own is tensor)
+        return next(where for given, where in places if given is tensor)
 
     def argument(self, position: int, *names: str, default: Any = None) -> Any:
         """Return an argument, by its position or one of its names."""
@@ -76,52 +76,64 @@ class Call:
         places = zip(self.tensors, self.wheres, strict=True)
         return [(t, w) for t, w in places if w is not None and w not in NOBODYS]
 
-    def only(self) -> tuple[Tensor, Lay] | None:
-        """Return the first tensor, if samples lie there and nowhere else."""
-        given = self.given()
-        return given[0] if len(given) == 1 and given[0][0] is self.tensors[0] else None
+    def only(self) -> tuple[Tensor, Lay]:
+        """Return the first tensor, where samples lie, and nowhere else.
 
-    def alike(self) -> tuple[Tensor, Lay] | None:
-        """Return one of the tensors, if samples lie alike in those that they lie in."""
+        Raises:
+            ValueError: If they lie elsewhere.
+        """
+        ((tensor, where),) = self.given()
+        if tensor is not self.tensors[0]:
+            raise ValueError("samples in another argument than the first")
+        return tensor, where
+
+    def alike(self) -> tuple[Tensor, Lay]:
+        """Return one of the tensors, all of which samples lie in alike.
+
+        Raises:
+            ValueError: If they do not.
+        """
         given = self.given()
-        return given[0] if len({where for _, where in given}) == 1 else None
+        if len({where for _, where in given}) != 1:
+            raise ValueError("samples that lie in several ways")
+        return given[0]
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors among some values, in lists, tuples and dicts of them, too."""
-    found = []
+    tensors = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += tensors_in(value)
+            tensors += tensors_in(value)
         elif isinstance(value, dict):
-            found += tensors_in(value.values())
-    return found
+            tensors += tensors_in(value.values())
+    return tensors
 
 
 def matched(given: list[tuple[Tensor, Lay]], result: Tensor) -> Where:
     """Return where samples lie after broadcasting: axes match from the last one."""
-    found: Where = None
+    common: Where = None
     for tensor, where in given:
         moved = where._replace(axis=where.axis + result.ndim - tensor.ndim)
         fits = moved.axis >= 0 and result.shape[moved.axis] == tensor.shape[where.axis]
-        if not fits or found not in (None, moved):
+        if not fits or common not in (None, moved):
             return MIXED
-        found = moved
-    return found
+        common = moved
+    return common
 
 
 # --- Indexing ------------------------------------------------------------------------------
 
 
-def indexed(call: Call, results: list[Tensor]) -> list[Where]:
+def indexed(call: Call, results: list[Tensor]) -> Where:
     """Return where the samples lie in ``x[index]``."""
     tensor, index = call.args
     if call.wheres[0] in NOBODYS:  # a table: whose entries are looked up?
         single = isinstance(index, Tensor) and index.dtype != torch.bool
-        return [call.where_of(index) if single else MIXED]
-    return [_kept_by_index(call, tensor, index)]
+        return call.where_of(index) if single else MIXED
+    return _kept_by_index(call, tensor, index)
 
 
 def _kept_by_index(call: Call, tensor: Tensor, index: Any) -> Lay:
@@ -179,13 +191,13 @@ def _is_full(index: slice, length: int) -> bool:
 def _picked_from_each(call: Call, where: Lay, rest: tuple[Any, ...]) -> Lay:
     """Return where samples lie in ``x[arange(B), i, ...]``: an entry of each."""
 
-    def own(i: Any) -> bool:
+    def of_each(i: Any) -> bool:
         if not isinstance(i, Tensor):
             return type(i) is int
         whole = i.ndim == 1 and i.dtype in (torch.int64, torch.int32)
         return whole and call.where_of(i) in (*NOBODYS, FIRST)
 
-    return FIRST if where == FIRST and all(map(own, rest)) else MIXED
+    return FIRST if where == FIRST and all(map(of_each, rest)) else MIXED
 
 
 def written(call: Call) -> Lay:
@@ -194,7 +206,7 @@ def written(call: Call) -> Lay:
     if where is None or where is COUNTED or MIXED in call.wheres:  # others may see it, too
         return MIXED
     try:
-        kept = _kept_by_index(call, tensor, index)
+        place = _kept_by_index(call, tensor, index)
     except TypeError:
         return MIXED
     after = FIRST if where is NEW else where
@@ -202,5 +214,5 @@ def written(call: Call) -> Lay:
     if given:
         with without_torch_function():
             part = tensor[index]
-        return after if kept != MIXED and matched(given, part) == kept else MIXED
-    return after if kept != MIXED else MIXED
+        return after if place != MIXED and matched(given, part) == place else MIXED
+    return after if place != MIXED else MIXED

@@ -1,11 +1,12 @@
-"""How much memory a computation takes: counted on a few samples, extrapolated to many."""
+"""Peak memory of a computation: counted while it runs, or extrapolated from small runs."""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from scodkit.numerics.torch_private import TorchDispatchMode
 
-# samples of the runs that are counted: one alone is often computed in other ways
-_SAMPLES = (2, 3)
+# samples, and vectors, of the runs that are counted: one alone is often computed in other ways
+COUNTED_SIZES = (2, 3)
 
 
 class LiveBytes(TorchDispatchMode):
@@ -52,7 +53,7 @@ class LiveBytes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Return what an operation returns, having counted what is new of it."""
+        """Return the result of an operation, with its new storages counted."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         for tensor in _tensors((result,)):
@@ -81,8 +82,30 @@ def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
 
 
 def _among(key: int, values: Iterable[object]) -> bool:
-    """Return whether memory is that of a tensor that was given: then it is not new."""
+    """Return whether a storage belongs to one of the arguments."""
     return any(tensor.untyped_storage()._cdata == key for tensor in _tensors(values))
+
+
+def peak_bytes(run: Callable[[], object]) -> int | None:
+    """Return the bytes a computation takes at its peak.
+
+    Args:
+        run: The computation.
+
+    Returns:
+        None where a model cannot be run under a dispatch mode.
+    """
+    try:
+        return _watched(run).most
+    except Exception:  # whatever a third-party module raises under a dispatch mode
+        return None
+
+
+def _watched(run: Callable[[], object]) -> LiveBytes:
+    live = LiveBytes()
+    with live:
+        run()
+    return live
 
 
 @dataclass(frozen=True)
@@ -116,40 +139,22 @@ class Memory:
         return Memory(torch.tensor([terms], dtype=torch.float64) / samples)
 
     @staticmethod
-    def counted(run: Callable[[int, int], object], vectors: Sequence[int]) -> Memory | None:
-        """Return the memory of a computation, by running it a few times.
+    def counted(run: Callable[[int, int], object]) -> Memory | None:
+        """Return the memory of a computation, by running it on a few sizes.
 
         Args:
-            run: Takes samples and vectors, and returns what it has at its end.
-            vectors: Two numbers of vectors to try; or one, if there are never others.
+            run: Takes numbers of samples and of vectors.
 
         Returns:
-            None where a model does not let itself be watched.
+            None where the model cannot be run under a dispatch mode.
         """
+        sizes = [(b, q) for b in COUNTED_SIZES for q in COUNTED_SIZES]
         try:
-            return Memory._of(run, vectors)
-        except Exception:  # whatever a third-party module raises while someone watches
+            runs = [_watched(partial(run, b, q)).after_each for b, q in sizes]
+        except Exception:  # whatever a third-party module raises under a dispatch mode
             return None
-
-    @staticmethod
-    def _of(run: Callable[[int, int], object], vectors: Sequence[int]) -> Memory:
-        sizes = [(b, q) for q in vectors for b in _SAMPLES]
-        counts = dict(
-            zip(sizes, _moments([_counted(run, *size) for size in sizes]), strict=True)
-        )
-        (few, more), (fewest, *most) = _SAMPLES, vectors
-        first = counts[few, fewest]
-        by_sample = (counts[more, fewest] - first) / (more - few)
-        if not most:
-            none = torch.zeros_like(first)
-            return Memory(torch.stack([first - few * by_sample, by_sample, none, none], dim=1))
-        steps = most[0] - fewest
-        by_vector = (counts[few, most[0]] - first) / steps
-        by_both = (counts[more, most[0]] - counts[more, fewest]) / steps - by_vector
-        by_both /= more - few
-        by_sample, by_vector = by_sample - fewest * by_both, by_vector - few * by_both
-        fixed = first - few * by_sample - fewest * by_vector - few * fewest * by_both
-        return Memory(torch.stack([fixed, by_sample, by_vector, by_both], dim=1))
+        factors = torch.tensor([[1, b, q, b * q] for b, q in sizes], dtype=torch.float64)
+        return Memory(torch.linalg.solve(factors, torch.stack(_moments(runs))).T)
 
     def at(self, samples: int, vectors: int) -> int:
         """Return the bytes at the peak.
@@ -159,7 +164,7 @@ class Memory:
             vectors: ``q``.
         """
         sizes = self.terms.new_tensor([1, samples, vectors, samples * vectors])
-        return max(0, int((self.terms @ sizes).max()))
+        return max(0, round(float((self.terms @ sizes).max())))
 
     def most_samples(self, budget: int, vectors: int) -> int:
         """Return how many samples stay within a budget, one at least.
@@ -182,15 +187,6 @@ class Memory:
         return _most(budget - fixed - samples * sample, vector + samples * both)
 
 
-def _counted(
-    run: Callable[[int, int], object], samples: int, vectors: int
-) -> list[tuple[int, int]]:
-    live = LiveBytes()
-    with live:
-        run(samples, vectors)
-    return live.after_each
-
-
 def _moments(runs: list[list[tuple[int, int]]]) -> list[Tensor]:
     """Return for each run the most bytes alive between operations that all of them have.
 
@@ -199,22 +195,22 @@ def _moments(runs: list[list[tuple[int, int]]]) -> list[Tensor]:
     correspond.
     """
     times = [Counter(name for name, _ in run) for run in runs]
-    as_often = [n for n, c in times[0].most_common() if all(own[n] == c for own in times)]
+    as_often = [n for n, c in times[0].most_common() if all(counts[n] == c for counts in times)]
     marks = set(as_often)
     if not _in_one_order(runs, marks):  # seldom, and slow where there are many operations
         marks = set()
         for name in as_often:
             if _in_one_order(runs, marks | {name}):
                 marks.add(name)
-    found = []
+    peaks = []
     for run in runs:
         most = [0]
         for name, size in run:
             if name in marks:
                 most.append(0)
             most[-1] = max(most[-1], size)
-        found.append(torch.tensor(most, dtype=torch.float64))
-    return found
+        peaks.append(torch.tensor(most, dtype=torch.float64))
+    return peaks
 
 
 def _in_one_order(runs: list[list[tuple[int, int]]], marks: set[int]) -> bool:
@@ -223,6 +219,6 @@ def _in_one_order(runs: list[list[tuple[int, int]]], marks: set[int]) -> bool:
 
 
 def _most(left: Tensor, each: Tensor) -> int:
-    """Return how many fit into what is left after every operation."""
+    """Return how many fit into what is left at each moment, one at least."""
     fitting = (left / each)[each > 0]
     return max(1, int(fitting.min())) if len(fitting) else 2**31

@@ -1,4 +1,4 @@
-"""A batch cut into pieces within a memory budget; its samples compared with them alone."""
+"""A batch cut into pieces within a memory budget; checks that samples do not interact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scodkit.errors import BatchError, OptionError
 from scodkit.factors.engine import Engine, Factors, Head, SharedFactors, Tall
-from scodkit.factors.live_bytes import Memory
+from scodkit.factors.live_bytes import peak_bytes
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
@@ -33,9 +33,6 @@ _MOST_SHAPES = 64
 
 # copies of outputs, moved along each column, in float64, that lengths in closed form take
 _COPIES_OF_MOVED = 4
-
-# columns of the runs in which their memory is counted
-_COLUMNS = (2, 3)
 
 # default budget for rows in weight space, in bytes; and the share of a GPU's
 # memory, whose other uses are not known beforehand
@@ -145,9 +142,9 @@ class FactorSource:
         rows_at_once, step = self.rows_at_once(hold), self.samples_at_once(hold)
         for start in range(0, call.batch_size, step):
             samples = slice(start, min(start + step, call.batch_size))
-            some = call if step >= call.batch_size else call.samples(samples)
-            linear = self.engine.linearize(some)
-            finite, rows = self.rows(linear.output, some)
+            part = call if step >= call.batch_size else call.samples(samples)
+            linear = self.engine.linearize(part)
+            finite, rows = self.rows(linear.output, part)
             for first in range(0, rows.shape[1], rows_at_once):
                 factors = linear.pull_back(rows[:, first : first + rows_at_once])
                 factors = factors.hold() if hold else factors
@@ -213,8 +210,8 @@ class FactorSource:
         if linear.head is None:
             return None
         finite = finite_samples(call, linear.output)
-        head = replace(linear.head, inputs=_or_zero(linear.head.inputs, finite))
-        return HeadPiece(head, linear.output, _or_zero(linear.output, finite), finite)
+        head = replace(linear.head, inputs=fill_samples(linear.head.inputs, ~finite))
+        return HeadPiece(head, linear.output, fill_samples(linear.output, ~finite), finite)
 
     def heads_at_once(self, columns: int) -> int:
         """Return how many samples have their lengths in closed form at a time.
@@ -234,24 +231,27 @@ class FactorSource:
         outputs = max(1, math.prod(self.shape))
         return samples * _COPIES_OF_MOVED * columns * outputs * torch.float64.itemsize
 
-    def counted_head(self, call: Inputs) -> Memory | None:
-        """Return what lengths in closed form take, counted on a few samples and columns.
+    def counted_head(self, call: Inputs, columns: int) -> int | None:
+        """Return the peak bytes of lengths in closed form, by computing them once.
 
         Args:
-            call: A batch, of which the first samples are run.
+            call: A batch.
+            columns: ``k``, of the matrix they are projected on.
 
         Returns:
-            None where the model does not let itself be watched.
+            None where the model cannot be run under a dispatch mode.
         """
-        matrix = self._zeros(self.engine.parameters.num_parameters, max(_COLUMNS))
-        tried = replace(self, engine=self.engine.unchecked())
+        few = call.samples(slice(0, self.heads_at_once(columns)))
+        source = replace(self, engine=self.engine.unchecked())
+        # one number that stands for all: the matrix itself may be the larger part
+        matrix = self._zeros(1, 1).expand(self.engine.parameters.num_parameters, columns)
 
-        def run(samples: int, columns: int) -> object:
-            piece = tried._head(call.first(samples))
+        def run() -> None:
+            piece = source._head(few)
             assert piece is not None
-            return piece.head.energies(piece.clean, self.likelihood, matrix[:, :columns])
+            piece.head.energies(piece.clean, self.likelihood, matrix)
 
-        return Memory.counted(run, _COLUMNS)
+        return peak_bytes(run)
 
     @property
     def splits_samples(self) -> bool:
@@ -281,38 +281,38 @@ class FactorSource:
         return samples
 
     def counted(self, call: Inputs, *, hold: bool, columns: int = 1) -> int | None:
-        """Return the bytes that a batch takes in rows, extrapolated from a few samples.
+        """Return the peak bytes of a batch in rows, by forming its first piece.
 
         Args:
-            call: A batch, of which the first samples are run.
+            call: A batch.
             hold: Whether the rows are held, or projected as they are formed.
             columns: ``k``, of the matrix they are added to, or projected on.
 
         Returns:
-            None where the model does not let itself be watched.
+            None where the model cannot be run under a dispatch mode.
         """
         whole = None if hold else self.whole(call)
-        if whole is not None and whole.copies > 1:  # each direction is a sample
-            engine, samples, directions = whole.engine, call.batch_size * whole.copies, 1
-        else:
-            engine, samples = self.engine, min(self.samples_at_once(hold), call.batch_size)
-            directions = min(self.rows_at_once(hold), max(1, self.directions))
-        tried = replace(self, engine=engine.as_if_for(samples, directions))
-        matrix = _Repeated(
+        copies = 1 if whole is None else whole.copies
+        engine = (self.engine if whole is None else whole.engine).unchecked()
+        matrix = _Zeros(
             self._zeros(self.engine.parameters.num_parameters if hold else 0, columns)
         )
 
-        def run(samples: int, directions: int) -> object:
-            linear = tried.engine.linearize(call.first(samples))
-            rows = tried.rows(linear.output, call.first(samples))[1][:, :directions]
-            factors = linear.pull_back(rows)
-            return _added(factors.hold(), matrix) if hold else factors.project(matrix)
+        def run(part: Inputs) -> None:
+            linear = engine.linearize(part.repeated(copies) if copies > 1 else part)
+            rows = self.rows(linear.output[::copies], part)[1]
+            if copies > 1:
+                rows = rows.flatten(0, 1)[:, None]
+            factors = linear.pull_back(rows[:, : self.rows_at_once(hold)])
+            if hold:
+                _add(factors.hold(), matrix)
+            else:
+                factors.project(matrix)
 
         if not hold:  # lets the matrix grow as long as it has to be, before anything counts
             with contextlib.suppress(Exception):  # then nothing is counted, either
-                run(2, min(2, directions))
-        memory = Memory.counted(run, sorted({min(2, directions), min(3, directions)}))
-        return None if memory is None else memory.at(samples, directions)
+                run(call.first(2))
+        return peak_bytes(lambda: run(call.samples(slice(0, self.samples_at_once(hold)))))
 
     def _zeros(self, *size: int) -> Tensor:
         """Return zeros where the weights are, of the dtype they are summed in."""
@@ -328,12 +328,12 @@ class FactorSource:
         """
         keys = sample_keys(call) if self.likelihood.draws else None
         finite = finite_samples(call, output)
-        rows = self.likelihood.factor(_or_zero(output, finite), keys)
-        return finite, _or_zero(rows, finite)
+        rows = self.likelihood.factor(fill_samples(output, ~finite), keys)
+        return finite, fill_samples(rows, ~finite)
 
 
-class _Repeated:
-    """Stands for a tall matrix of zeros, in the memory of as many rows as are read at once.
+class _Zeros:
+    """A tall matrix of zeros, in the memory of as many rows as are read at once.
 
     Args:
         rows: The first of them, ``(n, k)``; more are made when they are asked for.
@@ -349,18 +349,18 @@ class _Repeated:
         return self._rows[:count]
 
 
-def _added(factors: Factors, matrix: Tall) -> Tensor:
-    """Return norms, after the factors were used as a sketch ``(N, k)`` does."""
+def _add(factors: Factors, matrix: Tall) -> None:
+    """Use factors as a sketch ``(N, k)`` does."""
     for columns, rows in factors.blocks():
         flat = rows.flatten(0, 1)
         add_matmul(matrix[columns], flat.mT, matmul(flat, matrix[columns]))
-    return factors.squared_norms()
+    factors.squared_norms()
 
 
-def _or_zero(tensor: Tensor, finite: Tensor) -> Tensor:
-    """Return a tensor ``(b, ...)`` that is zero for samples that are not finite, ``(b,)``."""
-    # no look at `finite` itself: on a GPU it would have to be waited for
-    return tensor.masked_fill(~finite.view(-1, *(1,) * (tensor.ndim - 1)), 0.0)
+def fill_samples(tensor: Tensor, where: Tensor, value: float = 0.0) -> Tensor:
+    """Return a tensor ``(B, ...)`` with a value in place of some samples, ``(B,)``."""
+    # no look at `where` itself: on a GPU it would have to be waited for
+    return tensor.masked_fill(where.view(-1, *(1,) * (tensor.ndim - 1)), value)
 
 
 def finite_samples(call: Inputs, output: Tensor) -> Tensor:
@@ -389,13 +389,13 @@ def sample_keys(call: Inputs) -> Tensor:
         # odd multipliers that differ by place, in wrapping arithmetic: alike on every device
         place = torch.arange(raw.shape[1], device=raw.device) * 2654435761 | 1
         # a few at a time: products take eight times the bytes
-        some = torch.split(raw, max(1, _AT_ONCE // max(1, raw.shape[1])))
-        keys = keys * 1000003 + torch.cat([(own * place).sum(1) for own in some]).cpu()
+        chunks = torch.split(raw, max(1, _AT_ONCE // max(1, raw.shape[1])))
+        keys = keys * 1000003 + torch.cat([(chunk * place).sum(1) for chunk in chunks]).cpu()
     return keys
 
 
 class MemoryBudget:
-    """An attribute: bytes that per-sample gradients may take at a time, until it is set.
+    """An attribute: bytes that per-sample gradients may take at a time, by default a share.
 
     Owners have a ``_network``. The more samples a GPU works on at a time, the faster it is: an
     eighth of its memory, 1 GiB at least.
@@ -470,13 +470,22 @@ def tolerance(like: Tensor) -> float:
     return _TOLERANCE.get(like.dtype, _TOLERANCE_HALF)
 
 
+def relative_distance(actual: Tensor, expected: Tensor) -> float:
+    """Return ``|actual - expected| / |expected|``; infinite where that is no number."""
+    error = float(torch.linalg.vector_norm(actual - expected, dtype=torch.float64))
+    size = float(torch.linalg.vector_norm(expected, dtype=torch.float64))
+    if error == 0:
+        return 0.0
+    return error / size if size and not math.isnan(error / size) else math.inf
+
+
 def num_alone(parameters: ParameterSet) -> int:
     """Return how many samples to run alone, to compare a batch with."""
     return _FEWER_SAMPLES if parameters.num_parameters > _LARGE else _SAMPLES
 
 
 def distinct(call: Inputs, count: int) -> list[int]:
-    """Return which samples to try something with: finite ones, no two alike, if there are any.
+    """Return the indices of samples for a trial: distinct, and finite if any are.
 
     Args:
         call: A batch.
@@ -495,7 +504,7 @@ def pick(call: Inputs, which: list[int]) -> Inputs:
 
 
 def check_alone(network: Network, together: Tensor, alone: Tensor) -> None:
-    """Make sure samples have the same output alone and in a batch.
+    """Refuse samples whose output alone differs from that in a batch.
 
     Args:
         network: The model.
@@ -503,7 +512,7 @@ def check_alone(network: Network, together: Tensor, alone: Tensor) -> None:
         alone: The same of each alone.
 
     Raises:
-        BatchError: If they have not.
+        BatchError: If it does.
     """
     limit = _TOLERANCE_ALONE.get(network.precision or alone.dtype, _TOLERANCE_HALF)
     if together.is_cuda and torch.backends.cuda.matmul.allow_tf32:
@@ -522,7 +531,7 @@ def check_alone(network: Network, together: Tensor, alone: Tensor) -> None:
 def check_some_alone(
     network: Network, call: Inputs, output: Tensor, count: int, known: Alone | None = None
 ) -> bool:
-    """Make sure a few samples of a batch have the same output alone.
+    """Refuse a batch whose samples interact, by running a few of them alone.
 
     Args:
         network: The model.
@@ -532,7 +541,7 @@ def check_some_alone(
         known: Samples that were run alone before; if these are the same, they are not again.
 
     Returns:
-        Whether that proves anything: of samples that are all alike nothing can be told.
+        Whether that proves anything: samples with equal outputs prove nothing.
     """
     which = distinct(call, count)
     few = pick(call, which)

@@ -1,4 +1,4 @@
-"""The curvature of a batch as something to multiply with, within a memory budget.
+"""Matrix-free products with the curvature of a batch, within a memory budget.
 
 ``C = sum_i J_i^T F_theta_i J_i`` times a few columns takes one pass of them forward through the
 network, the output's Fisher information in closed form, and one backward pass: whatever the
@@ -19,16 +19,13 @@ from torch.func import jvp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from scodkit.errors import NonFiniteError
-from scodkit.factors.live_bytes import Memory
+from scodkit.factors.live_bytes import COUNTED_SIZES, Memory
 from scodkit.factors.pieces import check_alone, check_some_alone, distinct, finite_samples
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network, differentiable_attention
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.matmul import sum_dtype
-
-# columns of the runs in which memory is counted
-_COLUMNS = (2, 3)
 
 # samples of a batch whose slopes are looked at alone, and whose passes are counted
 _ALONE = 2
@@ -76,13 +73,13 @@ class Curvature:
         along = jacobian.push(vectors).transpose(0, 1)
         weighed = self.likelihood.curvature_times(jacobian.output, along)
         trace: Tensor = torch.linalg.vecdot(along, weighed).double().sum()
-        found = list(jacobian.pull(weighed.transpose(0, 1)))
-        if not _are_finite(trace, *(rows for _, rows in found)):
+        pulled = list(jacobian.pull(weighed.transpose(0, 1)))
+        if not _are_finite(trace, *(rows for _, rows in pulled)):
             raise NonFiniteError(
                 "expected finite products with the curvature, but they overflow in "
                 f"{vectors.dtype}; type fit(..., products=False), or monitor a model in float64"
             )
-        for columns, rows in found:  # shaped like the weights: flat would be another copy
+        for columns, rows in pulled:  # shaped like the weights: flat would be another copy
             total[columns].view(*rows.shape[1:], len(rows)).add_(rows.movedim(0, -1))
         return trace
 
@@ -106,7 +103,7 @@ class ProductPiece:
 
 @dataclass(frozen=True)
 class Portions:
-    """How a batch is cut up to fit a memory budget.
+    """How a batch is cut to fit a memory budget.
 
     Args:
         samples: Samples at a time.
@@ -175,11 +172,11 @@ class ProductSource:
         portions = self.portions(call.batch_size)
         for start in range(0, call.batch_size, portions.samples):
             samples = slice(start, min(start + portions.samples, call.batch_size))
-            some = call.samples(samples)
-            whole = self._at(some)
-            self._check(some, whole)
-            finite = finite_samples(some, whole.output)
-            good, jacobian = self._good(some, whole, finite)
+            part = call.samples(samples)
+            whole = self._at(part)
+            self._check(part, whole)
+            finite = finite_samples(part, whole.output)
+            good, jacobian = self._good(part, whole, finite)
             del whole  # and with it the graph of bad samples
             curvature = None
             if jacobian is not None:
@@ -187,7 +184,7 @@ class ProductSource:
             yield ProductPiece(samples, finite, good, curvature)
 
     def _check(self, call: Inputs, jacobian: Jacobian) -> None:
-        """Make sure the samples of the first batch of a size are alone what they are in it."""
+        """Refuse models whose samples interact, on the first batch of each size."""
         if call.batch_size == 1 or call.batch_size in self.checked:
             return
         proves = check_some_alone(self.network, call, jacobian.output, _ALONE)
@@ -202,7 +199,7 @@ class ProductSource:
             self.checked.add(call.batch_size)
 
     def portions(self, batch_size: int) -> Portions:
-        """Return how batches of a size are cut up."""
+        """Return how batches of a size are cut."""
         if self.memory is None:
             # a column, its product and a temporary; each round costs passes of every sample
             column = 3 * self.parameters.num_parameters * torch.float64.itemsize
@@ -211,26 +208,25 @@ class ProductSource:
         return Portions.of(self.memory, self.budget, batch_size, self.columns)
 
     def counted(self, call: Inputs) -> Memory | None:
-        """Return what products take, counted on a few samples and columns.
+        """Return the memory of products, counted on a few samples and columns.
 
         Args:
             call: A batch, of which the first samples are run.
 
         Returns:
-            None where the model does not let itself be watched.
+            None where the model cannot be run under a dispatch mode.
         """
         size, device = self.parameters.num_parameters, self.network.device
-        most = min(_COLUMNS[-1], self.columns)
         # as the sketch will be: the model's first weights may be frozen, in half precision
         dtype = sum_dtype(*self.parameters.weights(self.network.model).values())
-        total = torch.zeros(size, most, dtype=dtype, device=device)
+        total = torch.zeros(size, max(COUNTED_SIZES), dtype=dtype, device=device)
 
         def run(samples: int, columns: int) -> None:
             curvature = Curvature(self._at(call.first(samples)), self.likelihood, columns)
             with contextlib.suppress(NonFiniteError):  # it has taken its memory by then
                 curvature.add_times(total.new_ones(columns, size), total[:, :columns])
 
-        return Memory.counted(run, sorted({min(few, most) for few in _COLUMNS}))
+        return Memory.counted(run)
 
     def _at(self, call: Inputs) -> Jacobian:
         return Jacobian(self.network, self.parameters, call, self.together)
@@ -276,7 +272,7 @@ class Passes:
 
 
 def count_passes(network: Network, parameters: ParameterSet, call: Inputs) -> Passes:
-    """Return what a pass costs, by running one forward and backward.
+    """Return the operations of a forward and a backward pass, counted in one of each.
 
     Products of matrices and convolutions are counted, other operations are not.
 
@@ -386,7 +382,7 @@ class Jacobian:
             pulled = self._gradients(shaped)
         else:
             each = zip(*map(self._gradients, shaped), strict=True)
-            pulled = [None if own[0] is None else torch.stack(own) for own in each]
+            pulled = [None if parts[0] is None else torch.stack(parts) for parts in each]
         for block, gradient in zip(self._parameters.blocks, pulled, strict=True):
             if gradient is not None and gradient.numel():
                 yield block.columns, gradient
@@ -397,7 +393,7 @@ class Jacobian:
 
     def _gradients(self, rows: Tensor) -> list[Tensor | None]:
         """Return the pull-back of rows at the output, batched if they go together."""
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             self._graph,
             list(self._weights.values()),
             rows,
@@ -405,12 +401,12 @@ class Jacobian:
             allow_unused=True,
             is_grads_batched=self._together,
         )
-        return [None if g is None else g.detach().to_dense() for g in found]
+        return [None if g is None else g.detach().to_dense() for g in gradients]
 
 
 @functools.cache
 def _load_forward_mode() -> None:
-    """Let torch load its rules for forward mode, at which it warns of what it does itself."""
+    """Load torch's forward-mode rules, which warn of deprecated calls of torch's own."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         jvp(torch.exp, (torch.zeros(1),), (torch.ones(1),))

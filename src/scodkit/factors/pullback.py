@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.func import vmap
 
 from scodkit.factors.engine import (
@@ -52,28 +51,17 @@ class Edges:
         of_layers: One for each layer.
         starts: Which of the layers have nothing before them that needs gradients.
         output_bytes: Size of all layers' outputs together.
+        shared: First columns of parameters that are used more than once, or in parts.
     """
 
     of_layers: list[GradientEdge] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     output_bytes: int = 0
-
-    def add(self, output: Tensor, *, start: bool) -> None:
-        """Note the output of the next layer."""
-        if start:
-            self.starts.append(len(self.of_layers))
-        self.of_layers.append(get_gradient_edge(output))
-        self.output_bytes += output.nbytes
+    shared: set[int] = field(default_factory=set)
 
 
 def backward(
-    output: Tensor,
-    edges: Edges,
-    rows: Tensor,
-    take: Take,
-    *,
-    few_kernels: bool = False,
-    times: float = 1.0,
+    output: Tensor, edges: Edges, rows: Tensor, take: Take, *, few_kernels: bool = False
 ) -> None:
     """Pull rows back to every layer.
 
@@ -84,18 +72,27 @@ def backward(
         take: Given the index of a layer, and the gradients at its output ``(q, *shape)``; not
             called for layers that nothing arrives at.
         few_kernels: Prefer launching few kernels on a GPU over launching them quickly.
-        times: Go back as if the batch were so many times as large.
     """
-    by_direction = rows.transpose(0, 1).reshape(rows.shape[1], *output.shape)
-    average = times * edges.output_bytes / len(edges.of_layers)
-    if len(by_direction) == 1 and times * edges.output_bytes <= _AT_ONCE:
-        _hand_over(_deltas(output, edges, rows), take)
-    elif len(by_direction) == 1:
-        _streamed(output, edges, by_direction[0], lambda i, delta: take(i, delta[None]))
-    elif few_kernels and average <= _FOLDED:
+    count = rows.shape[1]
+    average = edges.output_bytes / len(edges.of_layers)
+    if count == 1 and edges.output_bytes <= _AT_ONCE:
+        inputs = tuple(edges.of_layers)
+        deltas = pull_back((output,), (rows.view(output.shape),), inputs=inputs)
+        for i, delta in enumerate(deltas):
+            if delta is not None:
+                take(i, delta.unsqueeze(0))
+        return
+    if count == 1:
+        row = rows.view(output.shape)
+        _stream(output, edges, row, lambda i, delta: take(i, delta.unsqueeze(0)))
+        return
+    by_direction = rows.transpose(0, 1).reshape(count, *output.shape)
+    if few_kernels and output.is_cuda and average <= _FOLDED:
         _folded(output, edges, by_direction, take)
+    elif count * edges.output_bytes <= _AT_ONCE:
+        _hand_over(_gradients(output, edges.of_layers, by_direction, batched=True), take)
     elif not output.is_cuda or average <= _BATCHED:
-        _batched(output, edges, by_direction, take)
+        _stream(output, edges, by_direction, take, batched=True)
     else:
         separate = [_gradients(output, edges.of_layers, row) for row in by_direction]
         together = zip(*separate, strict=True)
@@ -110,91 +107,61 @@ def _gradients(
     )
 
 
-def _deltas(output: Tensor, edges: Edges, rows: Tensor) -> Sequence[Tensor | None]:
-    """Return the gradients ``(q, *shape)`` at all layers, held together."""
-    count = rows.shape[1]
-    if count == 1:
-        row, inputs = rows.view(output.shape), tuple(edges.of_layers)
-        found = pull_back((output,), (row,), inputs=inputs)
-        return [None if delta is None else delta[None] for delta in found]
-    by_direction = rows.transpose(0, 1).reshape(count, *output.shape)
-    return _gradients(output, edges.of_layers, by_direction, batched=True)
-
-
 def _hand_over(deltas: Iterable[Tensor | None], take: Take) -> None:
     for i, delta in enumerate(deltas):
         if delta is not None:
             take(i, delta)
 
 
-def _streamed(output: Tensor, edges: Edges, row: Tensor, take: Take) -> list[Tensor]:
-    """Pull one row back.
+def _stream(
+    output: Tensor, edges: Edges, rows: Tensor, take: Take, *, batched: bool = False
+) -> list[Tensor]:
+    """Pull back one row, handing over gradients as they arrive at the layers.
+
+    Autograd visits only what leads to an edge it is asked for: those of the layers that start
+    the graph. Nearly always every other layer lies on the way there; those that do not are
+    asked for in a second pass.
+
+    Args:
+        output: The end of the graph.
+        edges: The layers in it.
+        rows: At the output, of its shape; or ``(q, *shape)``, in one call that maps over them.
+        take: See `backward`.
+        batched: Whether there are several rows.
 
     Returns:
-        The gradients that were asked for, and handed over, too: a map has to return some.
+        The gradients that were asked for, which a map over directions has to return.
     """
-    found = _to_starts(output, edges, row, take)
-    _hand_over(found, take)
-    return [delta for delta in found if delta is not None]
-
-
-def _batched(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
-    """Pull rows ``(q, ...)`` back in one call, which maps over the directions."""
-
-    def take_all(i: int, delta: Tensor) -> None:
-        take(i, out_of_map(delta, len(rows)))
-
-    _hand_over(_to_starts(output, edges, rows, take_all, batched=True), take)
-
-
-def _to_starts(
-    output: Tensor, edges: Edges, rows: Tensor, take: Take, *, batched: bool = False
-) -> list[Tensor | None]:
-    """Return the gradients of layers that were asked for; the others are taken on the way.
-
-    Only what lies on a way to something asked for is visited. Nearly always every way back
-    ends at a start; some may end elsewhere, at other weights or at inputs that need gradients.
-    """
-    at_layers: list[Tensor | None] = [None] * len(edges.of_layers)
-    seen = set(edges.starts)
-
-    def note(i: int, delta: Tensor) -> None:
-        seen.add(i)
-        take(i, delta)
-
-    def ask(layers: list[int]) -> None:
-        if layers:
-            asked = [edges.of_layers[i] for i in layers]
-            found = _gradients(output, asked, rows, batched=batched)
-            for i, delta in zip(layers, found, strict=True):
-                at_layers[i] = delta
-
-    with _watched(edges, note):
-        ask(edges.starts)
-    ask([i for i in range(len(at_layers)) if i not in seen])
-    return at_layers
-
-
-@contextmanager
-def _watched(edges: Edges, take: Take) -> Iterator[None]:
-    """Hand over what arrives at layers that others come before."""
+    missing = set(range(len(edges.of_layers))).difference(edges.starts)
+    returned: list[Tensor] = []
 
     def arrived(i: int, number: int, gradients: tuple[Tensor | None, ...]) -> None:
         delta = gradients[number]
         if delta is not None:
-            take(i, delta)
+            missing.discard(i)
+            take(i, out_of_map(delta, len(rows)) if batched else delta)
 
-    starts = set(edges.starts)
+    def ask(layers: list[int]) -> None:
+        ends = [edges.of_layers[i] for i in layers]
+        deltas = _gradients(output, ends, rows, batched=batched) if ends else ()
+        for i, delta in zip(layers, deltas, strict=True):
+            if delta is not None:
+                take(i, delta)
+                returned.append(delta)
+
     handles = [
-        edge.node.register_prehook(partial(arrived, i, edge.output_nr))
-        for i, edge in enumerate(edges.of_layers)
-        if i not in starts
+        edges.of_layers[i].node.register_prehook(
+            partial(arrived, i, edges.of_layers[i].output_nr)
+        )
+        for i in missing
     ]
     try:
-        yield
+        ask(edges.starts)
     finally:
         for handle in handles:
             handle.remove()
+    ask(sorted(missing))
+    return returned
 
 
 def _folded(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
@@ -203,7 +170,7 @@ def _folded(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
     def take_all(i: int, delta: Tensor) -> None:
         _AllDirections.apply(delta, len(rows), partial(take, i))  # type: ignore[no-untyped-call]
 
-    vmap(lambda row: tuple(_streamed(output, edges, row, take_all)))(rows)
+    vmap(lambda row: tuple(_stream(output, edges, row, take_all)))(rows)
 
 
 class _AllDirections(torch.autograd.Function):
@@ -232,51 +199,41 @@ class _AllDirections(torch.autograd.Function):
         return delta.detach(), in_dims[0]
 
 
-@dataclass(frozen=True)
-class Ways:
-    """By what the engine chooses among ways to compute the same.
+class Watched(Protocol):
+    """A forward pass in which calls on chosen parameters were remembered.
 
-    Args:
-        few_kernels: Prefer launching few kernels.
-        as_if: Samples and directions to go by; None for those there are.
+    Attributes:
+        layers: The calls, in order.
+        edges: Where in the graph their outputs were made.
     """
 
-    few_kernels: bool
-    as_if: tuple[int, int] | None
-
-    def times(self, rows: Tensor) -> tuple[float, float]:
-        """Return how many times the samples, and the rows ``(b, q, d)``, there are."""
-        if self.as_if is None:
-            return 1.0, 1.0
-        samples = self.as_if[0] / rows.shape[0]
-        return samples, samples * self.as_if[1] / rows.shape[1]
+    layers: list[Layer]
+    edges: Edges
 
 
 class HookLinearization(Linearization):
     """A network at one batch, by the layers of a watched forward pass.
 
     Args:
-        layers: The calls on chosen parameters, in order.
-        edges: Where in the graph their outputs were made.
+        watched: The forward pass.
         output: Of the network, with its graph.
         parameters: The chosen weights.
-        ways: By what to choose among ways to compute the same.
+        few_kernels: See `backward`.
         head: The chosen layer, where that is a single one at the network's end.
     """
 
     def __init__(
         self,
-        layers: list[Layer],
-        edges: Edges,
+        watched: Watched,
         output: Tensor,
         parameters: ParameterSet,
-        ways: Ways,
+        few_kernels: bool,
         head: Head | None,
     ) -> None:
-        self.layers, self.edges = layers, edges
+        self.layers, self.edges = watched.layers, watched.edges
         self.graph = output
         self.parameters = parameters
-        self.ways = ways
+        self.few_kernels = few_kernels
         self.output = output.detach()
         self.head = head
 
@@ -287,16 +244,6 @@ class HookLinearization(Linearization):
             Rows that are formed when they are read.
         """
         return HookFactors(self, rows)
-
-    def uses(self) -> dict[int, int]:
-        """Return how many layers use each parameter, by its first column."""
-        count = {block.columns.start: 0 for block in self.parameters.blocks}
-        for layer in self.layers:
-            layer.check_unchanged()
-            for parameter in layer.parameters:
-                if id(parameter) in layer.places:
-                    count[layer.places[id(parameter)].block.start] += 1
-        return count
 
 
 class HookFactors(Factors):
@@ -315,15 +262,13 @@ class HookFactors(Factors):
         """Return ranges of columns with their rows, small neighbours together."""
         return self.hold().blocks()
 
-    @torch.no_grad()
     def hold(self) -> Factors:
         """Return the rows, formed once and for all, each layer's as its gradients arrive."""
-        held: list[tuple[slice, Tensor]] = []
+        blocks: list[tuple[slice, Tensor]] = []
         small = _Neighbours(self._limit)
-        self._each(lambda columns, rows: held.extend(small.add(columns, _dense(rows))))
-        return HeldFactors([*held, *small.rest()])
+        self._each(lambda columns, rows: blocks.extend(small.add(columns, _dense(rows))))
+        return HeldFactors([*blocks, *small.rest()])
 
-    @torch.no_grad()
     def project(self, matrix: Tall) -> tuple[Tensor, Tensor]:
         """See `Factors.project`.
 
@@ -332,97 +277,63 @@ class HookFactors(Factors):
             gradients are dropped as soon as they are used; large outer products are never
             formed.
         """
-        parameters, rows = self._linear.parameters, self._rows
-        _, times = self._linear.ways.times(rows)
-        size = times * self.num_rows * parameters.num_parameters * rows.itemsize
-        if size <= _TINY and not rows.is_cuda:
-            whole = matrix[slice(0, parameters.num_parameters)]
-            if whole.device == rows.device and whole.dtype == rows.dtype:
-                return self._project_whole(whole)
-        return self._project_blocks(matrix)
-
-    def _project_whole(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `project` does, in one product: in a small network, calls count most."""
-        rows, linear, blocks = self._rows, self._linear, self._linear.parameters.blocks
-        parts: list[Tensor | None] = [None] * len(blocks)
-        deltas: Sequence[Tensor | None] = ()
-        if linear.layers and linear.graph.requires_grad:
-            deltas = _deltas(linear.graph, linear.edges, rows)
-        for layer, delta in zip(linear.layers, deltas, strict=False):
-            layer.check_unchanged()
-            if delta is None:
-                continue
-            for place, own in layer.gradients(delta):
-                dense = own if isinstance(own, Tensor) else own.dense()
-                i = linear.parameters.index_of(place.block.start)
-                part = parts[i]
-                if part is None and place.columns == place.block:
-                    parts[i] = dense
-                    continue
-                # another use of it, or of a part of it
-                if part is None:
-                    part = self._zeros(place.block)
-                first = place.columns.start - place.block.start
-                part = part.clone()
-                part[:, :, first : first + dense.shape[2]] += dense
-                parts[i] = part
-        for i, part in enumerate(parts):
-            if part is None:
-                parts[i] = self._zeros(blocks[i].columns)
-        flat = torch.cat(parts, dim=2)  # type: ignore[arg-type]
-        return project_whole(flat, matrix)
-
-    def _project_blocks(self, matrix: Tall) -> tuple[Tensor, Tensor]:
-        sums, device = Sums(), self._rows.device
-        _, times = self._linear.ways.times(self._rows)
-        small = _Neighbours(self._limit)
+        parameters, device = self._linear.parameters, self._rows.device
+        size = self.num_rows * parameters.num_parameters * self._rows.itemsize
+        if size <= _TINY and device.type != "cuda":
+            part = matrix[slice(0, parameters.num_parameters)]
+            if part.dtype == self._rows.dtype and part.device == device:
+                # in one product: in a small network, calls take most of the time
+                return project_whole(self._all_columns(), part)
+        sums, small = Sums(), _Neighbours(self._limit)
 
         def use(columns: slice, rows: Rows) -> None:
-            if isinstance(rows, Outer) and rows.nbytes > _TINY / times:
+            if isinstance(rows, Outer) and rows.nbytes > _TINY:
                 sums.add(rows.squared_norms(), rows.project(matrix[columns].to(device)))
                 return
-            for some, together in small.add(columns, _dense(rows)):
-                sums.add_rows(together, matrix[some].to(device), times)
+            for span, together in small.add(columns, _dense(rows)):
+                sums.add_rows(together, matrix[span].to(device))
 
         self._each(use)
-        for some, together in small.rest():
-            sums.add_rows(together, matrix[some].to(device), times)
+        for span, together in small.rest():
+            sums.add_rows(together, matrix[span].to(device))
         return sums.result
 
+    def _all_columns(self) -> Tensor:
+        """Return the rows of all parameters, ``(b, q, N)``."""
+        parts: dict[int, Tensor] = {}
+
+        def keep(columns: slice, rows: Rows) -> None:
+            parts[columns.start] = rows if isinstance(rows, Tensor) else rows.dense()
+
+        self._each(keep)
+        return torch.cat([parts[start] for start in sorted(parts)], dim=2)
+
+    @torch.no_grad()
     def _each(self, use: Callable[[slice, Rows], None]) -> None:
         """Hand over the rows of each chosen parameter, on the way back.
 
         Uses of a parameter are summed; where none has a part in the output, rows are zero.
         """
         linear, layers = self._linear, self._linear.layers
-        missing = {block.columns.start: block.columns for block in linear.parameters.blocks}
-        waiting = linear.uses()
+        missing = linear.parameters.by_start.copy()
         sums: dict[int, Tensor] = {}
 
         def take(i: int, delta: Tensor) -> None:
+            layers[i].check_unchanged()
             for place, rows in layers[i].gradients(delta):
                 start = place.block.start
-                waiting[start] -= 1
-                if waiting[start] or start in sums or place.columns != place.block:
-                    if start not in sums:
-                        sums[start] = self._zeros(place.block)
-                    part = slice(place.columns.start - start, place.columns.stop - start)
-                    sums[start][:, :, part] += _dense(rows)
-                if not waiting[start]:
-                    use(missing.pop(start), sums.pop(start, rows))
+                if start not in linear.edges.shared:
+                    use(missing.pop(start), rows)
+                    continue
+                if start not in sums:
+                    sums[start] = self._zeros(place.block)
+                part = slice(place.columns.start - start, place.columns.stop - start)
+                sums[start][:, :, part] += _dense(rows)
 
         # nothing arrives where there are no layers, or no graph
         if layers and linear.graph.requires_grad:
-            samples, _ = linear.ways.times(self._rows)
-            few_kernels = linear.ways.few_kernels
-            backward(
-                linear.graph,
-                linear.edges,
-                self._rows,
-                take,
-                few_kernels=few_kernels,
-                times=samples,
-            )
+            few = linear.few_kernels
+            backward(linear.graph, linear.edges, self._rows, take, few_kernels=few)
         for start, columns in missing.items():
             use(columns, sums.pop(start) if start in sums else self._zeros(columns))
 
@@ -430,12 +341,11 @@ class HookFactors(Factors):
         return self._rows.new_zeros(*self._rows.shape[:2], columns.stop - columns.start)
 
     @property
-    def _limit(self) -> float:
-        _, times = self._linear.ways.times(self._rows)
+    def _limit(self) -> int:
         if not self._rows.is_cuda:
-            return _TINY / times
-        widest = self._linear.parameters.widest * self.num_rows * self._rows.itemsize * times
-        return min(_LARGE_ON_GPU, max(_TINY, widest)) / times
+            return _TINY
+        widest = self._linear.parameters.widest * self.num_rows * self._rows.itemsize
+        return min(_LARGE_ON_GPU, max(_TINY, widest))
 
 
 def _dense(rows: Rows) -> Tensor:
@@ -449,7 +359,7 @@ class _Neighbours:
         limit: Bytes of rows to hold back at most.
     """
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: list[tuple[slice, Tensor]] = []
         self._bytes = 0

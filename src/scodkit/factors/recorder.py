@@ -46,7 +46,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         layers: The calls, in order.
-        script: All calls of torch functions; None where they cannot be made again.
+        script: All calls of torch functions.
         edges: Where in the graph their outputs were made.
         places: Where tensors with chosen weights sit, by id: parameters, and cuts of them.
     """
@@ -66,18 +66,19 @@ class Recorder(TorchFunctionMode):
         self.edges = Edges()
         named = dict(model.named_parameters())
         columns = {block.name: block.columns for block in parameters.blocks}
-        self.places = {id(named[n]): Place(own, own) for n, own in columns.items()}
+        self.places = {id(named[n]): Place(block, block) for n, block in columns.items()}
         self._alive: list[Tensor] = [
             named[name] for name in columns
         ]  # ids hold while their tensors live
         self._batch = Batch(size)
         # a sample alone owns all there is
-        own = constants_of(model) if constants is None else constants
-        self._samples = Samples(size, own, older) if size > 1 else None
-        self.script = None if copies else Script(own)
+        constants = constants_of(model) if constants is None else constants
+        self._samples = Samples(size, constants, older) if size > 1 else None
+        self.script = Script(constants)
+        self.script.complete = not copies
         self._copies = copies
-        # by a parameter's first column: the outputs' bytes a number, of each use of all of it
-        self._uses: dict[int, list[int]] = {c.start: [] for c in columns.values()}
+        # by a parameter's first column: bytes of a number at the output of its last use
+        self._itemsizes: dict[int, int | None] = {c.start: None for c in columns.values()}
 
     def __torch_function__(
         self,
@@ -86,7 +87,7 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Return what a torch function returns, having remembered it where that is needed.
+        """Return the result of a call, which is remembered if it takes chosen parameters.
 
         Raises:
             UnsupportedCallError: If it computes something from a chosen parameter that no
@@ -98,22 +99,19 @@ class Recorder(TorchFunctionMode):
                 return attention(*args, **kwargs)
         concerned = self._concerned(args) or (kwargs and self._concerned(kwargs.values()))
         concerned = concerned and torch.is_grad_enabled()
-        if self.script is not None:
-            graph = concerned or self.layers or func is set_grad_enabled
-            self.script.add(func, args, kwargs, bool(graph))
+        graph = concerned or self.layers or func is set_grad_enabled
+        self.script.add(func, args, kwargs, bool(graph))
         if concerned:
             if func in RULES:
                 output = self._remember(func, args, kwargs)
-                if self.script is not None:
-                    self.script.mark(output)
+                self.script.mark(output)
                 return output
             result = self._seen_from(func, args, kwargs)
         else:
             result = self._pass_on(func, args, kwargs)
         if self._samples is not None:
             self._samples.follow(func, args, kwargs, result)
-        if self.script is not None:
-            self.script.mark(result)
+        self.script.mark(result)
         return result
 
     def watch(self, tensor: Tensor) -> None:
@@ -124,8 +122,7 @@ class Recorder(TorchFunctionMode):
         """
         if self._samples is not None:
             self._samples.put(tensor, FIRST)
-        if self.script is not None:
-            self.script.mark(tensor)
+        self.script.mark(tensor)
 
     @property
     def strangers(self) -> Strangers:
@@ -133,7 +130,7 @@ class Recorder(TorchFunctionMode):
         return {} if self._samples is None else self._samples.strangers
 
     def check(self, output: Tensor) -> None:
-        """Make sure that a sample's output is made of what is its own.
+        """Refuse an output whose samples may be mixed.
 
         Args:
             output: Of the model.
@@ -191,21 +188,33 @@ class Recorder(TorchFunctionMode):
                 return weights[id(tensor)]
             return ordinary(tensor) if self._copies else tensor
 
-        output: Tensor = self._call(func, args, kwargs, constant)
+        def run() -> Tensor:
+            changed, named = _mapped(args, kwargs, constant)
+            result: Tensor = func(*changed, **named)
+            return result
+
+        output = run()
         if not output.requires_grad:  # of the others only the shape counts, as in expand_as
             first = True
-            output = self._call(func, args, kwargs, constant)
+            output = run()
         self._place(layer, func, args, kwargs, output)
         self.layers.append(layer)
-        self.edges.add(output, start=first)
-        if self.script is not None:
-            self.script.add_layer(layer, [*args, *kwargs.values()], weights, first)
+        if first:
+            self.edges.starts.append(len(self.edges.of_layers))
+        self.edges.of_layers.append(get_gradient_edge(output))
+        self.edges.output_bytes += output.nbytes
+        self.script.add_layer(layer, [*args, *kwargs.values()], weights)
         for parameter in layer.parameters:
             place = self.places.get(id(parameter))
             if place is not None:
-                whole = place.columns == place.block
-                self._uses[place.block.start].append(output.itemsize if whole else 0)
+                self._use(place, output.itemsize)
         return output
+
+    def _use(self, place: Place, itemsize: int) -> None:
+        start = place.block.start
+        if self._itemsizes[start] is not None or place.columns != place.block:
+            self.edges.shared.add(start)
+        self._itemsizes[start] = itemsize
 
     def _place(
         self,
@@ -256,15 +265,13 @@ class Recorder(TorchFunctionMode):
         made, end = self.edges.of_layers[0], get_gradient_edge(output)
         if (made.node, made.output_nr) != (end.node, end.output_nr):
             return None
-        tensors = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
-        found = [self.places.get(id(tensor)) for tensor in tensors]
+        places = [self.places.get(id(tensor)) for tensor in (layer.weight, layer.bias)]
+        chosen = [place for place in places if place is not None]
         # parts of parameters are left to rows, and so are chosen ones without influence
-        whole = all(place is None or place.columns == place.block for place in found)
-        if not whole or sum(place is not None for place in found) < len(self._uses):
+        whole = all(place.columns == place.block for place in chosen)
+        if not whole or len(chosen) < len(self._itemsizes):
             return None
-        weight, bias, *_ = (
-            None if place is None else place.columns for place in (*found, None)
-        )
+        weight, bias = (None if place is None else place.columns for place in places)
         return Head(layer.input.detach(), weight, bias)
 
     def row_bytes(self, sum_bytes: int) -> int:
@@ -275,26 +282,15 @@ class Recorder(TorchFunctionMode):
         """
         blocks = {place.block.start: place.block for place in self.places.values()}
         total = 0
-        for start, uses in self._uses.items():
-            single = uses[0] if len(uses) == 1 and uses[0] else sum_bytes
-            total += (blocks[start].stop - start) * single
+        for start, itemsize in self._itemsizes.items():
+            summed = itemsize is None or start in self.edges.shared
+            total += (blocks[start].stop - start) * (sum_bytes if summed else itemsize)
         return total
-
-    @staticmethod
-    def _call(
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        change: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        args, kwargs = _mapped(args, kwargs, change)
-        result: Tensor = func(*args, **kwargs)
-        return result
 
     def _seen_from(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return what is asked of a parameter: its shape and the like, or a part of it.
+        """Return an attribute of a parameter, or a part of it.
 
         Raises:
             UnsupportedCallError: If it is something else.
@@ -308,7 +304,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _is_part(self, part: Tensor, whole: object) -> bool:
-        """Return whether this is a part, consecutive and not a copy; note where it sits."""
+        """Return whether this is a contiguous view of a parameter; note which columns."""
         if not isinstance(whole, Tensor) or id(whole) not in self.places:
             return False
         shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()

@@ -1,7 +1,8 @@
 """Torch functions that keep every sample of a batch to itself, and where it lies afterwards.
 
 A rule is asked after the call: it is given where the samples lay in the arguments, and the
-results, and says where they lie in these. A function without a rule mixes samples.
+results, and says where they lie in these, one answer for all or a list with one for each. A
+rule that raises cannot tell: they count as mixed, as after any function without a rule.
 """
 
 from __future__ import annotations
@@ -28,14 +29,10 @@ from scodkit.factors.layout import (
 
 _MATRIX = 2  # axes of one
 
-Rule = Callable[[Call, list[Tensor]], Sequence[Where]]
+Rule = Callable[[Call, list[Tensor]], Where | list[Where]]
 
 
 # --- Rules ---------------------------------------------------------------------------------
-
-
-def _all(results: list[Tensor], where: Where) -> list[Where]:
-    return [where] * len(results)
 
 
 def _number_by_number(call: Call, results: list[Tensor]) -> list[Where]:
@@ -44,39 +41,36 @@ def _number_by_number(call: Call, results: list[Tensor]) -> list[Where]:
     return [matched(given, result) for result in results]
 
 
-def _chosen(call: Call, results: list[Tensor]) -> list[Where]:
+def _chosen(call: Call, results: list[Tensor]) -> Where | list[Where]:
     """Return places after ``torch.where``; of a condition alone it returns positions."""
     alone = len(call.args) + len(call.kwargs) == 1
-    return _all(results, MIXED) if alone else _number_by_number(call, results)
+    return MIXED if alone else _number_by_number(call, results)
 
 
-def _refolded(call: Call, results: list[Tensor]) -> list[Where]:
+def _refolded(call: Call, results: list[Tensor]) -> Where:
     """Return places in another shape: numbers keep their order, so the digit is looked for."""
     tensor, where = call.tensors[0], call.wheres[0]
     if where is None or where in NOBODYS:
-        return _all(results, None)
+        return None
     if results[0].numel() != tensor.numel():
-        return [MIXED]
+        return MIXED
     step = where.inner * math.prod(tensor.shape[where.axis + 1 :])  # to the next sample
     after = 1
     for axis in reversed(range(results[0].ndim)):
         length = after * results[0].shape[axis]
         if step % after == 0 and length % (step * call.size) == 0:
-            return [Lay(axis, length // (step * call.size), step // after)]
+            return Lay(axis, length // (step * call.size), step // after)
         after = length
-    return [MIXED]
+    return MIXED
 
 
 def _turned(order: Callable[[Call, list[int]], list[int]]) -> Rule:
     """Return the rule for axes that change places; ``order`` returns the old ones in order."""
 
-    def rule(call: Call, results: list[Tensor]) -> list[Where]:
-        given = call.only()
-        if given is None:
-            return _all(results, MIXED)
-        tensor, where = given
+    def rule(call: Call, results: list[Tensor]) -> Where:
+        tensor, where = call.only()
         axes = order(call, list(range(tensor.ndim)))
-        return _all(results, where._replace(axis=axes.index(where.axis)))
+        return where._replace(axis=axes.index(where.axis))
 
     return rule
 
@@ -132,16 +126,16 @@ def _along(position: int = 1, default: Any = None, together: bool = False) -> Ru
         together: Whether samples may lie in several tensors, alike.
     """
 
-    def rule(call: Call, results: list[Tensor]) -> list[Where]:
+    def rule(call: Call, results: list[Tensor]) -> Where | list[Where]:
         dims = call.argument(position, "dim", "axis", "dims", default=default)
         if isinstance(dims, Tensor):  # the larger of two, and the like
             return _number_by_number(call, results)
-        given = call.alike() if together else call.only()
+        tensor, where = call.alike() if together else call.only()
         dims = [dims] if type(dims) is int else dims
         plain = isinstance(dims, (list, tuple)) and all(type(dim) is int for dim in dims)
-        if given is None or not plain or {t.ndim for t in call.tensors} != {given[0].ndim}:
-            return _all(results, MIXED)
-        return [_beside(given[0].ndim, given[1], dims, result.ndim) for result in results]
+        if not plain or {t.ndim for t in call.tensors} != {tensor.ndim}:
+            return MIXED
+        return [_beside(tensor.ndim, where, dims, result.ndim) for result in results]
 
     return rule
 
@@ -160,40 +154,37 @@ def _beside(ndim: int, where: Lay, dims: Sequence[int], after: int) -> Lay:
 def _with_index(rule: Rule) -> Rule:
     """Return the rule for a function that also takes an index, of no sample."""
 
-    def own(call: Call, results: list[Tensor]) -> Sequence[Where]:
-        alone = call.only() is not None
+    def without_index(call: Call, results: list[Tensor]) -> Where | list[Where]:
+        call.only()
         call.tensors, call.wheres = call.tensors[:1], call.wheres[:1]
-        return rule(call, results) if alone else _all(results, MIXED)
+        return rule(call, results)
 
-    return own
+    return without_index
 
 
-def _at_quantile(call: Call, results: list[Tensor]) -> Sequence[Where]:
+def _at_quantile(call: Call, results: list[Tensor]) -> Where | list[Where]:
     single = isinstance(call.argument(1, "q"), float)
-    return _along(2)(call, results) if single else [MIXED]
+    return _along(2)(call, results) if single else MIXED
 
 
-def _flipped(call: Call, results: list[Tensor]) -> list[Where]:
+def _flipped(call: Call, results: list[Tensor]) -> Where:
     dims = call.args[1:] if isinstance(call.argument(1), int) else call.argument(1, "dims")
-    given = call.only()
-    return [_beside(given[0].ndim, given[1], dims, given[0].ndim) if given else MIXED]
+    tensor, where = call.only()
+    return _beside(tensor.ndim, where, dims, tensor.ndim)
 
 
-def _windowed(call: Call, results: list[Tensor]) -> list[Where]:
+def _windowed(call: Call, results: list[Tensor]) -> Where:
     """Return places after ``x.unfold(axis, size, step)``: windows take a new last axis."""
-    given = call.only()
-    if given is None or call.argument(1, "dimension") % given[0].ndim == given[1].axis:
-        return [MIXED]
-    return [given[1]]
+    tensor, where = call.only()
+    return MIXED if call.argument(1, "dimension") % tensor.ndim == where.axis else where
 
 
-def _apart_from(axes: Callable[[Call], int]) -> Rule:
+def _apart_from(axes: Callable[[Call], int], together: bool = False) -> Rule:
     """Return the rule for work on the last axes; samples lie in front of these, and stay."""
 
-    def rule(call: Call, results: list[Tensor]) -> list[Where]:
-        given = call.only()
-        apart = given is not None and given[1].axis < given[0].ndim - axes(call)
-        return _all(results, given[1] if given is not None and apart else MIXED)
+    def rule(call: Call, results: list[Tensor]) -> Where:
+        tensor, where = call.alike() if together else call.only()
+        return where if where.axis < tensor.ndim - axes(call) else MIXED
 
     return rule
 
@@ -213,39 +204,29 @@ def _normalised(call: Call) -> int:
 def _in_front(ndim: int | None = None, together: bool = False) -> Rule:
     """Return the rule for batches: samples lie on the first of ``ndim`` axes, and stay."""
 
-    def rule(call: Call, results: list[Tensor]) -> list[Where]:
-        given = call.alike() if together else call.only()
-        if given is None or given[1].axis != 0 or ndim not in (None, given[0].ndim):
-            return _all(results, MIXED)
-        return _all(results, given[1])
+    def rule(call: Call, results: list[Tensor]) -> Where:
+        tensor, where = call.alike() if together else call.only()
+        return where if where.axis == 0 and ndim in (None, tensor.ndim) else MIXED
 
     return rule
 
 
-def _paired(call: Call, results: list[Tensor]) -> list[Where]:
-    given = call.alike()
-    apart = given is not None and given[1].axis < given[0].ndim - 1
-    return [given[1] if given is not None and apart else MIXED]
-
-
-def _convolved(call: Call, results: list[Tensor]) -> Sequence[Where]:
+def _convolved(call: Call, results: list[Tensor]) -> Where | list[Where]:
     return _in_front(call.argument(1, "weight").ndim)(call, results)
 
 
-def _by_channel(call: Call, results: list[Tensor]) -> list[Where]:
-    given = call.only()
-    if given is None or call.argument(5, "training") or given[1].axis == 1:
-        return _all(results, MIXED)
-    return _all(results, given[1])
+def _by_channel(call: Call, results: list[Tensor]) -> Where:
+    _, where = call.only()
+    return MIXED if call.argument(5, "training") or where.axis == 1 else where
 
 
-def _multiplied(call: Call, results: list[Tensor]) -> list[Where]:
+def _multiplied(call: Call, results: list[Tensor]) -> Where:
     """Return places in a product: of rows, of columns, or of pairs of matrices."""
     if tensors_in(call.kwargs.values()):
-        return [MIXED]
+        return MIXED
     result, (*added, left, right) = results[0], call.tensors
     of_added = matched([(t, w) for t, w in call.given() if any(t is a for a in added)], result)
-    found = {of_added} - {None}
+    places = {of_added} - {None}
     vector = -2 if left.ndim < _MATRIX else -1 if right.ndim < _MATRIX else None
     for tensor, summed in ((left, -1), (right, -2)):
         where = call.where_of(tensor)
@@ -253,26 +234,26 @@ def _multiplied(call: Call, results: list[Tensor]) -> list[Where]:
             continue
         place = where.axis - tensor.ndim  # from the end
         if tensor.ndim < _MATRIX or place == summed:
-            return [MIXED]
+            return MIXED
         # a vector takes the axis with it that it is summed over with
         place += vector is not None and place < vector
-        found.add(where._replace(axis=result.ndim + place))
-    return [found.pop() if len(found) == 1 else MIXED]
+        places.add(where._replace(axis=result.ndim + place))
+    return places.pop() if len(places) == 1 else MIXED
 
 
-def _compared(call: Call, results: list[Tensor]) -> list[Where]:
+def _compared(call: Call, results: list[Tensor]) -> Where:
     """Return places in distances of the rows of one matrix to those of another."""
-    found = set()
+    places = set()
     for tensor, where in call.given():
         place = where.axis - tensor.ndim  # from the end
         column = tensor is not call.args[0] and place == -_MATRIX
-        found.add(MIXED if place == -1 else where._replace(axis=place + column))
-    (where,) = found
+        places.add(MIXED if place == -1 else where._replace(axis=place + column))
+    (where,) = places
     both = call.args[0] is call.args[1] and where.axis == -_MATRIX
-    return [MIXED if both else where._replace(axis=where.axis + results[0].ndim)]
+    return MIXED if both else where._replace(axis=where.axis + results[0].ndim)
 
 
-def _by_letters(call: Call, results: list[Tensor]) -> list[Where]:
+def _by_letters(call: Call, results: list[Tensor]) -> Where:
     """Return places after ``einsum``: the samples' letter is one, and comes out again."""
     terms, out = call.args[0].replace(" ", "").split("->")
     found = set()
@@ -281,45 +262,40 @@ def _by_letters(call: Call, results: list[Tensor]) -> list[Where]:
             letters = term.replace("...", "." * (tensor.ndim - len(term.replace("...", ""))))
             letter = letters[where.axis]
             if letter == "." or letters.count(letter) > 1:
-                return [MIXED]
+                return MIXED
             found.add((letter, where.outer, where.inner))
     letter, outer, inner = found.pop()
     if found or out.count(letter) != 1:
-        return [MIXED]
+        return MIXED
     out = out.replace("...", "." * (results[0].ndim - len(out.replace("...", ""))))
-    return [Lay(out.index(letter), outer, inner)]
+    return Lay(out.index(letter), outer, inner)
 
 
-def _attended(call: Call, results: list[Tensor]) -> list[Where]:
+def _attended(call: Call, results: list[Tensor]) -> Where:
     where = matched(call.given(), results[0])
-    return [where if where and where.axis < results[0].ndim - _MATRIX else MIXED]
+    return where if where and where.axis < results[0].ndim - _MATRIX else MIXED
 
 
-def _looked_up(call: Call, results: list[Tensor]) -> list[Where]:
-    """Return places of entries that were looked up in a table of no sample."""
-    given = call.only()
-    return _all(results, given[1] if given else MIXED)
-
-
-def _counted_out(call: Call, results: list[Tensor]) -> list[Where]:
+def _one_hot(call: Call, results: list[Tensor]) -> Where:
     known = call.argument(1, "num_classes", default=-1) > 0
-    return _looked_up(call, results) if known else [MIXED]
+    return call.only()[1] if known else MIXED
 
 
-def _recurrent(call: Call, results: list[Tensor]) -> list[Where]:
+def _recurrent(call: Call, results: list[Tensor]) -> Where | list[Where]:
     """Return places in outputs and states ``(layers, B, h)``; packed ones are mixed."""
     first, weights, batch_first = call.args[0], call.args[2], call.args[8]
     where = call.where_of(first)
     if not isinstance(weights, list) or where is None or where.axis != (not batch_first):
-        return _all(results, MIXED)
+        return MIXED
     state = where._replace(axis=1)
     if first.ndim != _MATRIX + 1 or any(w != state for t, w in call.given() if t is not first):
-        return _all(results, MIXED)
-    return [where, *_all(results[1:], state)]
+        return MIXED
+    return [where, *[state] * (len(results) - 1)]
 
 
-def _of_that_shape(call: Call, results: list[Tensor]) -> list[Where]:
-    return [NEW if call.only() else MIXED]
+def _of_that_shape(call: Call, results: list[Tensor]) -> Where:
+    call.only()
+    return NEW
 
 
 # --- The table -----------------------------------------------------------------------------
@@ -343,22 +319,8 @@ softplus softshrink softsign sqrt square sub subtract tan tanh tanhshrink thresh
 true_divide trunc type type_as xlogy dropout dropout1d dropout2d dropout3d alpha_dropout
 feature_alpha_dropout fill_ zero_ copy_ requires_grad_
 """
-_OPERATORS = ["add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or"]
-_WITHOUT_ORDER = [
-    "xor",
-    "rxor",
-    "ixor",
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-]
+_OPERATORS = "add sub mul truediv div floordiv mod pow and or"
+_WITHOUT_ORDER = "xor rxor ixor neg pos abs invert eq ne lt le gt ge"
 _REDUCING = """
 sum nansum mean nanmean prod amax amin max min argmax argmin any all var std var_mean std_mean
 median nanmedian mode logsumexp softmax log_softmax softmin cumsum cumprod cummax cummin
@@ -378,8 +340,10 @@ _MADE_LIKE = "zeros_like ones_like full_like empty_like new_zeros new_ones new_f
 _NAMED: dict[str, Rule] = {
     _BY_NUMBER: _number_by_number,
     " ".join(f"{name}_" for name in _BY_NUMBER.split()): _number_by_number,
-    " ".join(f"__{i}{o}__" for o in _OPERATORS for i in ("", "r", "i")): _number_by_number,
-    " ".join(f"__{name}__" for name in _WITHOUT_ORDER): _number_by_number,
+    " ".join(
+        f"__{i}{o}__" for o in _OPERATORS.split() for i in ("", "r", "i")
+    ): _number_by_number,
+    " ".join(f"__{name}__" for name in _WITHOUT_ORDER.split()): _number_by_number,
     "where": _chosen,
     "prelu rrelu": _apart_from(_last(0)),
     "view reshape flatten unflatten view_as reshape_as ravel": _refolded,
@@ -407,7 +371,7 @@ _NAMED: dict[str, Rule] = {
     "take_along_dim": _along(2, together=True),
     "cosine_similarity": _along(2, default=1, together=True),
     "linear": _apart_from(_last(1)),
-    "bilinear": _paired,
+    "bilinear": _apart_from(_last(1), together=True),
     "layer_norm rms_norm": _apart_from(_normalised),
     "pad": _apart_from(_padded),
     "tril triu": _apart_from(_last(2)),
@@ -424,8 +388,8 @@ _NAMED: dict[str, Rule] = {
     "cdist": _compared,
     "einsum": _by_letters,
     "scaled_dot_product_attention": _attended,
-    "embedding": _looked_up,
-    "one_hot": _counted_out,
+    "embedding": _apart_from(_last(0)),
+    "one_hot": _one_hot,
     "lstm gru rnn_tanh rnn_relu": _recurrent,
     "__getitem__": indexed,
     _MADE_LIKE: _of_that_shape,
@@ -444,15 +408,15 @@ def _reading(names: str) -> Iterator[Any]:
 
 
 def _table() -> dict[Callable[..., Any], Rule]:
-    found = {func: rule for names, rule in _NAMED.items() for func in _functions(names)}
+    rules = {func: rule for names, rule in _NAMED.items() for func in _functions(names)}
     for count in (1, 2, 3):
         ends = (f"{count}d", f"{count}d_with_indices")
         pools = " ".join(f"{kind}_pool{end}" for kind in _POOLS for end in ends)
-        found |= dict.fromkeys(_functions(pools), _apart_from(_last(count)))
-    found |= {F.unfold: _in_front(4), Tensor.unfold: _windowed}
-    found |= dict.fromkeys(_reading("data real imag"), _number_by_number)
-    found |= dict.fromkeys(_reading("mT mH"), _turned(_matrices_turned))
-    return found | dict.fromkeys(_reading("T H"), _turned(_backwards))
+        rules |= dict.fromkeys(_functions(pools), _apart_from(_last(count)))
+    rules |= {F.unfold: _in_front(4), Tensor.unfold: _windowed}
+    rules |= dict.fromkeys(_reading("data real imag"), _number_by_number)
+    rules |= dict.fromkeys(_reading("mT mH"), _turned(_matrices_turned))
+    return rules | dict.fromkeys(_reading("T H"), _turned(_backwards))
 
 
 RULES = _table()

@@ -65,9 +65,9 @@ class Samples:
         """Return where the samples lie in a tensor."""
         if id(tensor) in self._constants:
             return None
-        found = getattr(tensor, _NAME, None)
-        if found is not None and found[0] is self:
-            where: Where = found[1]
+        mark = getattr(tensor, _NAME, None)
+        if mark is not None and mark[0] is self:
+            where: Where = mark[1]
             return where
         version = 0 if tensor.is_inference() else tensor._version
         self.strangers[id(tensor)] = (tensor, version)
@@ -134,8 +134,9 @@ class Samples:
             return mixed
         try:
             wheres = rule(call, results)
-        except Exception:  # given arguments that it does not know of
+        except Exception:  # it cannot tell, or was given arguments that it does not know of
             return mixed
+        wheres = wheres if isinstance(wheres, list) else [wheres] * len(results)
         return [
             where if where in NOBODYS or self._holds(tensor.shape, where) else MIXED
             for tensor, where in zip(results, wheres, strict=True)
@@ -152,5 +153,5 @@ class Samples:
 
 def constants_of(model: nn.Module) -> dict[int, Tensor]:
     """Return the tensors of a model, registered or not, by id; they are held."""
-    kept = [vars(module).values() for module in model.modules()]
-    return {id(tensor): tensor for values in kept for tensor in tensors_in(values)}
+    attributes = [vars(module).values() for module in model.modules()]
+    return {id(tensor): tensor for values in attributes for tensor in tensors_in(values)}

@@ -3,8 +3,8 @@
 To find out what every function of a pass makes of the samples takes longer than a small
 network. So the calls of the first batch of a shape are written down, with what each was given:
 numbers, the model's own tensors, results of earlier calls. A later pass that makes the same
-calls with the same arguments does the same with its samples; one that does not is found out at
-the first difference.
+calls with the same arguments does the same with its samples; any other is abandoned at the
+first difference.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
@@ -79,7 +80,6 @@ class Step(NamedTuple):
         layer: What was remembered of a call on chosen parameters, without its inputs.
         inputs: Where among the values the layer's inputs are.
         weights: Where the chosen parameters are, each with the tensor that stands for it.
-        start: Whether nothing before the layer needs gradients.
     """
 
     func: Callable[..., Any]
@@ -89,7 +89,6 @@ class Step(NamedTuple):
     layer: Layer | None = None
     inputs: tuple[int, ...] = ()
     weights: tuple[tuple[int, Tensor], ...] = ()
-    start: bool = False
 
 
 class Script:
@@ -100,12 +99,15 @@ class Script:
 
     Attributes:
         steps: The calls.
-        complete: False where one was given something that cannot be compared.
+        complete: False where one was given something that cannot be compared, or cannot be
+            made again as it was; later calls are not written down then.
+        edges: What is known of them in every such pass: without those of a graph.
     """
 
     def __init__(self, constants: Mapping[int, Tensor]) -> None:
         self.steps: list[Step] = []
         self.complete = True
+        self.edges = Edges()
         self._constants = constants
         self._slots = 0
 
@@ -130,6 +132,8 @@ class Script:
             kwargs: Likewise.
             graph: Whether autograd has to see it.
         """
+        if not self.complete:
+            return
         try:
             values = tuple(map(self._value, (*args, *kwargs.values())))
         except TypeError:
@@ -137,16 +141,13 @@ class Script:
             return
         self.steps.append(Step(func, values, tuple(kwargs), graph))
 
-    def add_layer(
-        self, layer: Layer, given: list[Any], weights: dict[int, Tensor], start: bool
-    ) -> None:
+    def add_layer(self, layer: Layer, given: list[Any], weights: dict[int, Tensor]) -> None:
         """Note that the last call was one on chosen parameters.
 
         Args:
             layer: What is remembered of it.
             given: What it was given, keywords last.
             weights: What stood for the chosen parameters, by their ids.
-            start: Whether nothing before it needs gradients.
         """
         if not self.complete:
             return
@@ -156,10 +157,10 @@ class Script:
         except ValueError:  # made of what was given
             self.complete = False
             return
-        swaps = tuple((i, weights[own]) for i, own in enumerate(ids) if own in weights)
+        swaps = tuple((i, weights[key]) for i, key in enumerate(ids) if key in weights)
         # without the inputs, or a whole pass would stay in memory
         self.steps[-1] = self.steps[-1]._replace(
-            layer=layer.again(()), inputs=inputs, weights=swaps, start=start
+            layer=layer.again(()), inputs=inputs, weights=swaps
         )
 
     def _value(self, value: Any) -> Any:
@@ -189,7 +190,7 @@ class Script:
 
 
 class Replay(TorchFunctionMode):
-    """A context in which a model makes the calls of a script, or is found out.
+    """A context in which a model repeats the calls of a script; the first other one raises.
 
     Args:
         script: Of an earlier pass over a batch of the same shapes.
@@ -203,7 +204,8 @@ class Replay(TorchFunctionMode):
     def __init__(self, script: Script) -> None:
         super().__init__()
         self.layers: list[Layer] = []
-        self.edges = Edges()
+        known = script.edges
+        self.edges = Edges([], known.starts, known.output_bytes, known.shared)
         self.steps = iter(script.steps)
         self._slots = 0
         # in marks of tensors; the replay itself would hold on to them, and they to it
@@ -221,7 +223,7 @@ class Replay(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Return what a torch function returns, if it is the one that comes next.
+        """Return the result of a call, if it is the next of the script.
 
         Raises:
             OtherCallsError: If it is not.
@@ -272,12 +274,12 @@ class Replay(TorchFunctionMode):
             output = step.func(*swapped)
         if not output.requires_grad:  # as others did in the recording
             raise OtherCallsError
-        self.edges.add(output, start=step.start)
+        self.edges.of_layers.append(get_gradient_edge(output))
         self.layers.append(step.layer.again(inputs))
         return output
 
     def _same(self, value: Any, known: Any) -> bool:
-        """Return whether a value is that of the recording."""
+        """Return whether an argument is the one that was recorded."""
         kind = type(known)
         if kind is _Slot:
             mark = getattr(value, _MARK, None)

@@ -1,7 +1,7 @@
 """How a fit computes, and in how much memory: said before any of it is allocated.
 
 Rows or products, the engine, and the pieces a batch is cut into. A fit goes by formulas that
-err high; `Monitor.plan` counts what a few samples take instead.
+err high; `Monitor.plan` counts what a piece of a batch takes instead.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ from scodkit.numerics.matmul import sum_dtype
 
 # how many times the operations must be fewer for products to be taken
 _WORTH = 4
-
-# samples whose rows counting forms at once, at most
-_TRIED = 3
 
 
 @dataclass(frozen=True)
@@ -157,8 +154,8 @@ class Plan:
         making_bytes: Scratch to regenerate test matrices that are not cached.
         solve_bytes: Copies of the sketch while the basis is found in it.
         chunk_bytes: Chunks of the sketch, and small matrices, in float64.
-        working_bytes: What a batch takes while fitting, activations and all, counted on a few
-            samples and within the memory budget.
+        working_bytes: What a batch takes while fitting, activations and all, within the memory
+            budget.
         score_working_bytes: What it takes while scoring.
         available_bytes: Free memory on the model's device; None when it cannot be known.
         costs: Rows and products side by side; None where there are too few directions for
@@ -352,7 +349,7 @@ class Preparation:
         return source, products
 
     def plan(self) -> Plan:
-        """Return the memory of a fit and of scoring, counted on a few samples.
+        """Return the memory of a fit and of scoring, counted on a piece of the batch.
 
         Returns:
             A rough plan, if not even sketch and basis fit.
@@ -364,7 +361,8 @@ class Preparation:
         working = _row_bytes(running, self.call, hold=True)
         products, costs = self._product_source(rough, working)
         if products is None:
-            working = running.counted(self.call, hold=True) or working
+            if replace(rough, working_bytes=working).fits:  # a bound: then it can be tried
+                working = running.counted(self.call, hold=True) or working
             costs = costs and replace(costs, rows=replace(costs.rows, bytes=working))
         else:
             working = products.portions(self.call.batch_size).bytes
@@ -415,20 +413,20 @@ class Preparation:
         """Return what scoring a batch takes, beside the basis."""
         if source.ends_in_head:
             samples = min(source.heads_at_once(plan.rank), self.call.batch_size)
-            head = source.counted_head(self.call)
+            head = source.counted_head(self.call, plan.rank)
             # the first batch is checked along a direction of the weights, which is held twice
             checked = 2 * plan.basis_bytes // max(1, plan.rank) if samples > 1 else 0
             if head is not None:
-                return head.at(samples, plan.rank) + checked
+                return head + checked
             return source.head_bytes(plan.rank, samples)
         # rows at the output are formed of all directions at once: where these are as many as
-        # pixels, even a few samples are too large to try
+        # pixels, a piece may be too large to try
         at_output = plan.directions * math.prod(source.shape) * torch.float32.itemsize
-        if _TRIED * at_output <= self.recipe.budget:
+        samples = min(source.samples_at_once(False), self.call.batch_size)
+        if samples * at_output <= self.recipe.budget:
             counted = source.counted(self.call, hold=False, columns=plan.rank)
             if counted is not None:
                 return counted
-        samples = min(source.samples_at_once(False), self.call.batch_size)
         return _row_bytes(source, self.call, hold=False) + samples * at_output
 
     def _product_source(

@@ -104,10 +104,9 @@ class ParameterSet:
         return max(int(block.columns.stop - block.columns.start) for block in self.blocks)
 
     @cached_property
-    def index_of(self) -> Callable[[int], int]:
-        """Which block begins at a column."""
-        starts = {block.columns.start: i for i, block in enumerate(self.blocks)}
-        return starts.__getitem__
+    def by_start(self) -> dict[int, slice]:
+        """The columns of each parameter, by the first of them, in order."""
+        return {block.columns.start: block.columns for block in self.blocks}
 
     @property
     def names(self) -> tuple[str, ...]:

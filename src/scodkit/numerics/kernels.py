@@ -58,15 +58,14 @@ def _launches(device: torch.device) -> bool:
     return True
 
 
-def projects(rows: Tensor, matrix: Tensor, times: float = 1.0) -> bool:
+def projects(rows: Tensor, matrix: Tensor) -> bool:
     """Return whether `project` takes such rows and such a matrix.
 
     Args:
         rows: ``(b, q, n)``.
         matrix: ``(n, k)``.
-        times: Answer as if there were this many times as many rows.
     """
-    count = rows.shape[0] * rows.shape[1] * times
+    count = rows.shape[0] * rows.shape[1]
     few = count <= _MOST_ROWS and matrix.shape[1] <= _MOST_COLUMNS
     suited = few and 0 < rows.shape[2] <= _LONGEST
     return suited and rows.dtype in _DTYPES and matrix.dtype in _DTYPES and run_on(rows)

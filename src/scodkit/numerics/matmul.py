@@ -95,13 +95,12 @@ def _bmm_in_tf32(a: Tensor, b: Tensor) -> Tensor:
 _tf32_bmm = opaque_to_tracers("scodkit::tf32_bmm", _bmm_in_tf32, empty=torch.bmm)
 
 
-def matmul(a: Tensor, b: Tensor, times: float = 1.0) -> Tensor:
+def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a @ b`` for matrices of any floating dtypes, summed in the wider one.
 
     Args:
         a: ``(m, n)``.
         b: ``(n, r)``.
-        times: Multiply as if ``a`` had so many times as many rows.
 
     Returns:
         ``(m, r)`` in float32, or in float64 if one of them is.
@@ -110,11 +109,11 @@ def matmul(a: Tensor, b: Tensor, times: float = 1.0) -> Tensor:
     if a.is_cuda and a.dtype == torch.float32 and b.dtype == torch.bfloat16 and _OUT_DTYPE:
         # a few rows in parts are cheaper than a long matrix made wide
         parts = _in_parts(a.T, b.dtype).T.contiguous()
-        return matmul(parts, b, times).view(_PARTS, len(a), -1).sum(0)
+        return matmul(parts, b).view(_PARTS, len(a), -1).sum(0)
     on_units = _on_matrix_units(a, b)
     if not on_units:
         a, b = a.to(wide), b.to(wide)
-    narrow = a.shape[0] * times <= _NARROW and b.shape[1] <= _NARROW
+    narrow = max(a.shape[0], b.shape[1]) <= _NARROW
     if a.is_cuda and narrow and a.shape[1] >= 2 * _LONGEST:
         return _in_slices(a, b)
     return torch.mm(a, b, out_dtype=wide) if on_units else a @ b

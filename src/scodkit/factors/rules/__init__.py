@@ -23,19 +23,16 @@ from scodkit.factors.rules.layer import (
     UnsupportedCallError,
 )
 
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+_NORMS = (F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.rms_norm)
+
 # a rule takes the batch and then what the function takes, under the same names
 RULES: dict[Callable[..., Any], Callable[..., Layer]] = {
     F.linear: Linear,
     **dict.fromkeys([torch.conv1d, torch.conv2d, torch.conv3d], Convolution),
-    F.conv_transpose1d: TransposedConvolution,
-    F.conv_transpose2d: TransposedConvolution,
-    F.conv_transpose3d: TransposedConvolution,
+    **dict.fromkeys(_TRANSPOSED, TransposedConvolution),
     F.embedding: Embedding,
-    F.batch_norm: broadcast.batch_norm,
-    F.layer_norm: broadcast.layer_norm,
-    F.group_norm: broadcast.group_norm,
-    F.instance_norm: broadcast.instance_norm,
-    F.rms_norm: broadcast.rms_norm,
+    **{func: broadcast.norm(func) for func in _NORMS},
     **dict.fromkeys([torch.mul, Tensor.mul], broadcast.product),
     **dict.fromkeys([torch.add, Tensor.add], broadcast.total),
     **dict.fromkeys([Tensor.expand, Tensor.expand_as], broadcast.expansion),

@@ -6,9 +6,11 @@ gradient at the output, times what the parameter scales.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,114 +66,70 @@ class Broadcast(Layer):
 
     def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
         """See `Layer.gradients`."""
-        own = self.batch.lay.axis if self.batch.size > 1 else None
+        sample_axis = self.batch.lay.axis if self.batch.size > 1 else None
         for term in self._terms:
             place = self.places[id(term.parameter)]
             axes = term.spans(delta.ndim - 1)
             # one axis more than the output, the directions, in front
-            summed = [a + 1 for a in range(delta.ndim - 1) if a != own and a not in axes]
+            summed = [
+                a + 1 for a in range(delta.ndim - 1) if a != sample_axis and a not in axes
+            ]
             rows = _summed(
                 delta, None if term.scaled is None else term.scaled(*self.inputs), summed
             )
-            if own is None:
+            if sample_axis is None:
                 yield place, rows.reshape(1, len(rows), -1)
                 continue
-            rows = rows.movedim(1 + sum(axis < own for axis in axes), 1)
+            rows = rows.movedim(1 + sum(axis < sample_axis for axis in axes), 1)
             rows = self.batch.sum_places(rows, axis=1).transpose(0, 1)
             yield place, rows.reshape(*rows.shape[:2], -1)
 
 
-def batch_norm(
-    batch: Batch,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Layer:
-    """Return the layer of ``F.batch_norm``.
+def norm(func: Callable[..., Tensor]) -> Callable[..., Layer]:
+    """Return the rule for one of torch's normalisations.
+
+    Its weight and bias span the channels, or the axes that are normalised over.
+
+    Args:
+        func: Its arguments ``input``, ``weight`` and ``bias`` are known by these names.
+    """
+    signature = inspect.signature(func)
+
+    def rule(batch: Batch, *args: Any, **kwargs: Any) -> Layer:
+        options = signature.bind(*args, **kwargs).arguments
+        input, weight = options.pop("input"), options.pop("weight", None)
+        bias = options.pop("bias", None)
+        normalise = _without_updates(func, options)
+        shape = options.get("normalized_shape")
+        axes = [1] if shape is None else range(input.ndim - len(shape), input.ndim)
+        scale = _Term(weight, axes, lambda input: normalise(input, **options))
+        return Broadcast(batch, [input], scale, _Term(bias, axes))
+
+    return rule
+
+
+def _without_updates(
+    func: Callable[..., Tensor], options: dict[str, Any]
+) -> Callable[..., Tensor]:
+    """Return a normalisation that computes the same and changes no running statistics.
+
+    Args:
+        func: As the model calls it.
+        options: What it was given beside its input, weight and bias; changed to fit.
 
     Raises:
         UnsupportedCallError: If it takes the statistics of the batch.
     """
-    if training or running_mean is None:
+    if func is F.batch_norm and (options.get("training") or options["running_mean"] is None):
         raise UnsupportedCallError("batch_norm with statistics of the batch")
-
-    def normalised(input: Tensor) -> Tensor:
-        return F.batch_norm(input, running_mean, running_var, eps=eps)
-
-    return _norm(batch, input, [1], normalised, weight, bias)
-
-
-def layer_norm(
-    batch: Batch,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Layer:
-    """Return the layer of ``F.layer_norm``."""
-
-    def normalised(input: Tensor) -> Tensor:
-        return F.layer_norm(input, list(normalized_shape), eps=eps)
-
-    return _norm(batch, input, _last_axes(input, normalized_shape), normalised, weight, bias)
-
-
-def rms_norm(
-    batch: Batch,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Layer:
-    """Return the layer of ``F.rms_norm``."""
-
-    def normalised(input: Tensor) -> Tensor:
-        return F.rms_norm(input, list(normalized_shape), eps=eps)
-
-    return _norm(batch, input, _last_axes(input, normalized_shape), normalised, weight, None)
-
-
-def group_norm(
-    batch: Batch,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Layer:
-    """Return the layer of ``F.group_norm``."""
-
-    def normalised(input: Tensor) -> Tensor:
-        return F.group_norm(input, num_groups, eps=eps)
-
-    return _norm(batch, input, [1], normalised, weight, bias)
-
-
-def instance_norm(
-    batch: Batch,
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Layer:
-    """Return the layer of ``F.instance_norm``."""
-
-    def normalised(input: Tensor) -> Tensor:
-        if not use_input_stats:
-            return F.batch_norm(input, running_mean, running_var, eps=eps)
-        return F.instance_norm(input, eps=eps)
-
-    return _norm(batch, input, [1], normalised, weight, bias)
+    if func is not F.instance_norm:
+        return func
+    # torch writes the running statistics on every call, whether it uses them or not
+    if not options.pop("use_input_stats", True):
+        return F.batch_norm
+    options.pop("running_mean", None)
+    options.pop("running_var", None)
+    return func
 
 
 def product(batch: Batch, input: Tensor, other: Tensor) -> Layer:
@@ -196,21 +154,6 @@ def total(batch: Batch, input: Tensor, other: Tensor, *, alpha: float = 1) -> La
 def expansion(batch: Batch, input: Tensor, *_: object) -> Layer:
     """Return the layer of ``input.expand(B, ...)``."""
     return Broadcast(batch, [], _Term(input, None))
-
-
-def _norm(
-    batch: Batch,
-    input: Tensor,
-    axes: Sequence[int],
-    normalised: Callable[[Tensor], Tensor],
-    weight: Tensor | None,
-    bias: Tensor | None,
-) -> Layer:
-    return Broadcast(batch, [input], _Term(weight, axes, normalised), _Term(bias, axes))
-
-
-def _last_axes(input: Tensor, shape: Sequence[int]) -> range:
-    return range(input.ndim - len(shape), input.ndim)
 
 
 def _summed(delta: Tensor, scaled: Tensor | None, axes: list[int]) -> Tensor:

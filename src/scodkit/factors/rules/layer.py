@@ -113,7 +113,8 @@ class Outer:
 
     def dense(self) -> Tensor:
         """Return the rows ``(b, q, o i)``."""
-        return (self._delta[..., None] * self._a[:, None, None, :]).flatten(2)
+        # not by an index with None, which takes as long as the product of a small layer
+        return (self._delta.unsqueeze(3) * self._a.unsqueeze(1).unsqueeze(1)).flatten(2)
 
     def squared_norms(self) -> Tensor:
         """Return the sums of squares ``(b,)`` in float64: a product of two."""
@@ -259,7 +260,8 @@ class Linear(Layer):
     def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
         """See `Layer.gradients`; one place per sample gives outer products."""
         weight, bias = self.places.get(id(self.weight)), self.places.get(id(self.bias))
-        a = self.inputs[0].to(delta.dtype)
+        a = self.inputs[0]
+        a = a if a.dtype == delta.dtype else a.to(delta.dtype)
         if a.numel() == self.batch.size * a.shape[-1]:  # one row for each sample
             if a.ndim != _MATRIX:
                 a, delta = a.flatten(0, -2), delta.flatten(1, -2)
@@ -304,18 +306,20 @@ class Convolution(Layer):
         """See `Layer.gradients`."""
         weight, bias = self.places.get(id(self._weight)), self.places.get(id(self._bias))
         if weight is not None:
-            input = self.inputs[0].to(delta.dtype)
-            if delta.is_cuda and kernels.run_on(delta) and self._is_plain:
-                yield weight, self._by_kernels(input, delta)
-            else:
-                padded = F.pad(input, self._margins) if any(self._margins) else input
-                places = self._window.places(padded)
-                rows = _sum_over_positions(
-                    self._apart(delta, 1), self._apart(places, 0)[None], delta.ndim - 3
-                )
-                yield weight, rows.transpose(1, 2).flatten(2)
+            yield weight, self._weight_rows(delta)
         if bias is not None:
-            yield bias, _sums(delta, self.batch)
+            sums = self.batch.sum_places(delta.flatten(3).sum(-1), axis=1)
+            yield bias, sums.transpose(0, 1)
+
+    def _weight_rows(self, delta: Tensor) -> Tensor:
+        input = self.inputs[0].to(delta.dtype)
+        if delta.is_cuda and kernels.run_on(delta) and self._is_plain:
+            return self._by_kernels(input, delta)
+        places = self._window.places(_padded(input, self._margins))
+        rows = _sum_over_positions(
+            self._apart(delta, 1), self._apart(places, 0)[None], delta.ndim - 3
+        )
+        return rows.transpose(1, 2).flatten(2)
 
     @property
     def _is_plain(self) -> bool:
@@ -359,24 +363,16 @@ class TransposedConvolution(Convolution):
     ) -> None:
         super().__init__(batch, input, weight, bias, stride, padding, dilation, groups)
 
-    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
-        """See `Layer.gradients`."""
-        weight, bias = self.places.get(id(self._weight)), self.places.get(id(self._bias))
-        if weight is not None:
-            padded = _padded(delta.flatten(0, 1), self._margins)
-            # output_padding may add positions that no input reaches
-            places = self._window.places(padded, positions=self.inputs[0].shape[2:])
-            places = unflatten(places, 0, (delta.shape[0], -1))
-            rows = _sum_over_positions(
-                self._apart(places, 1),
-                self._apart(self.inputs[0].to(delta.dtype), 0)[None],
-                delta.ndim - 3,
-            )
-            # the weight has the input's channels first
-            rows = unflatten(rows, 3, (-1, self.inputs[0].shape[1] // self._groups)).mT
-            yield weight, rows.transpose(1, 2).flatten(2)
-        if bias is not None:
-            yield bias, _sums(delta, self.batch)
+    def _weight_rows(self, delta: Tensor) -> Tensor:
+        padded, (input,) = _padded(delta.flatten(0, 1), self._margins), self.inputs
+        # output_padding may add positions that no input reaches
+        places = self._window.places(padded, positions=input.shape[2:])
+        places = unflatten(places, 0, (delta.shape[0], -1))
+        input_places = self._apart(input.to(delta.dtype), 0)[None]
+        rows = _sum_over_positions(self._apart(places, 1), input_places, delta.ndim - 3)
+        # the weight has the input's channels first
+        rows = unflatten(rows, 3, (-1, input.shape[1] // self._groups)).mT
+        return rows.transpose(1, 2).flatten(2)
 
 
 class _Window:
@@ -485,8 +481,3 @@ def _matrices(tensor: Tensor, axes: int) -> Tensor:
         return turned.reshape(shape[1] * shape[3], columns, rows).mT
     straight = tensor.permute(1, 3, 0, *inner, 2, *positions)
     return straight.reshape(shape[1] * shape[3], rows, columns)
-
-
-def _sums(delta: Tensor, batch: Batch) -> Tensor:
-    """Return ``(q, B m, channels, *positions)`` summed over places and positions."""
-    return batch.sum_places(delta.flatten(3).sum(-1), axis=1).transpose(0, 1)
