@@ -21,16 +21,14 @@ from scodkit.factors.choose import CHECK_EVERY
 from scodkit.factors.pieces import FactorSource, MemoryBudget
 from scodkit.fit import data
 from scodkit.fit import fit as fitting
-from scodkit.fit.first_batch import first_output
-from scodkit.fit.fit import FitOptions
-from scodkit.fit.fitted import UNFITTED, Fitted, Recipe, check_options
+from scodkit.fit.fitted import UNFITTED, FitOptions, Fitted, Recipe, check_options
 from scodkit.fit.memory import Plan, Preparation
 from scodkit.fit.probes import check_probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Likelihood
 from scodkit.likelihoods.task import Task
 from scodkit.model.network import Network, StateWatch, state_to_copy
-from scodkit.model.parameters import ParameterSet, Selection, select
+from scodkit.model.parameters import ParameterSet, Selection
 from scodkit.numerics import artifact
 from scodkit.scoring import score as scoring
 from scodkit.scoring.score import Scorer, Scores
@@ -554,20 +552,9 @@ class Monitor:
         Raises:
             ScodError: As a subclass, if a fit would be refused for more than its size.
         """
+        options = FitOptions(precision=precision, products=products)
         with self._network.evaluating():
-            call = self._network.inputs_of(batch)
-            output = first_output(self._network, self.likelihood, batch, call)
-            parameters = select(self._selection, self._network, call)
-            return Preparation(
-                recipe=self._recipe,
-                network=self._network,
-                parameters=parameters,
-                call=call,
-                output=output,
-                num_data=num_data,
-                products=products,
-                precision=precision,
-            ).plan()
+            return Preparation.of(self._network, self._recipe, options, batch, num_data).plan()
 
     @property
     def basis(self) -> Eigenbasis:

@@ -15,7 +15,7 @@ from scodkit.errors import (
     MissingFileError,
     NonFiniteError,
 )
-from scodkit.fit.data import Seen, nothing
+from scodkit.fit.data import Seen, batch_digest, nothing
 from scodkit.model.inputs import Inputs, Ranges, ranges_of, seen_in, widen
 from scodkit.numerics import artifact
 from scodkit.numerics.artifact import (
@@ -49,31 +49,6 @@ _HEADER = all_of(
 )
 
 
-class FiniteCheck:
-    """Whether the samples of a piece were finite, to be asked once a GPU has found out."""
-
-    def __init__(self, good: Tensor, finite: Tensor, first: int, progress: Progress) -> None:
-        self._good, self._finite, self._first = good, finite, first
-        self._batch, self._before = progress.batches, progress.samples
-
-    def ask(self) -> None:
-        """Refuse samples with a NaN or an infinity.
-
-        Raises:
-            NonFiniteError: With the first of them.
-        """
-        if bool(self._good.all()):
-            return
-        place = int((~self._good).nonzero()[0])
-        what = "gradients" if bool(self._finite[place]) else "inputs or output"
-        row = self._first + place
-        raise NonFiniteError(
-            f"expected finite numbers, got a NaN or an infinity in the {what} of sample "
-            f"{self._before + row} (batch {self._batch}, row {row}); mend or remove it, "
-            "or type fit(..., on_bad='skip') to leave such samples out and count them"
-        )
-
-
 @dataclass
 class Progress:
     """How far a pass has come.
@@ -84,10 +59,9 @@ class Progress:
         samples: Samples read, good or bad.
         digests: Hashes of the batches finished, kept only for checkpoints.
         skipped: Samples left out because they were not finite.
-        unchecked: Pieces not yet known to be finite: asking at once would idle a GPU.
+        unchecked: Pieces not yet known to be finite, see `check_later`.
         seen: Which samples are in the sketch.
-        ranges: Of the inputs, as `scodkit.ranges.widen` keeps them; None if a part of the
-            pass did not look.
+        ranges: Of the inputs, see `widen`; None if a part of the pass did not look.
     """
 
     state: SketchState
@@ -95,12 +69,13 @@ class Progress:
     samples: int = 0
     skipped: int = 0
     digests: list[int] = field(default_factory=list)
-    unchecked: list[FiniteCheck] = field(default_factory=list)
+    unchecked: list[tuple[Tensor, Tensor, int, int, int]] = field(default_factory=list)
     seen: Seen = field(default_factory=nothing)
     ranges: dict[str, Tensor] | None = field(default_factory=dict)
 
     def count(self, call: Inputs) -> None:
         """Note that a batch was read."""
+        self.batches += 1
         self.samples += call.batch_size
         if self.ranges is not None:
             widen(self.ranges, call)
@@ -110,10 +85,37 @@ class Progress:
         """The ranges of the inputs, if they are known."""
         return None if self.ranges is None else ranges_of(self.ranges)
 
+    def check_later(self, good: Tensor, finite: Tensor, first: int) -> None:
+        """Note a piece to `check`: waiting for its numbers at once would idle a GPU.
+
+        Args:
+            good: Which of its samples are finite in all, gradients included, ``(b,)``.
+            finite: Which are in inputs and output, ``(b,)``.
+            first: Row of its first sample in the batch.
+        """
+        self.unchecked.append((good, finite, first, self.batches, self.samples))
+
     def check(self, but: int = 0) -> None:
-        """Refuse pieces that were not finite, the last few left for later."""
+        """Refuse samples with a NaN or an infinity.
+
+        Args:
+            but: How many of the last pieces are left for later.
+
+        Raises:
+            NonFiniteError: With the first of them.
+        """
         while len(self.unchecked) > but:
-            self.unchecked.pop(0).ask()
+            good, finite, first, batch, samples = self.unchecked.pop(0)
+            if bool(good.all()):
+                continue
+            place = int((~good).nonzero()[0])
+            what = "gradients" if bool(finite[place]) else "inputs or output"
+            row = first + place
+            raise NonFiniteError(
+                f"expected finite numbers, got a NaN or an infinity in the {what} of sample "
+                f"{samples + row} (batch {batch}, row {row}); mend or remove it, or type "
+                "fit(..., on_bad='skip') to leave such samples out and count them"
+            )
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,14 @@ class Checkpoint:
     """A file for an unfinished pass.
 
     Args:
-        path: Where it is.
-        identity: What the pass is of; one of something else is not gone on with.
+        path: Where it is; None for no file, where all methods do nothing.
+        identity: What the pass is of; that of another pass is refused.
+        every: Batches between two writes.
     """
 
-    path: Path
+    path: Path | None
     identity: dict[str, Any]
+    every: int
 
     def resume(self, state: SketchState) -> Progress:
         """Return how far an earlier pass has come; nowhere if there is no file.
@@ -138,6 +142,8 @@ class Checkpoint:
             MismatchError: If the file is one of another pass.
             CorruptArtifactError: If it is no checkpoint.
         """
+        if self.path is None:
+            return Progress(state)
         remove_leftovers(self.path)
         try:
             header, tensors = artifact.read(self.path, _KIND, _HEADER)
@@ -181,8 +187,39 @@ class Checkpoint:
         progress.ranges = None if ranges is None else seen_in(ranges, held.device)
         return progress
 
-    def save(self, progress: Progress) -> None:
-        """Write how far a pass has come, atomically."""
+    def covers(self, progress: Progress, number: int, call: Inputs) -> bool:
+        """Return whether a batch was read before the checkpoint was written.
+
+        Args:
+            progress: Of the pass.
+            number: Of the batch.
+            call: Its inputs.
+        """
+        if number >= progress.batches:
+            return False
+        self._check_data(progress.digests[number] == batch_digest(call))
+        return True
+
+    def note(self, progress: Progress, call: Inputs) -> None:
+        """Note that a batch was added to the sketch; write the file if it is time to."""
+        if self.path is not None:
+            progress.digests.append(batch_digest(call))
+            if progress.batches % self.every == 0:
+                progress.check()
+                self._write(self.path, progress)
+
+    def finish(self, progress: Progress, batches: int) -> None:
+        """Write the file at the end of the data.
+
+        Args:
+            progress: Of the pass.
+            batches: How many there were.
+        """
+        if self.path is not None:
+            self._check_data(batches >= progress.batches)
+            self._write(self.path, progress)
+
+    def _write(self, path: Path, progress: Progress) -> None:
         header, tensors = documents.pack_state(progress.state, _STATE)
         counts = {name: getattr(progress, name) for name in _COUNTS}
         about = {"state": header, "identity": self.identity, **counts}
@@ -191,20 +228,15 @@ class Checkpoint:
         samples = progress.seen.all()
         if samples is not None:
             tensors[_SAMPLES] = samples
-        artifact.write(self.path, _KIND, about, tensors)
+        artifact.write(path, _KIND, about, tensors)
 
-    def check_batch(self, progress: Progress, number: int, digest: int | None) -> None:
-        """Make sure a batch is the one that the pass came by before.
-
-        Args:
-            progress: As it was resumed.
-            number: Of the batch.
-            digest: Its hash; None if there is no such batch any more.
+    def _check_data(self, same: bool) -> None:
+        """Make sure the data is that of the checkpoint.
 
         Raises:
-            MismatchError: If it is another.
+            MismatchError: If it is not.
         """
-        if progress.digests[number] != digest:
+        if not same:
             raise MismatchError(
                 f"expected the data of the checkpoint at {self.path}, got other batches; go on "
                 "with the same data in the same order, or delete the checkpoint"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from scodkit.sketch import Sketch, SketchState, documents
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
+
+OnBad = Literal["raise", "skip"]
 
 
 def check_options(
@@ -106,6 +109,47 @@ class Recipe:
         if chosen is None:
             chosen = choose_engine(network, parameters, call, self.check_every)
         return FactorSource(chosen, self.likelihood, shape, self.budget)
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How a pass over the data behaves.
+
+    Args:
+        progress: Show a progress bar.
+        on_bad: What a sample with a NaN or an infinity does: raise, or be skipped and counted.
+        check_deterministic: Compare two runs of the model on the first batch, and two reads of
+            the first item of the data set.
+        checkpoint: The file of an unfinished pass.
+        every: Batches between two checkpoints.
+        precision: Run the model, and form gradients, in this dtype; None for the model's own.
+        together: Add up the fits of all processes of torch's process group, if there is one.
+        products: Whether to sketch products with the curvature rather than rows; None for the
+            cheaper way.
+        sharded: Divide the weights, not the data, among those processes.
+    """
+
+    progress: bool = True
+    on_bad: OnBad = "raise"
+    check_deterministic: bool = True
+    checkpoint: Path | None = None
+    every: int = 100
+    precision: torch.dtype | None = None
+    together: bool = True
+    products: bool | None = None
+    sharded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_bad not in ("raise", "skip"):
+            raise OptionError(f"expected on_bad='raise' or 'skip', got {self.on_bad!r}")
+        if not isinstance(self.every, int) or self.every < 1:
+            raise OptionError(f"expected every >= 1 batches, got {self.every!r}")
+        if self.precision not in (None, torch.bfloat16):  # float16 loses small gradients
+            raise OptionError(
+                f"expected precision=torch.bfloat16 or None, got {self.precision!r}"
+            )
+        if self.products not in (None, True, False):
+            raise OptionError(f"expected products=True, False or None, got {self.products!r}")
 
 
 @dataclass(frozen=True)

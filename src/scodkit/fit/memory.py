@@ -20,10 +20,11 @@ from scodkit.factors.choose import choose_jacobian
 from scodkit.factors.engine import row_bytes
 from scodkit.factors.pieces import MANY, FactorSource
 from scodkit.factors.products import Passes, Portions, ProductSource, count_passes
-from scodkit.fit.fitted import Recipe
+from scodkit.fit.first_batch import first_output
+from scodkit.fit.fitted import FitOptions, Recipe
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
-from scodkit.model.parameters import ParameterSet
+from scodkit.model.parameters import ParameterSet, select
 from scodkit.numerics.matmul import sum_dtype
 
 # how many times the operations must be fewer for products to be taken
@@ -93,7 +94,7 @@ def compare(
     passes: Passes,
     portions: Portions,
     rows_bytes: int,
-    wanted: bool | None = None,
+    demanded: bool | None = None,
 ) -> Costs:
     """Return both costs, and which way to take.
 
@@ -103,7 +104,7 @@ def compare(
         passes: What a pass of one sample costs.
         portions: How products are cut up to fit the memory.
         rows_bytes: What rows take.
-        wanted: The way that is asked for; None for the cheaper one, rows in doubt.
+        demanded: Whether products are demanded; None for the cheaper way, rows in doubt.
     """
     b, p, n, t = batch_size, plan.directions, plan.num_parameters, plan.columns
     rounds = -(-t // portions.columns)  # the forward pass is run again in each
@@ -119,8 +120,8 @@ def compare(
         bytes=portions.bytes,
     )
     fewer = rows.operations / max(1, products.operations)
-    if wanted is not None:
-        return Costs(rows, products, wanted, "asked for")
+    if demanded is not None:
+        return Costs(rows, products, demanded, "asked for")
     if fewer < _WORTH:
         why = f"products would take {1 / fewer:.2g} times the operations"
         return Costs(rows, products, False, why)
@@ -284,22 +285,6 @@ def _free_in_container(group: Path = Path("/sys/fs/cgroup")) -> int | None:
     return None if limit == "max" else max(0, int(limit) - used)
 
 
-def check_ways(precision: object, products: object) -> None:
-    """Raise if ``precision`` or ``products`` is unsupported.
-
-    Args:
-        precision: As in `Preparation`.
-        products: Likewise.
-
-    Raises:
-        OptionError: With the values that are supported.
-    """
-    if precision not in (None, torch.bfloat16):  # float16 loses small gradients
-        raise OptionError(f"expected precision=torch.bfloat16 or None, got {precision!r}")
-    if products not in (None, True, False):
-        raise OptionError(f"expected products=True, False or None, got {products!r}")
-
-
 @dataclass(frozen=True)
 class Preparation:
     """What a fit chooses on its first batch.
@@ -307,28 +292,51 @@ class Preparation:
     Args:
         recipe: What to fit.
         network: The model, held in eval mode.
+        options: How to fit.
         parameters: The chosen weights.
         call: The first batch.
         output: What the model made of its first samples, ``(b, *shape)``.
+        example: Samples to choose an engine with.
         num_data: Samples to come, where known.
-        products: Whether to fit by products with the curvature rather than in rows; None for
-            the cheaper way.
-        precision: That the model is run in; None for its own.
-        example: Samples to choose an engine with; None for those of the first batch.
     """
 
     recipe: Recipe
     network: Network
+    options: FitOptions
     parameters: ParameterSet
     call: Inputs
     output: Tensor
-    num_data: int | None = None
-    products: bool | None = None
-    precision: torch.dtype | None = None
-    example: Inputs | None = None
+    example: Inputs
+    num_data: int | None
 
-    def __post_init__(self) -> None:
-        check_ways(self.precision, self.products)
+    @staticmethod
+    def of(
+        network: Network,
+        recipe: Recipe,
+        options: FitOptions,
+        batch: object,
+        num_data: int | None,
+    ) -> Preparation:
+        """Return the preparation on a batch, refusing what cannot be fitted.
+
+        Args:
+            network: The model, held in eval mode.
+            recipe: What to fit.
+            options: How to fit.
+            batch: As the loader yields it.
+            num_data: Samples to come, where known.
+        """
+        call = network.inputs_of(batch)
+        return Preparation(
+            recipe=recipe,
+            network=network,
+            options=options,
+            call=call,
+            output=first_output(network, recipe.likelihood, batch, call),
+            parameters=select(recipe.selection, network, call),
+            example=call,
+            num_data=num_data,
+        )
 
     def sources(self) -> tuple[FactorSource, ProductSource | None]:
         """Choose how to compute.
@@ -336,19 +344,11 @@ class Preparation:
         Returns:
             What turns batches into factors, and what turns them into products with their
             curvature: None for a fit in rows.
-
-        Raises:
-            InsufficientMemoryError: If the fit does not fit.
-            OptionError: If products are asked for where there are none.
         """
         rough = self._rough_plan()
         rough.check()
-        source, running = self._source()
-        working = _row_bytes(running, self.call, hold=True)
-        products, costs = self._product_source(rough, working)
-        if products is not None:
-            working = products.portions(self.call.batch_size).bytes
-        replace(rough, costs=costs, working_bytes=working).check()
+        source, products, plan = self._chosen(rough, counted=False)
+        plan.check()
         return source, products
 
     def plan(self) -> Plan:
@@ -360,16 +360,32 @@ class Preparation:
         rough = self._rough_plan()
         if not rough.fits:
             return rough
-        source, running = self._source()
+        source, _, plan = self._chosen(rough, counted=True)
+        return replace(plan, score_working_bytes=self._score_bytes(source, plan))
+
+    def _chosen(
+        self, rough: Plan, counted: bool
+    ) -> tuple[FactorSource, ProductSource | None, Plan]:
+        """Return what turns batches into factors, what into products, and the plan of a fit.
+
+        Args:
+            rough: The plan of sketch and basis.
+            counted: Whether to count the bytes of rows on a few samples, not by formula.
+        """
+        shape = tuple(self.output.shape[1:])
+        source = self.recipe.source(self.network, self.parameters, self.example, shape)
+        engine = source.engine.of(self.network.at_precision(self.options.precision))
+        running = replace(source, engine=engine)
+        if self.options.precision is not None:  # so that it knows how large its rows are
+            engine.linearize(self.call.first(2))
         working = _row_bytes(running, self.call, hold=True)
         products, costs = self._product_source(rough, working)
-        if products is None:
+        if products is not None:
+            working = products.portions(self.call.batch_size).bytes
+        elif counted:
             working = running.counted(self.call, hold=True) or working
             costs = costs and replace(costs, rows=replace(costs.rows, bytes=working))
-        else:
-            working = products.portions(self.call.batch_size).bytes
-        scoring = self._score_bytes(source, rough)
-        return replace(rough, costs=costs, working_bytes=working, score_working_bytes=scoring)
+        return source, products, replace(rough, costs=costs, working_bytes=working)
 
     def _rough_plan(self) -> Plan:
         """Return the memory of sketch and basis, and of a single row: the least there can be.
@@ -400,17 +416,6 @@ class Preparation:
             available_bytes=available_bytes(device),
         )
 
-    def _source(self) -> tuple[FactorSource, FactorSource]:
-        """Return what turns batches into factors, and the same in the precision of the fit."""
-        shape = tuple(self.output.shape[1:])
-        example = self.example or self.call
-        source = self.recipe.source(self.network, self.parameters, example, shape)
-        used = self.network.at_precision(self.precision)
-        running = replace(source, engine=source.engine.of(used))
-        if self.precision is not None:  # so that it knows how large its rows are
-            running.engine.linearize(self.call.first(2))
-        return source, running
-
     def _score_bytes(self, source: FactorSource, plan: Plan) -> int:
         """Return what scoring a batch takes, beside the basis."""
         if source.ends_in_head:
@@ -439,81 +444,55 @@ class Preparation:
         Args:
             plan: A rough one.
             in_rows: Bytes that rows take.
-        """
-        if not self._may_take_products(plan.directions):
-            return None, None
-        size = self.call.batch_size
-        passes = count_passes(self.network, self.parameters, self.call)
-        # with all columns at once there is least to do
-        at_best = Portions(size, plan.columns, 0)
-        missed = compare(plan, size, passes, at_best, in_rows, self.products).by_products
-        together = self._trusted_products(missed)
-        if together is None:
-            return None, None
-        found = ProductSource(
-            self.network.at_precision(self.precision),
-            self.parameters,
-            together,
-            self.recipe.likelihood,
-            plan.columns,
-            self.recipe.budget,
-        )
-        found = replace(found, memory=found.counted(self.call))
-        costs = compare(plan, size, passes, found.portions(size), in_rows, self.products)
-        return (found if costs.by_products else None), costs
-
-    def _may_take_products(self, directions: int) -> bool:
-        """Return whether products are worth a thought.
 
         Raises:
-            OptionError: If they are asked for where there are none.
+            OptionError: If products are demanded where they cannot be taken.
         """
-        recipe, objection = self.recipe, None
+        recipe, demanded, objection = self.recipe, self.options.products, None
         if not recipe.sketch.takes_products:
             objection = f"{recipe.sketch} takes rows only: type sketch=Nystrom() or TwoSided()"
         elif recipe.likelihood.draws:
             objection = f"{recipe.likelihood} draws a few rows, which are cheap"
         elif self.parameters.itemsize(self.network.model) < torch.float32.itemsize:
             objection = "products lose too many digits with weights in half precision"
-        if self.products and objection:
+        if demanded and objection:
             raise OptionError(
                 f"expected a fit that can be made by products, but {objection}; or leave out "
                 "products=True"
             )
-        many = self.products is None and directions >= MANY
-        return not objection and (bool(self.products) or many)
-
-    def _trusted_products(self, missed: bool) -> bool | None:
-        """Return whether several vectors go through the model at once.
-
-        Args:
-            missed: Whether a fit in rows is slower.
-
-        Returns:
-            None, with a warning if missed, where the model does not allow for products and
-            they are not asked for.
-
-        Raises:
-            OptionError: If the model does not allow for them, and they are asked for.
-        """
-        example = self.example or self.call
-        together, passed_over = choose_jacobian(self.network, self.parameters, example)
-        if together is not None:
-            return together
-        words = f"products with the curvature of {type(self.network.model).__name__}"
-        if self.products:
-            raise OptionError(
-                f"expected {words} that agree with plain autograd, but all were passed over: "
-                f"{passed_over}; leave out products=True"
-            )
-        if missed:
-            warnings.warn(
-                f"{words} cannot be trusted, so it is fitted in rows, more slowly; passed "
-                f"over: {passed_over}",
-                EngineFallbackWarning,
-                stacklevel=2,
-            )
-        return None
+        considered = plan.directions >= MANY if demanded is None else demanded
+        if objection or not considered:
+            return None, None
+        size = self.call.batch_size
+        passes = count_passes(self.network, self.parameters, self.call)
+        together, passed_over = choose_jacobian(self.network, self.parameters, self.example)
+        if together is None:
+            words = f"products with the curvature of {type(self.network.model).__name__}"
+            if demanded:
+                raise OptionError(
+                    f"expected {words} that agree with plain autograd, but all were passed "
+                    f"over: {passed_over}; leave out products=True"
+                )
+            at_best = Portions(size, plan.columns, 0)  # all columns at once
+            if compare(plan, size, passes, at_best, in_rows).by_products:
+                warnings.warn(
+                    f"{words} cannot be trusted, so it is fitted in rows, more slowly; passed "
+                    f"over: {passed_over}",
+                    EngineFallbackWarning,
+                    stacklevel=2,
+                )
+            return None, None
+        source = ProductSource(
+            self.network.at_precision(self.options.precision),
+            self.parameters,
+            together,
+            recipe.likelihood,
+            plan.columns,
+            recipe.budget,
+        )
+        source = replace(source, memory=source.counted(self.call))
+        costs = compare(plan, size, passes, source.portions(size), in_rows, demanded)
+        return (source if costs.by_products else None), costs
 
 
 def _row_bytes(source: FactorSource, call: Inputs, hold: bool) -> int:

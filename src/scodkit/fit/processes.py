@@ -98,22 +98,6 @@ class Processes:
         distributed.all_gather_object(found, document)
         return found
 
-    def first_difference(self, document: dict[str, Any]) -> tuple[str, int, Any, Any] | None:
-        """Return where a process says something else than the first, or None.
-
-        Args:
-            document: What this process says, by name; the names are the same in all.
-
-        Returns:
-            The name, the process, and what the first and that one say.
-        """
-        first, *others = self.gathered(document)
-        for rank, other in enumerate(others, start=1):
-            for what in first:
-                if first[what] != other[what]:
-                    return what, rank, first[what], other[what]
-        return None
-
     @contextlib.contextmanager
     def failing_together(self) -> Iterator[None]:
         """Let an error in one process end the block in all of them: none is left waiting.
