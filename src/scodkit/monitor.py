@@ -102,7 +102,7 @@ class Monitor:
         self._prior_scale = prior_scale
         self._task = task
         self._selection = parameters
-        self._functions = {"inputs": inputs is not None, "outputs": outputs is not None}
+        self._functions = storage.given(inputs=inputs, outputs=outputs)
         self._network = Network(model, inputs, outputs)
         self._state_watch = StateWatch(self._network)
         self._scorer: Scorer | None = None
@@ -704,19 +704,16 @@ class Monitor:
         if fitted.probes is not None:
             probes = fitted.probes.answered(self._network, self.task, self._by)
             fitted = replace(fitted, probes=probes)
-        others = {"task": self.task is not None, "by": self._by is not None}
-        functions = {**self._functions, **others}
-        stored = storage.Stored(
-            likelihood=self.likelihood,
-            rank=self.rank,
-            sketch=self.sketch,
+        storage.save(
+            path,
+            fitted,
+            self._recipe,
             prior_scale=self.prior_scale,
-            functions=functions,
-            fitted=fitted,
+            functions=self._functions | storage.given(task=self.task, by=self._by),
             calibration=self.calibration,
             notes=self.notes,
+            with_sketch=sketch,
         )
-        storage.save(path, stored, sketch)
 
     @classmethod
     def load(
@@ -751,14 +748,14 @@ class Monitor:
             ArtifactError: As a subclass: other weights, functions or answers to probe inputs, a
                 file cut off or altered.
         """
-        given = {"inputs": inputs, "outputs": outputs, "task": task, "by": by}
-        functions = {name: function is not None for name, function in given.items()}
-        stored = storage.load(path, Network(model).model, likelihood, sketch, functions)
-        monitor = cls(model, **stored.options, task=task, inputs=inputs, outputs=outputs)
-        check_probes(stored.fitted.probes, monitor._network, task, by)
-        monitor._adopt(stored.fitted, None)
-        monitor.calibration, monitor._by = stored.calibration, by
-        monitor.notes = dict(stored.notes)
+        functions = storage.given(inputs=inputs, outputs=outputs, task=task, by=by)
+        options, fitted, calibration, notes = storage.load(
+            path, Network(model).model, likelihood, sketch, functions
+        )
+        monitor = cls(model, **options, task=task, inputs=inputs, outputs=outputs)
+        check_probes(fitted.probes, monitor._network, task, by)
+        monitor._adopt(fitted, None)
+        monitor.calibration, monitor._by, monitor.notes = calibration, by, notes
         return monitor
 
 

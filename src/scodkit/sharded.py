@@ -73,7 +73,7 @@ class ShardedMonitor:
         check_options(model, likelihood, rank, sketch, prior_scale)
         self.prior_scale = prior_scale
         self._recipe = Recipe(likelihood, rank, sketch, parameters, 0)
-        self._functions = _functions(inputs, outputs)
+        self._functions = storage.given(inputs=inputs, outputs=outputs)
         self._network = Network(model, inputs, outputs)
         self._processes = Processes.here()
         self._state_watch = StateWatch(self._network, _RENEWAL)
@@ -149,18 +149,23 @@ class ShardedMonitor:
             StaleMonitorError: If the model has changed since the fit.
         """
         self._ready()
-        processes, recipe = self._processes, self._recipe
+        path, processes = Path(path), self._processes
         with processes.failing_together():
             fitted = self._check("saving", contents=True)
-            check_place(Path(path))
-        options = (recipe.likelihood, recipe.rank, recipe.sketch, self.prior_scale)
-        stored = storage.Stored(*options, self._functions, fitted, None)
-        path, shard = Path(path), None
+            check_place(path)
+        shard = None
         if processes.count > 1:
             _, weights = fitted.parameters.divided(processes.rank, processes.count)
             shard = storage.Shard(processes.rank, processes.count, weights.start, weights.stop)
         with processes.failing_together():
-            storage.save(processes.own_file(path), stored, True, shard)
+            storage.save(
+                processes.own_file(path),
+                fitted,
+                self._recipe,
+                prior_scale=self.prior_scale,
+                functions=self._functions,
+                shard=shard,
+            )
         with processes.failing_together():  # once all files are written, old ones may go
             if processes.rank == 0:
                 storage.remove_replaced(path, processes.kept_files(path)[1])
@@ -191,16 +196,20 @@ class ShardedMonitor:
         """
         processes = Processes.here()
         with processes.failing_together():
-            functions = _functions(inputs, outputs)
-            part = (processes.rank, processes.count) if processes.count > 1 else None
-            bare = Network(model).model  # without wrappers
-            stored = storage.load(path, bare, likelihood, sketch, functions, part)
-        monitor = cls(model, **stored.options, inputs=inputs, outputs=outputs)
+            options, fitted, _, _ = storage.load(
+                path,
+                Network(model).model,  # without wrappers
+                likelihood,
+                sketch,
+                storage.given(inputs=inputs, outputs=outputs),
+                (processes.rank, processes.count),
+            )
+        monitor = cls(model, **options, inputs=inputs, outputs=outputs)
         with processes.failing_together():
-            check_probes(stored.fitted.probes, monitor._network)
-        monitor._fitted = stored.fitted
-        if stored.fitted.state is not None:
-            stored.fitted.state.add_up = processes.summed
+            check_probes(fitted.probes, monitor._network)
+        monitor._fitted = fitted
+        if fitted.state is not None:
+            fitted.state.add_up = processes.summed
         return monitor
 
     def _energies(self, batch: Any) -> scoring.Energies:
@@ -233,9 +242,3 @@ class ShardedMonitor:
             with self._network.evaluating():
                 fitted = self._fitted = fitted.settled(self._state_watch, doing)
         return fitted
-
-
-def _functions(inputs: object, outputs: object) -> dict[str, bool]:
-    """Return which of the user's functions are given; tasks and groups are for `Monitor`."""
-    given = {"inputs": inputs is not None, "outputs": outputs is not None}
-    return {**given, "task": False, "by": False}
