@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from scodkit import monitor_file as storage
-from scodkit.calibration import Calibration, CrowdWatch, groups_of
+from scodkit.calibration import Calibration, groups_of
 from scodkit.errors import CalibrationWarning, MergeError, NotFittedError, OptionError
 from scodkit.explain import Explanation, References, explain
 from scodkit.factors.choose import CHECK_EVERY
@@ -90,8 +90,7 @@ class Monitor:
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> None:
         sketch = Nystrom() if sketch is None else sketch
-        check_options(model, likelihood, rank, sketch, prior_scale)
-        _check_task(task)
+        check_options(model, likelihood, rank, sketch, prior_scale, task)
         self.likelihood = likelihood
         self.sketch = sketch
         self.calibration: Calibration | None = None
@@ -106,7 +105,6 @@ class Monitor:
         self._network = Network(model, inputs, outputs)
         self._state_watch = StateWatch(self._network)
         self._scorer: Scorer | None = None
-        self._crowd: CrowdWatch | None = None
         self._memory_budget: int | None = None  # None for the default of the device
 
     def fit(  # noqa: PLR0913 (each a choice of its own)
@@ -198,7 +196,7 @@ class Monitor:
         processes = Processes.here(together)
         with processes.failing_together():
             before = self._ready().check("an update", contents=True)
-            before.check_sketch()
+            before.needed_state()  # before data is read to be added to it
         same = replace(self._recipe, selection=before.parameters)
         options = FitOptions(
             progress=progress,
@@ -257,7 +255,7 @@ class Monitor:
         """
         self._ready().check("a calibration", contents=True)
         scores, groups = [torch.empty(0)], [torch.empty(0, dtype=torch.int64)]
-        samples = data.nothing()
+        samples = data.Seen()
         for batch in self._batches(loader, "calibrating", progress):
             call = self._network.inputs_of(batch)
             samples.add(data.digests_of(call))
@@ -329,7 +327,7 @@ class Monitor:
             p_value = self.calibration.p_value(score, self._groups(found)).to(
                 found.score.device
             )
-            self._crowd_watch(self.calibration).look(score)
+            self.calibration.crowd.look(score)
         return scoring.Scored(found.output, found.score, p_value)
 
     def score(self, batch: object) -> Tensor:
@@ -361,7 +359,7 @@ class Monitor:
         flags = self.calibration.flag(
             score, false_alarm, groups=self._groups(found), confidence=confidence
         )
-        self._crowd_watch(self.calibration).look(score)
+        self.calibration.crowd.look(score)
         return flags.to(found.score.device)
 
     def selftest(self, batch: object) -> scoring.SelfTest:
@@ -515,11 +513,6 @@ class Monitor:
             data.open_stream(loader)[1], data.num_batches(loader), doing, progress
         )
 
-    def _crowd_watch(self, calibration: Calibration) -> CrowdWatch:
-        if self._crowd is None or self._crowd.calibration is not calibration:
-            self._crowd = CrowdWatch(calibration)
-        return self._crowd
-
     def _groups(self, found: Scores) -> Tensor | None:
         return None if self._by is None else groups_of(self._by, found.output)
 
@@ -554,7 +547,7 @@ class Monitor:
         """
         options = FitOptions(precision=precision, products=products)
         with self._network.evaluating():
-            return Preparation.of(self._network, self._recipe, options, batch, num_data).plan()
+            return Preparation(self._network, self._recipe, options, batch, num_data).plan()
 
     @property
     def basis(self) -> Eigenbasis:
@@ -600,7 +593,9 @@ class Monitor:
 
     @task.setter
     def task(self, value: Task | None) -> None:
-        _check_task(value)
+        check_options(
+            self.model, self.likelihood, self.rank, self.sketch, self.prior_scale, value
+        )
         self._task = value
         self._ask_anew()
 
@@ -757,10 +752,3 @@ class Monitor:
         monitor._adopt(fitted, None)
         monitor.calibration, monitor._by, monitor.notes = calibration, by, notes
         return monitor
-
-
-def _check_task(task: object) -> None:
-    if task is not None and not isinstance(task, Task):
-        raise OptionError(
-            f"expected a task object, got {task!r}; type task=Task(lambda output: ...)"
-        )

@@ -15,7 +15,7 @@ from scodkit.errors import (
     MissingFileError,
     NonFiniteError,
 )
-from scodkit.fit.data import Seen, batch_digest, nothing
+from scodkit.fit.data import Seen, batch_digest
 from scodkit.model.inputs import Inputs, Ranges, ranges_of, seen_in, widen
 from scodkit.numerics import artifact
 from scodkit.numerics.artifact import (
@@ -35,10 +35,14 @@ from scodkit.sketch import SketchState, documents
 _KIND = "checkpoint"
 _STATE = "state."
 _SAMPLES, _BATCHES = "samples", "batches"
-_COUNTS = {"samples": whole(), "skipped": whole()}
 _HEADER = all_of(
     fields(
-        {"state": documents.STATE, "identity": OBJECT, **_COUNTS},
+        {
+            "state": documents.STATE,
+            "identity": OBJECT,
+            "samples": whole(),
+            "skipped": whole(),
+        },
         {"input_range": maybe(RANGES)},
         others=True,
     ),
@@ -70,7 +74,7 @@ class Progress:
     skipped: int = 0
     digests: list[int] = field(default_factory=list)
     unchecked: list[tuple[Tensor, Tensor, int, int, int]] = field(default_factory=list)
-    seen: Seen = field(default_factory=nothing)
+    seen: Seen = field(default_factory=Seen)
     ranges: dict[str, Tensor] | None = field(default_factory=dict)
 
     def count(self, call: Inputs) -> None:
@@ -221,14 +225,18 @@ class Checkpoint:
 
     def _write(self, path: Path, progress: Progress) -> None:
         header, tensors = documents.pack_state(progress.state, _STATE)
-        counts = {name: getattr(progress, name) for name in _COUNTS}
-        about = {"state": header, "identity": self.identity, **counts}
-        about["input_range"] = progress.input_range
+        full = {
+            "state": header,
+            "identity": self.identity,
+            "samples": progress.samples,
+            "skipped": progress.skipped,
+            "input_range": progress.input_range,
+        }
         tensors[_BATCHES] = torch.tensor(progress.digests, dtype=torch.int64)
         samples = progress.seen.all()
         if samples is not None:
             tensors[_SAMPLES] = samples
-        artifact.write(path, _KIND, about, tensors)
+        artifact.write(path, _KIND, full, tensors)
 
     def _check_data(self, same: bool) -> None:
         """Make sure the data is that of the checkpoint.

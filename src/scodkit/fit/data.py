@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ _AT_ONCE = 2**22
 # tensors of digests that wait on a GPU, which has to be waited for to move them
 _WAITING = 1024
 
+_NONE = torch.empty(0, dtype=torch.int64)
 _ODD = 0x5851F42D4C957F2D
 
 # batches done before that are read again where a fit goes on, evenly spaced
@@ -238,15 +239,12 @@ class Seen:
         before: Digests to go on from; None if they are not known, and never will be.
     """
 
-    def __init__(self, before: Tensor | None) -> None:
-        self._kept = [] if before is None else [before]
+    def __init__(self, before: Tensor | None = _NONE) -> None:
+        self._parts = None if before is None else [before]  # on the CPU
         self._waiting: list[Tensor] = []
-        self._known, self._count = before is not None, sum(map(len, self._kept))
 
     def add(self, digests: Tensor) -> None:
         """Keep the digests of some more samples, from `digests_of`."""
-        self._count += len(digests)
-        self._known = self._known and self._count <= KEPT
         self._waiting.append(digests)
         if len(self._waiting) > _WAITING:
             self._settle()
@@ -254,22 +252,17 @@ class Seen:
     def all(self) -> Tensor | None:
         """Return the digests, sorted, on the CPU; None if they are not all known."""
         self._settle()
-        return torch.cat(self._kept).sort().values if self._known else None
+        return None if self._parts is None else joined(self._parts)
 
     def _settle(self) -> None:
-        if self._waiting:
-            self._kept.append(torch.cat(self._waiting).cpu())
+        if self._parts is not None and self._waiting:
+            self._parts.append(torch.cat(self._waiting).cpu())
+            if sum(map(len, self._parts)) > KEPT:
+                self._parts = None
         self._waiting = []
-        if not self._known:
-            self._kept = []
 
 
-def nothing() -> Seen:
-    """Return what a pass has seen before its first step."""
-    return Seen(torch.empty(0, dtype=torch.int64))
-
-
-def joined(parts: list[Tensor | None]) -> Tensor | None:
+def joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Return the digests of several passes, sorted; None where some are not known."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or sum(map(len, known)) > KEPT:

@@ -35,6 +35,7 @@ from scodkit.model.inputs import Form, Inputs, joined_ranges
 from scodkit.model.network import Network
 from scodkit.model.parameters import Fingerprints, ParameterSet, select_names
 from scodkit.numerics.matmul import sum_dtype
+from scodkit.sketch import documents
 
 # pieces a GPU may be behind before it is waited for
 _LATE = 2
@@ -176,18 +177,19 @@ class _Pass:
             return None
         with network.evaluating():
             samples = data.num_samples(self.loader)
-            prepared = Preparation.of(network, recipe, options, first, samples)
+            prepared = Preparation(network, recipe, options, first, samples)
             call, output, parameters = prepared.call, prepared.output, prepared.parameters
             if options.check_deterministic:
                 check_deterministic(network, call, output, self.loader)
-            example, batches = with_example(network, call, batches)
+            prepared.example, batches = with_example(network, call, batches)
             if options.sharded:
                 names, _ = parameters.divided(self.processes.rank, self.processes.count)
                 part = select_names(network.model, names)
-                source = recipe.source(network, part, example, tuple(output.shape[1:]))
+                shape = tuple(output.shape[1:])
+                source = recipe.source(network, part, prepared.example, shape)
                 products = None
             else:
-                source, products = replace(prepared, example=example).sources()
+                source, products = prepared.sources()
             checked = options.check_deterministic
             probes = Probes.of(network, first, call, deterministic=checked)
         terms = {
@@ -244,7 +246,12 @@ class _Pass:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        return {**self.recipe.identity, "precision": str(self.options.precision)}
+        return {
+            "likelihood": documents.describe(self.recipe.likelihood),
+            "sketch": documents.describe(self.recipe.sketch),
+            "rank": self.recipe.rank,
+            "precision": str(self.options.precision),
+        }
 
     def run(self, begun: _Begun | None, terms: _Terms) -> tuple[Progress, FactorSource | None]:
         """Read all data of this process.

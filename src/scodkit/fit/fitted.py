@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,11 @@ from scodkit.factors.pieces import FactorSource
 from scodkit.fit.data import joined, seen_again
 from scodkit.fit.probes import Probes
 from scodkit.likelihoods import Likelihood
+from scodkit.likelihoods.task import Task
 from scodkit.model.inputs import Form, Inputs, Ranges, joined_ranges
 from scodkit.model.network import Network, StateWatch
 from scodkit.model.parameters import Fingerprints, ParameterSet, Selection
-from scodkit.sketch import Sketch, SketchState, documents
+from scodkit.sketch import Sketch, SketchState
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
@@ -29,7 +30,12 @@ OnBad = Literal["raise", "skip"]
 
 
 def check_options(
-    model: object, likelihood: object, rank: object, sketch: object, prior_scale: float
+    model: object,
+    likelihood: object,
+    rank: object,
+    sketch: object,
+    prior_scale: float,
+    task: object = None,
 ) -> None:
     """Refuse what a monitor cannot be made of, at once rather than after a pass.
 
@@ -50,6 +56,8 @@ def check_options(
         problem = f"a sketch object, got {sketch!r}; type Nystrom() or another, with brackets"
     elif not 1e-100 < prior_scale < 1e100:  # whose squares are numbers
         problem = f"a positive, finite prior_scale, got {prior_scale!r}"
+    elif task is not None and not isinstance(task, Task):
+        problem = f"a task object, got {task!r}; type task=Task(lambda output: ...)"
     if problem:
         raise OptionError(f"expected {problem}")
 
@@ -73,15 +81,6 @@ class Recipe:
     selection: Selection
     budget: int
     check_every: int = CHECK_EVERY
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What two fits must have in common to be one, as plain data."""
-        return {
-            "likelihood": documents.describe(self.likelihood),
-            "sketch": documents.describe(self.sketch),
-            "rank": self.rank,
-        }
 
     def source(
         self,
@@ -211,17 +210,18 @@ class Fitted:
                 "load the weights of that time, or fit again"
             )
 
-    def check_sketch(self) -> None:
-        """Make sure the sketch is there, before data is read to be added to it.
+    def needed_state(self) -> SketchState:
+        """Return the sketch, which data can be added to.
 
         Raises:
-            MergeError: If it is not.
+            MergeError: If it was not saved.
         """
         if self.state is None:
             raise MergeError(
                 "expected a monitor with its sketch, but this one was saved without; save it "
                 "with monitor.save(path, sketch=True), or fit again"
             )
+        return self.state
 
     def check_other_samples(self, samples: Tensor | None) -> None:
         """Make sure no sample would count twice, in whatever batches and order it comes.
@@ -283,19 +283,18 @@ class Fitted:
                 f"expected two fits of the same model and options, but {difference}; fit "
                 "every part with the same weights, likelihood and parameters=..."
             )
-        self.check_sketch()
-        other.check_sketch()
-        assert self.state is not None
-        assert other.state is not None
-        sketch = self.state.sketch
-        own = other.state if consume else other.state.copy()
-        state = sketch.merge(own.to(self.state.squared_norm.device), self.state)
-        samples = joined([self.samples, other.samples])
-        basis = sketch.eigenbasis(state, rank)
-        if not (self.basis.certified and other.basis.certified):
-            basis = replace(basis, certified=False)
-        basis = replace(basis, offloaded=self.basis.offloaded)  # as the state is
-        seen = replace(self, skipped=self.skipped + other.skipped, samples=samples)
-        input_range = joined_ranges(self.input_range, other.input_range)
-        probes = self.probes or other.probes
-        return replace(seen, basis=basis, state=state, input_range=input_range, probes=probes)
+        mine, theirs = self.needed_state(), other.needed_state()
+        if not consume:
+            theirs = theirs.copy()
+        state = mine.sketch.merge(theirs.to(mine.squared_norm.device), mine)
+        basis = mine.sketch.eigenbasis(state, rank)
+        certified = basis.certified and self.basis.certified and other.basis.certified
+        return replace(
+            self,
+            basis=replace(basis, certified=certified, offloaded=self.basis.offloaded),
+            state=state,
+            skipped=self.skipped + other.skipped,
+            samples=joined([self.samples, other.samples]),
+            input_range=joined_ranges(self.input_range, other.input_range),
+            probes=self.probes or other.probes,
+        )

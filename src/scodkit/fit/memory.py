@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from scodkit.errors import EngineFallbackWarning, InsufficientMemoryError, OptionError
 from scodkit.factors.choose import choose_jacobian
@@ -24,7 +23,7 @@ from scodkit.fit.first_batch import first_output
 from scodkit.fit.fitted import FitOptions, Recipe
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
-from scodkit.model.parameters import ParameterSet, select
+from scodkit.model.parameters import select
 from scodkit.numerics.matmul import sum_dtype
 
 # how many times the operations must be fewer for products to be taken
@@ -285,58 +284,36 @@ def _free_in_container(group: Path = Path("/sys/fs/cgroup")) -> int | None:
     return None if limit == "max" else max(0, int(limit) - used)
 
 
-@dataclass(frozen=True)
 class Preparation:
     """What a fit chooses on its first batch.
 
     Args:
-        recipe: What to fit.
         network: The model, held in eval mode.
+        recipe: What to fit.
         options: How to fit.
-        parameters: The chosen weights.
-        call: The first batch.
-        output: What the model made of its first samples, ``(b, *shape)``.
-        example: Samples to choose an engine with.
+        batch: The first batch, as the loader yields it; refused if it cannot be right.
         num_data: Samples to come, where known.
+
+    Attributes:
+        call: The inputs of the batch.
+        output: What the model made of its first samples, ``(b, *shape)``.
+        parameters: The chosen weights.
+        example: Samples to choose an engine with.
     """
 
-    recipe: Recipe
-    network: Network
-    options: FitOptions
-    parameters: ParameterSet
-    call: Inputs
-    output: Tensor
-    example: Inputs
-    num_data: int | None
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         network: Network,
         recipe: Recipe,
         options: FitOptions,
         batch: object,
         num_data: int | None,
-    ) -> Preparation:
-        """Return the preparation on a batch, refusing what cannot be fitted.
-
-        Args:
-            network: The model, held in eval mode.
-            recipe: What to fit.
-            options: How to fit.
-            batch: As the loader yields it.
-            num_data: Samples to come, where known.
-        """
-        call = network.inputs_of(batch)
-        return Preparation(
-            recipe=recipe,
-            network=network,
-            options=options,
-            call=call,
-            output=first_output(network, recipe.likelihood, batch, call),
-            parameters=select(recipe.selection, network, call),
-            example=call,
-            num_data=num_data,
-        )
+    ) -> None:
+        self.network, self.recipe, self.options = network, recipe, options
+        self.num_data = num_data
+        self.call = self.example = network.inputs_of(batch)
+        self.output = first_output(network, recipe.likelihood, batch, self.call)
+        self.parameters = select(recipe.selection, network, self.call)
 
     def sources(self) -> tuple[FactorSource, ProductSource | None]:
         """Choose how to compute.
