@@ -9,44 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scodkit.errors import (
-    CorruptArtifactError,
-    MismatchError,
-    MissingFileError,
-    NonFiniteError,
-)
+from scodkit import errors
 from scodkit.fit.data import Seen, batch_digest
 from scodkit.model.inputs import Inputs, Ranges, ranges_of, seen_in, widen
 from scodkit.numerics import artifact
-from scodkit.numerics.artifact import (
-    DIGESTS,
-    OBJECT,
-    RANGES,
-    all_of,
-    fields,
-    maybe,
-    refuse,
-    that,
-    whole,
-)
 from scodkit.numerics.files import remove_leftovers
 from scodkit.sketch import SketchState, documents
 
 _KIND = "checkpoint"
 _STATE = "state."
 _SAMPLES, _BATCHES = "samples", "batches"
-_HEADER = all_of(
-    fields(
+_HEADER = artifact.all_of(
+    artifact.fields(
         {
             "state": documents.STATE,
-            "identity": OBJECT,
-            "samples": whole(),
-            "skipped": whole(),
+            "identity": artifact.OBJECT,
+            "samples": artifact.whole(),
+            "skipped": artifact.whole(),
         },
-        {"input_range": maybe(RANGES)},
+        {"input_range": artifact.maybe(artifact.RANGES)},
         others=True,
     ),
-    that(
+    artifact.that(
         "as many samples as are in the sketch, or were skipped,",
         lambda header: header["state"]["num_data"] + header["skipped"] <= header["samples"],
     ),
@@ -115,7 +99,7 @@ class Progress:
             place = int((~good).nonzero()[0])
             what = "gradients" if bool(finite[place]) else "inputs or output"
             row = first + place
-            raise NonFiniteError(
+            raise errors.NonFiniteError(
                 f"expected finite numbers, got a NaN or an infinity in the {what} of sample "
                 f"{samples + row} (batch {batch}, row {row}); mend or remove it, or type "
                 "fit(..., on_bad='skip') to leave such samples out and count them"
@@ -152,12 +136,12 @@ class Checkpoint:
         try:
             header, tensors = artifact.read(self.path, _KIND, _HEADER)
             checks = documents.state_checks(tensors, _STATE)
-            checks[_BATCHES] = DIGESTS
-            fields(checks, {_SAMPLES: DIGESTS})(str(self.path), tensors)
-        except MissingFileError:
+            checks[_BATCHES] = artifact.DIGESTS
+            artifact.fields(checks, {_SAMPLES: artifact.DIGESTS})(str(self.path), tensors)
+        except errors.MissingFileError:
             return Progress(state)
-        except CorruptArtifactError as error:
-            raise CorruptArtifactError(
+        except errors.CorruptArtifactError as error:
+            raise errors.CorruptArtifactError(
                 f"expected a checkpoint or nothing at {self.path}, got something else, or a "
                 f"checkpoint of an earlier version "
                 f"({error}); choose another path, or delete that"
@@ -168,7 +152,7 @@ class Checkpoint:
             if header["identity"].get(key) != value
         ]
         if differing:
-            raise MismatchError(
+            raise errors.MismatchError(
                 f"expected a checkpoint of this fit at {self.path}, got one of another ("
                 + "; ".join(differing)
                 + "); delete it or choose another path"
@@ -178,7 +162,9 @@ class Checkpoint:
         shape = (resumed.num_parameters, resumed.columns)
         dtypes = {tensor.dtype for tensor in resumed.tensors.values()}
         if shape != (state.num_parameters, state.columns) or dtypes != {held.dtype}:
-            refuse(f"a sketch of {state.num_parameters} weights at {self.path}", "another")
+            artifact.refuse(
+                f"a sketch of {state.num_parameters} weights at {self.path}", "another"
+            )
         progress = Progress(
             resumed.to(held.device),
             samples=header["samples"],
@@ -245,7 +231,7 @@ class Checkpoint:
             MismatchError: If it is not.
         """
         if not same:
-            raise MismatchError(
+            raise errors.MismatchError(
                 f"expected the data of the checkpoint at {self.path}, got other batches; go on "
                 "with the same data in the same order, or delete the checkpoint"
             )

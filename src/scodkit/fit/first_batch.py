@@ -12,13 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
-from scodkit.errors import (
-    BatchError,
-    ModelCallError,
-    NondeterministicError,
-    ScodError,
-    first_line,
-)
+from scodkit import errors
 from scodkit.factors.pieces import distinct
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
@@ -61,13 +55,13 @@ def first_output(
     except Exception as error:  # whatever a model raises
         advice = _advice(network, batch, call)
         if "DefaultCPUAllocator" in str(error) or (
-            isinstance(error, ScodError) and advice is None
+            isinstance(error, errors.ScodError) and advice is None
         ):
             raise
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        raise ModelCallError(
+        raise errors.ModelCallError(
             "expected a batch that the model can be run on, but it raised "
-            f"{first_line(cause)}; "
+            f"{errors.first_line(cause)}; "
             + (advice or "pick its inputs with Monitor(..., inputs=lambda batch: ...)")
         ) from cause
     likelihood.check_output(output)
@@ -98,7 +92,7 @@ def check_deterministic(network: Network, call: Inputs, output: Tensor, loader: 
         again = network(looked_at(call))
     scale = float(output.abs().nan_to_num(0.0, 0.0, 0.0).max()) if output.numel() else 0.0
     if not torch.allclose(output, again, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
-        raise NondeterministicError(
+        raise errors.NondeterministicError(
             "expected the same output twice for the same batch in eval mode, got two; is there "
             "dropout that ignores eval mode, or sampling inside forward? Remove it, or type "
             "fit(..., check_deterministic=False)"
@@ -107,7 +101,7 @@ def check_deterministic(network: Network, call: Inputs, output: Tensor, loader: 
     readable = hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)
     readable = readable and not isinstance(dataset, IterableDataset)
     if readable and len(dataset) and not _same(dataset[0], dataset[0]):
-        raise NondeterministicError(
+        raise errors.NondeterministicError(
             "expected the data set to give the same item twice, but item 0 differs between "
             "two reads; switch random augmentation off for fitting, or type "
             "fit(..., check_deterministic=False) to fit on augmented data"
@@ -147,7 +141,7 @@ def _check_not_quantised(model: nn.Module) -> None:
         kind = type(module)
         packed = kind.__module__.startswith("torch.") and ".quantized." in kind.__module__
         if packed and not kind.__name__.endswith("FloatFunctional"):
-            raise BatchError(
+            raise errors.BatchError(
                 f"expected weights that have gradients, got a quantised model ({name or 'it'} "
                 f"is a {kind.__name__} from {kind.__module__}), whose weights are integers; "
                 "fit and score with the model in floating point that it was made from"

@@ -13,13 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scodkit.errors import (
-    BatchError,
-    EmptyLoaderError,
-    MismatchError,
-    NonFiniteError,
-    RepeatedDataWarning,
-)
+from scodkit import errors
 from scodkit.factors.choose import name_of
 from scodkit.factors.engine import FactorsOf
 from scodkit.factors.pieces import FactorSource
@@ -82,7 +76,7 @@ def fit(
     samples = _samples([report["samples"] for report in reports])
     state = done.state if options.sharded else processes.add_up(done.state)
     if state.num_data == 0:
-        raise NonFiniteError(
+        raise errors.NonFiniteError(
             f"expected finite samples, but all {skipped} had a NaN or an infinity; "
             "look at the data and at the model's outputs"
         )
@@ -113,7 +107,6 @@ class _Begun:
     """What a process with data has chosen on its first batch.
 
     Args:
-        call: The inputs of the first batch.
         batches: All batches.
         terms: What must be the same in all processes, by name.
         form: Of the first batch.
@@ -122,7 +115,6 @@ class _Begun:
         probes: The model's answers to made-up inputs.
     """
 
-    call: Inputs
     batches: Iterable[Any]
     terms: dict[str, Any]
     form: Form
@@ -171,7 +163,7 @@ class _Pass:
             self.processes.check_files(options.checkpoint)
         try:
             first, batches = data.open_stream(self.loader)
-        except EmptyLoaderError:
+        except errors.EmptyLoaderError:
             if self.processes.count == 1 or options.sharded:
                 raise
             return None
@@ -199,7 +191,7 @@ class _Pass:
         }
         if options.sharded:
             terms["first batch"] = data.batch_digest(call)
-        return _Begun(call, batches, terms, Form.of(first, call), source, products, probes)
+        return _Begun(batches, terms, Form.of(first, call), source, products, probes)
 
     def agree(self, begun: _Begun | None) -> _Terms:
         """Return what all processes fit; those without data fit what the others do.
@@ -212,7 +204,9 @@ class _Pass:
         proposal = begun and (begun.terms, begun.form, self.network.volatile)
         proposals = [p for p in self.processes.gathered(proposal) if p is not None]
         if not proposals:
-            raise BatchError("expected data in one of the processes, got empty loaders in all")
+            raise errors.BatchError(
+                "expected data in one of the processes, got empty loaders in all"
+            )
         terms, form, _ = proposals[0]
         self._compare({**(begun.terms if begun else terms), **self._identity})
         with self.processes.failing_together():
@@ -238,7 +232,7 @@ class _Pass:
         for rank, other in enumerate(others, start=1):
             for what in first:
                 if first[what] != other[what]:
-                    raise MismatchError(
+                    raise errors.MismatchError(
                         f"expected the same {what} in all processes, but the {what} of "
                         f"process 0 and of process {rank} differ: {first[what]} and "
                         f"{other[what]}; {advice}"
@@ -355,7 +349,7 @@ def same_in_all(
         call = None if batch is None else network.inputs_of(batch, form)
     digests = processes.gathered(None if call is None else data.batch_digest(call))
     if len(set(digests)) > 1:
-        raise MismatchError(
+        raise errors.MismatchError(
             "expected the same batch in all processes, got different batches, or none in "
             "some; pass the same data to each: they divide the weights, not the data"
         )
@@ -381,8 +375,8 @@ def _samples(by_rank: list[Tensor | None]) -> Tensor | None:
             "world_size)), from scodkit.parts, or fit alone with together=False"
         )
         if again.certain:
-            raise MismatchError(words)
-        warnings.warn(words, RepeatedDataWarning, stacklevel=4)
+            raise errors.MismatchError(words)
+        warnings.warn(words, errors.RepeatedDataWarning, stacklevel=4)
     return data.joined(by_rank)
 
 
