@@ -64,46 +64,41 @@ def given(**functions: object) -> set[str]:
     return {name for name, function in functions.items() if function is not None}
 
 
-_COUNT, _NUMBER, _TEXT, _FLAG = (
-    artifact.whole(),
-    artifact.number(),
-    artifact.TEXT,
-    artifact.FLAG,
-)
+_COUNT, _NUMBER = artifact.whole(), artifact.number()
 
 # attributes of an eigenbasis that are plain numbers
 _BASIS_NUMBERS = {
     "num_data": artifact.whole(1),
     "trace": _NUMBER,
-    "certified": _FLAG,
+    "certified": artifact.FLAG,
     "residual_norm": artifact.maybe(_NUMBER),
     "residual_rank": _COUNT,
     "slack": _NUMBER,
     "clamped": _COUNT,
 }
 
-_FORM = artifact.fields({"parts": artifact.whole(1), "axes": artifact.each(_COUNT)})
-
 # fields of every header, and fields that files of earlier versions may lack
 _HEADER = artifact.fields(
     {
-        "scodkit_version": _TEXT,
-        "torch_version": _TEXT,
+        "scodkit_version": artifact.TEXT,
+        "torch_version": artifact.TEXT,
         "likelihood": documents.DESCRIPTION,
         "sketch": documents.DESCRIPTION,
         "rank": artifact.whole(1),
         "prior_scale": artifact.number("a number > 0", lambda value: value > 0),
-        "functions": artifact.fields(dict.fromkeys(_FUNCTIONS, _FLAG)),
+        "functions": artifact.fields(dict.fromkeys(_FUNCTIONS, artifact.FLAG)),
         "parameters": artifact.table(artifact.each(_COUNT)),
-        "fingerprints": artifact.fields({"parameters": _TEXT, "model": _TEXT}),
+        "fingerprints": artifact.fields({"parameters": artifact.TEXT, "model": artifact.TEXT}),
         "output_shape": artifact.each(_COUNT),
         "skipped": _COUNT,
         "basis": artifact.fields(_BASIS_NUMBERS),
     },
     {
-        "exempt": artifact.each(_TEXT),
+        "exempt": artifact.each(artifact.TEXT),
         "engine": artifact.maybe(artifact.that("the name of an engine", is_engine)),
-        "form": artifact.maybe(_FORM),
+        "form": artifact.maybe(
+            artifact.fields({"parts": artifact.whole(1), "axes": artifact.each(_COUNT)})
+        ),
         "input_range": artifact.maybe(artifact.RANGES),
         "notes": artifact.OBJECT,
         # of some monitors only
@@ -400,7 +395,12 @@ def load(
         "prior_scale": header["prior_scale"],
     }
     fitted = _fitted(header, tensors, options, weights)
-    fitted.check_weights(model)
+    difference = fitted.fingerprints.difference_to(model, parameters)
+    if difference:
+        raise MismatchError(
+            f"expected the weights of the fit for loading, but {difference}; "
+            "load the weights of that time, or fit again"
+        )
     calibration = None
     if "calibration" in tensors:
         calibration = Calibration(tensors["calibration"], tensors.get("calibration_groups"))
@@ -495,12 +495,11 @@ def _check_state(state: SketchState, basis: Eigenbasis, size: int, rank: int) ->
 
 
 def _parameters_in(model: nn.Module, shapes: Mapping[str, list[int]]) -> ParameterSet:
-    named = dict(model.named_parameters())
+    named = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     differing = [
-        f"{name}: {tuple(shape)} in the file, "
-        + (f"{tuple(named[name].shape)} in the model" if name in named else "not in the model")
+        f"{name}: {tuple(shape)} in the file, {named.get(name, 'not')} in the model"
         for name, shape in shapes.items()
-        if name not in named or list(named[name].shape) != shape
+        if named.get(name) != tuple(shape)
     ]
     if differing:
         raise MismatchError(

@@ -154,13 +154,13 @@ def batches_from(loader: Any, batches: Iterable[Any], done: int) -> Iterator[tup
     if not (done and in_turn and getattr(loader, "in_order", True)):
         yield from enumerate(batches)
         return
-    positions = [list(own) for own in loader.batch_sampler]
+    positions = [list(batch) for batch in loader.batch_sampler]
     again = {i * (done - 1) // (_READ_AGAIN - 1) for i in range(_READ_AGAIN)}
-    numbers = [*sorted(again), *range(done, len(positions))]
-    numbers = [number for number in numbers if number < len(positions)]
-    some = [positions[number] for number in numbers]
-    read = loader_like(loader, loader.dataset, batch_sampler=some)
-    yield from zip(numbers, read, strict=True)
+    numbers = [n for n in range(len(positions)) if n in again or n >= done]
+    sampler = [positions[number] for number in numbers]
+    yield from zip(
+        numbers, loader_like(loader, loader.dataset, batch_sampler=sampler), strict=True
+    )
 
 
 def loader_like(loader: Any, dataset: Any, **batches: Any) -> DataLoader[Any]:
@@ -197,8 +197,10 @@ def digests_of(call: Inputs) -> Tensor:
     Args:
         call: A batch.
     """
-    each = [_summed(tensor.detach(), stream) for stream, tensor in enumerate(call.tensors())]
-    return each[0] if len(each) == 1 else torch.stack(each).sum(0)
+    digests = torch.zeros((), dtype=torch.int64)
+    for stream, tensor in enumerate(call.tensors()):
+        digests = digests + _summed(tensor.detach(), stream)
+    return digests
 
 
 def _summed(tensor: Tensor, stream: int) -> Tensor:
@@ -206,9 +208,9 @@ def _summed(tensor: Tensor, stream: int) -> Tensor:
     rows = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
     if not rows.numel():
         return rows.new_zeros(len(rows), dtype=torch.int64)
-    some = max(1, _AT_ONCE // (rows.shape[1] * rows.element_size()))
-    if some < len(rows):
-        return torch.cat([_summed(own, stream) for own in torch.split(rows, some)])
+    at_once = max(1, _AT_ONCE // (rows.shape[1] * rows.element_size()))
+    if at_once < len(rows):
+        return torch.cat([_summed(part, stream) for part in torch.split(rows, at_once)])
     raw = rows.contiguous().view(torch.uint8)
     words = torch.constant_pad_nd(raw, (0, 8 + -raw.shape[1] % 8)).view(torch.int64)
     # or numbers that differ in their first bits alone, as 1.0 and 2.0 do, would differ in as

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from scodkit.errors import MergeError, MismatchError, OptionError, RepeatedDataWarning
+from scodkit.errors import MergeError, OptionError, RepeatedDataWarning
 from scodkit.factors.choose import CHECK_EVERY, choose_engine, named_engine
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.pieces import FactorSource
@@ -193,22 +193,6 @@ class Fitted:
         """
         fingerprints = watch.settled(self.fingerprints, self.parameters, doing)
         return replace(self, fingerprints=fingerprints)
-
-    def check_weights(self, model: nn.Module) -> None:
-        """Make sure a model has the weights of a fit that is loaded.
-
-        Args:
-            model: The model.
-
-        Raises:
-            MismatchError: If it has not.
-        """
-        difference = self.fingerprints.difference_to(model, self.parameters)
-        if difference:
-            raise MismatchError(
-                f"expected the weights of the fit for loading, but {difference}; "
-                "load the weights of that time, or fit again"
-            )
 
     def needed_state(self) -> SketchState:
         """Return the sketch, which data can be added to.
