@@ -132,8 +132,8 @@ class Calibration:
             OptionError: If a rate is not in (0, 1).
             CalibrationError: If it is too small for ``n`` samples.
         """
-        held = self._of_known_group(group)
-        return float(held[-1 - _allowed(false_alarm, confidence, held.numel(), group)])
+        held_out = self._of_known_group(group)
+        return float(held_out[-1 - _allowed(false_alarm, confidence, held_out.numel(), group)])
 
     def false_alarm_bound(
         self, false_alarm: float, confidence: float = 0.99, *, group: int | None = None
@@ -296,15 +296,15 @@ class Calibration:
                 f"expected no group, as this calibration has none, got {group}; leave it out, "
                 "or calibrate by group: Calibration(scores, groups)"
             )
-        held = self._of_group(group)
-        if self.groups is not None and (group is None or not held.numel()):
+        held_out = self._of_group(group)
+        if self.groups is not None and (group is None or not held_out.numel()):
             known = sorted(set(self.groups.tolist()))
             listed = ", ".join(map(str, known[:10])) + (", ..." if len(known) > 10 else "")
             raise CalibrationError(
                 f"expected a group with held-out samples ({listed}), got {group}; type "
                 f"group={known[0]}, or calibrate with samples of that group"
             )
-        return held
+        return held_out
 
 
 def _integers(groups: object, shape: torch.Size) -> Tensor:
@@ -421,12 +421,12 @@ class CrowdWatch:
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
-        held = calibration.pooled
-        place = math.ceil(_LOW * (len(held) + 1)) - 1
-        self._limit = float(held[place])
-        self._num_low = int((held <= self._limit).sum())
+        held_out = calibration.pooled
+        place = math.ceil(_LOW * (len(held_out) + 1)) - 1
+        self._limit = float(held_out[place])
+        self._num_low = int((held_out <= self._limit).sum())
         self._last: deque[bool] = deque(maxlen=_LAST)
-        self._warned = self._num_low == len(held)  # scores that are all alike tell nothing
+        self._warned = self._num_low == len(held_out)  # scores that are all alike tell nothing
 
     def look(self, scores: Tensor) -> None:
         """Look at the scores of a batch.

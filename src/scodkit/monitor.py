@@ -259,10 +259,10 @@ class Monitor:
         for batch in self._batches(loader, "calibrating", progress):
             call = self._network.inputs_of(batch)
             samples.add(data.digests_of(call))
-            found = self._ready()(call, self._memory_budget)
-            scores.append(found.score.cpu())
+            scored = self._ready()(call, self._memory_budget)
+            scores.append(scored.score.cpu())
             if by is not None:
-                groups.append(groups_of(by, found.output))
+                groups.append(groups_of(by, scored.output))
         calibration = Calibration(torch.cat(scores), None if by is None else torch.cat(groups))
         self.calibration, self._by = calibration, by
         again = data.seen_again(self.fitted.samples, samples.all())

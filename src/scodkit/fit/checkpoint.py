@@ -157,16 +157,15 @@ class Checkpoint:
                 + "; ".join(differing)
                 + "); delete it or choose another path"
             )
-        held = next(iter(state.tensors.values()))
         resumed = documents.unpack_state(header["state"], tensors, _STATE, state.sketch)
-        shape = (resumed.num_parameters, resumed.columns)
+        shape, device = (resumed.num_parameters, resumed.columns), state.squared_norm.device
         dtypes = {tensor.dtype for tensor in resumed.tensors.values()}
-        if shape != (state.num_parameters, state.columns) or dtypes != {held.dtype}:
+        if shape != (state.num_parameters, state.columns) or dtypes != {state.dtype}:
             artifact.refuse(
                 f"a sketch of {state.num_parameters} weights at {self.path}", "another"
             )
         progress = Progress(
-            resumed.to(held.device),
+            resumed.to(device),
             samples=header["samples"],
             skipped=header["skipped"],
             digests=tensors[_BATCHES].tolist(),
@@ -174,7 +173,7 @@ class Checkpoint:
         )
         progress.batches = len(progress.digests)
         ranges = header.get("input_range")  # checkpoints of earlier versions have none
-        progress.ranges = None if ranges is None else seen_in(ranges, held.device)
+        progress.ranges = None if ranges is None else seen_in(ranges, device)
         return progress
 
     def covers(self, progress: Progress, number: int, call: Inputs) -> bool:

@@ -312,25 +312,25 @@ def seen_again(before: Tensor | None, new: Tensor | None) -> Again | None:
     old, times = torch.unique(before, return_counts=True)
     values, counts = torch.unique(new, return_counts=True)
     common = torch.isin(values, old, assume_unique=True)
-    found = int(common.sum())
-    if found == len(values) > 0:  # all there, and as often: the same samples, or some of them
+    shared = int(common.sum())
+    if shared == len(values) > 0:  # all there, and as often: the same samples, or some of them
         as_often = torch.equal(counts, times[torch.isin(old, values, assume_unique=True)])
-        if as_often and (found == len(old) or found >= _NO_CHANCE):
-            return Again(len(new), len(new), certain=found >= _NO_CHANCE)
+        if as_often and (shared == len(old) or shared >= _NO_CHANCE):
+            return Again(len(new), len(new), certain=shared >= _NO_CHANCE)
     # of the values that came those in the old set, and the other way round
     sides = ((len(values), times), (len(old), counts))
-    beyond = [found > _by_chance(*side, missed=0) for side in sides]
-    surely = [found > _by_chance(*side, missed=_MISSED) for side in sides]
-    certain = any(surely) and found > max(_MISSED, _SHARE * min(len(values), len(old)))
+    beyond = [shared > _by_chance(*side, missed=0) for side in sides]
+    surely = [shared > _by_chance(*side, missed=_MISSED) for side in sides]
+    certain = any(surely) and shared > max(_MISSED, _SHARE * min(len(values), len(old)))
     if not (certain or all(beyond)):
         return None
     return Again(int(counts[common].sum()), len(new), certain)
 
 
-def _by_chance(asked: int, times: Tensor, missed: int) -> float:
-    """Return how many of the values asked for a set may have, with its values so many times."""
+def _by_chance(count: int, times: Tensor, missed: int) -> float:
+    """Return how many of ``count`` values a set may have, whose own come so many times."""
     samples = int(times.sum()) + missed
     share = (int(times[times > 1].sum()) + missed) / max(1, samples)
-    # the spread of what is asked, and of the share itself, of which samples come in pairs
-    spread = share * (1 - share) * (asked + 2 * asked**2 / max(1, samples))
-    return asked * share + _SIGMAS * math.sqrt(spread)
+    # the spread of the count, and of the share itself, of which samples come in pairs
+    spread = share * (1 - share) * (count + 2 * count**2 / max(1, samples))
+    return count * share + _SIGMAS * math.sqrt(spread)

@@ -121,14 +121,14 @@ def with_example(
         batches: All of them.
     """
     stream = iter(batches)
-    found, read = first, [next(stream)]
-    while len(distinct(found, _DISTINCT)) < _DISTINCT and len(read) < _AHEAD:
+    example, read = first, [next(stream)]
+    while len(distinct(example, _DISTINCT)) < _DISTINCT and len(read) < _AHEAD:
         more = list(itertools.islice(stream, 1))
         if not more:
             break
         read += more
-        found = found.joined(network.inputs_of(more[0]))
-    return found, itertools.chain(read, stream)
+        example = example.joined(network.inputs_of(more[0]))
+    return example, itertools.chain(read, stream)
 
 
 def _check_not_quantised(model: nn.Module) -> None:

@@ -98,14 +98,16 @@ class Probes:
             # whatever the user's code raises, which never saw such data
             with contextlib.suppress(Exception):
                 described = _described(forms[picked], call.batch_size, samples, mask)
-                asked, before = Probes(described, picked), _generators(network)
-                found = asked._output(network)
+                probes, before = Probes(described, picked), _generators(network)
+                output = probes._output(network)
                 once = deterministic and torch.equal(before, _generators(network))
-                again = found if once else asked._output(network)
-                if bool(found.isfinite().all()) and _distance(found, again) is None:
-                    count = max(1, min(_OUTPUTS, _MOST_OUTPUTS // found[0].numel()))
-                    outputs = _described(found, len(found), count, mask)
-                    return replace(asked, outputs=outputs, answers={"output": _thinned(found)})
+                again = output if once else probes._output(network)
+                if bool(output.isfinite().all()) and _distance(output, again) is None:
+                    count = max(1, min(_OUTPUTS, _MOST_OUTPUTS // output[0].numel()))
+                    outputs = _described(output, len(output), count, mask)
+                    return replace(
+                        probes, outputs=outputs, answers={"output": _thinned(output)}
+                    )
         return None
 
     def answered(self, network: Network, task: Task | None, by: Groups | None) -> Probes:

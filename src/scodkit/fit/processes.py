@@ -61,10 +61,10 @@ class Processes:
         Args:
             path: Of the file of a single process.
         """
-        there = [file for file in (path, *files_of_all(path)) if file.is_file()]
+        files = [file for file in (path, *files_of_all(path)) if file.is_file()]
         end = f"-of-{self.count}"
-        ours = [f for f in there if (f == path if self.count == 1 else f.name.endswith(end))]
-        return ours, [file for file in there if file not in ours]
+        ours = [f for f in files if (f == path if self.count == 1 else f.name.endswith(end))]
+        return ours, [file for file in files if file not in ours]
 
     def check_files(self, path: Path) -> None:
         """Make sure that this rank can write its file, and that no other world size has.
@@ -93,9 +93,9 @@ class Processes:
         """
         if self.count == 1:
             return [document]
-        found: list[Any] = [None] * self.count
-        distributed.all_gather_object(found, document)
-        return found
+        documents: list[Any] = [None] * self.count
+        distributed.all_gather_object(documents, document)
+        return documents
 
     @contextlib.contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -147,14 +147,14 @@ class Processes:
         if not state.sketch.takes_products:  # what it holds is more than sums
             return self._merged_in_turn(state)
         for tensor in (*state.tensors.values(), state.squared_norm):
-            for some in torch.split(tensor.view(-1), _BUCKET):
-                _add_up(some)
+            for bucket in torch.split(tensor.view(-1), _BUCKET):
+                _add_up(bucket)
         others = self.gathered((state.num_data, state.num_rows, state.num_updates))
         state.num_data, state.num_rows, state.num_updates = map(sum, zip(*others, strict=True))
         state.num_updates += self.count - 1  # adding up rounds, too
         numbers = self.gathered(state.numbers)
-        names = {name for own in numbers for name in own}
-        state.numbers = {name: sum(own.get(name, 0) for own in numbers) for name in names}
+        names = {name for each in numbers for name in each}
+        state.numbers = {name: sum(each.get(name, 0) for each in numbers) for name in names}
         return state
 
     def _merged_in_turn(self, state: SketchState) -> SketchState:
@@ -179,8 +179,8 @@ def files_of_all(path: Path) -> list[Path]:
     """
     name = re.compile(re.escape(path.name) + r"\.\d+-of-\d+")
     with file_errors(path, "read"):
-        there = path.parent.iterdir() if path.parent.is_dir() else ()
-        return sorted(file for file in there if name.fullmatch(file.name))
+        files = path.parent.iterdir() if path.parent.is_dir() else ()
+        return sorted(file for file in files if name.fullmatch(file.name))
 
 
 def _device() -> torch.device:
