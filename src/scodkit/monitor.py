@@ -509,9 +509,7 @@ class Monitor:
 
     def _batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Any]:
         self._ready()  # before anything of the loader is read
-        return data.batches_of(
-            data.open_stream(loader)[1], data.num_batches(loader), doing, progress
-        )
+        return data.batches_of(loader, doing, progress)
 
     def _groups(self, found: Scores) -> Tensor | None:
         return None if self._by is None else groups_of(self._by, found.output)

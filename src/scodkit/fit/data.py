@@ -84,28 +84,19 @@ def open_stream(loader: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
 
 
 def batches_of(
-    batches: Iterable[Any],
-    total: int | None,
-    description: str,
-    progress: bool,
-    *,
-    leave: bool = True,
+    loader: Iterable[Any], description: str, progress: bool, *, leave: bool = True
 ) -> Iterator[Any]:
-    """Yield batches, behind a progress bar if one is wanted.
+    """Yield the batches of a loader, behind a progress bar.
 
     Args:
-        batches: The batches.
-        total: How many there will be, where that is known.
+        loader: As for `open_stream`.
         description: What is being done.
         progress: Whether to show the bar.
         leave: Whether it stays when all are done.
-
-    Yields:
-        The batches, unchanged.
     """
-    yield from tqdm(
-        batches, description, total, leave=leave, unit="batch", disable=not progress
-    )
+    _, batches = open_stream(loader)
+    total, hidden = num_batches(loader), not progress
+    yield from tqdm(batches, description, total, leave=leave, unit="batch", disable=hidden)
 
 
 def num_batches(loader: object) -> int | None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
 
 from scodkit import errors
 from scodkit.factors.pieces import distinct
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
+from scodkit.parts import read_by_position
 
 # samples of the first batch whose outputs are looked at
 _LOOKED_AT = 16
@@ -98,9 +98,7 @@ def check_deterministic(network: Network, call: Inputs, output: Tensor, loader: 
             "fit(..., check_deterministic=False)"
         )
     dataset: Any = getattr(loader, "dataset", None)
-    readable = hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)
-    readable = readable and not isinstance(dataset, IterableDataset)
-    if readable and len(dataset) and not _same(dataset[0], dataset[0]):
+    if read_by_position(dataset) and len(dataset) and not _same(dataset[0], dataset[0]):
         raise errors.NondeterministicError(
             "expected the data set to give the same item twice, but item 0 differs between "
             "two reads; switch random augmentation off for fitting, or type "

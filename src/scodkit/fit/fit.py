@@ -8,10 +8,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from scodkit import errors
 from scodkit.factors.choose import name_of
@@ -19,7 +21,7 @@ from scodkit.factors.engine import FactorsOf
 from scodkit.factors.pieces import FactorSource
 from scodkit.factors.products import ProductSource
 from scodkit.fit import data
-from scodkit.fit.checkpoint import Checkpoint, Progress
+from scodkit.fit.checkpoint import Progress
 from scodkit.fit.first_batch import check_deterministic, with_example
 from scodkit.fit.fitted import FitOptions, Fitted, OnBad, Recipe
 from scodkit.fit.memory import Preparation
@@ -264,13 +266,15 @@ class _Pass:
         if options.sharded:
             state.add_up = processes.summed
             chosen = shared(chosen, processes)
-        checkpoint = self._checkpoint(terms)
-        progress = checkpoint.resume(state)
+        progress = Progress(state)
+        if options.checkpoint is not None:
+            self._resume(progress, options.checkpoint, terms)
         engine = chosen.engine.of(self.network.at_precision(options.precision))
         source, network = replace(chosen, engine=engine), engine.network
+        late = _LATE if network.device.type == "cuda" else 0
         number = -1
         for number, call in self._calls(network, begun.batches, progress.batches):
-            if checkpoint.covers(progress, number, call):
+            if progress.covers(number, call):
                 continue
             # the model is held batch by batch, so that others can score meanwhile
             with network.evaluating():
@@ -278,11 +282,8 @@ class _Pass:
                     _absorb_rows(source, call, progress, options.on_bad)
                 else:
                     _absorb_products(begun.products, call, progress, options.on_bad)
-            progress.count(call)
-            progress.check(but=_LATE if network.device.type == "cuda" else 0)
-            checkpoint.note(progress, call)
-        progress.check()
-        checkpoint.finish(progress, number + 1)
+            progress.count(call, late)
+        progress.finish(number + 1)
         return progress, chosen
 
     def _calls(
@@ -292,7 +293,7 @@ class _Pass:
         shown = self.options.progress and self.processes.rank == 0
         numbered = data.batches_from(self.loader, batches, done)
         total = data.num_batches(self.loader)
-        stream = data.batches_of(numbered, total, "sketching", shown)
+        stream = iter(tqdm(numbered, "sketching", total, unit="batch", disable=not shown))
         if not self.options.sharded:
             for number, batch in stream:
                 yield number, network.inputs_of(batch)
@@ -303,11 +304,8 @@ class _Pass:
                 return
             yield number, call
 
-    def _checkpoint(self, terms: _Terms) -> Checkpoint:
-        """Return the file for an unfinished pass of this process, if there is to be one."""
-        path = self.options.checkpoint
-        if path is None:
-            return Checkpoint(None, {}, 1)
+    def _resume(self, progress: Progress, checkpoint: Path, terms: _Terms) -> None:
+        """Go on from a checkpoint of this process, if there is one."""
         data.check_order(self.loader)
         identity = {
             **self._identity,
@@ -316,7 +314,8 @@ class _Pass:
             "samples": data.num_samples(self.loader),
             "batches": data.num_batches(self.loader),
         }
-        return Checkpoint(self.processes.own_file(path), identity, self.options.every)
+        own_file = self.processes.own_file(checkpoint)
+        progress.resume(own_file, identity, self.options.every)
 
 
 def shared(source: FactorSource, processes: Processes) -> FactorSource:
