@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +41,9 @@ _TRIED = 4
 # --- what a file holds ---
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Which part of a monitor's weights a file has.
-
-    Args:
-        index: Which of the files, from 0.
-        count: How many files there are.
-        start: Its first weight.
-        stop: One past its last.
-    """
-
-    index: int
-    count: int
-    start: int
-    stop: int
+# which part of the weights a file has (its ``index`` and the ``count`` of all, the first weight
+# at ``start`` and one past the last at ``stop``), and the tensors in it
+_Shard = tuple[dict[str, int], dict[str, Tensor]]
 
 
 def given(**functions: object) -> set[str]:
@@ -136,7 +123,7 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
     calibration: Calibration | None = None,
     notes: Mapping[str, Any] = {},
     with_sketch: bool = True,
-    shard: Shard | None = None,
+    part: tuple[int, int] = (0, 1),
 ) -> None:
     """Write a monitor to one file, atomically.
 
@@ -149,7 +136,7 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
         calibration: Held-out scores, if there are any.
         notes: What else is to be in the file; anything JSON can hold.
         with_sketch: Keep the sketch, for updates and merges.
-        shard: Which part of the weights its basis and sketch cover; None for all.
+        part: Which part of the weights its basis and sketch cover, from 0, of how many.
     """
     basis = fitted.basis
     numbers = {name: getattr(basis, name) for name in _BASIS_NUMBERS}
@@ -175,8 +162,11 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
         "notes": dict(notes),
     }
     tensors = {"values": basis.values, "vectors": basis.vectors}
-    if shard is not None:
-        header["shard"] = asdict(shard)
+    index, count = part
+    if count > 1:
+        _, weights = fitted.parameters.divided(index, count)
+        ends = {"start": weights.start, "stop": weights.stop}
+        header["shard"] = {"index": index, "count": count, **ends}
     if with_sketch and fitted.state is not None:
         header["state"], state_tensors = documents.pack_state(fitted.state, _STATE)
         tensors |= state_tensors
@@ -190,7 +180,7 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
         if calibration.groups is not None:
             tensors["calibration_groups"] = calibration.groups
     artifact.write(path, _KIND, header, tensors)
-    if shard is None:
+    if count == 1:
         remove_replaced(Path(path), files_of_all(Path(path)))
 
 
@@ -221,7 +211,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return header, _joined(shards, range(_size(header)))
 
 
-def _read_shards(path: Path) -> tuple[dict[str, Any], list[tuple[Shard, dict[str, Tensor]]]]:
+def _read_shards(path: Path) -> tuple[dict[str, Any], list[_Shard]]:
     """Return the header of a monitor, and the tensors of its shards, in order.
 
     A monitor in one file is a single shard.
@@ -247,12 +237,12 @@ def _read_shards(path: Path) -> tuple[dict[str, Any], list[tuple[Shard, dict[str
             f"expected a whole monitor at {path}, got a part of its weights; type the name "
             "it was saved under, without the numbers at its end"
         )
-    whole = asdict(Shard(0, 1, 0, _size(header)))
-    shards = [(Shard(**header.pop("shard", whole)), tensors) for header, tensors in contents]
-    shards.sort(key=lambda shard: shard[0].index)
-    count = shards[0][0].count
+    whole = {"index": 0, "count": 1, "start": 0, "stop": _size(header)}
+    shards = [(header.pop("shard", whole), tensors) for header, tensors in contents]
+    shards.sort(key=lambda shard: shard[0]["index"])
+    count = shards[0][0]["count"]
     expected = [(index, len(contents)) for index in range(len(contents))]
-    if [(shard.index, shard.count) for shard, _ in shards] != expected:
+    if [(part["index"], part["count"]) for part, _ in shards] != expected:
         raise MismatchError(
             f"expected {count} files {path.name}.0-of-{count} and so on, got "
             f"{', '.join(file.name for file in files)}; bring all of them, and no others"
@@ -264,10 +254,10 @@ def _read_shards(path: Path) -> tuple[dict[str, Any], list[tuple[Shard, dict[str
     return header, shards
 
 
-def _fit_together(shards: Sequence[tuple[Shard, Mapping[str, Tensor]]], size: int) -> bool:
+def _fit_together(shards: Sequence[_Shard], size: int) -> bool:
     """Return whether shards cover all weights, and agree on the tensors they share."""
     _, first = shards[0]
-    starts, stops = ([getattr(shard, end) for shard, _ in shards] for end in ("start", "stop"))
+    starts, stops = ([part[end] for part, _ in shards] for end in ("start", "stop"))
     return [*starts, size] == [0, *stops] and all(
         set(tensors) == set(first)
         and all(_is_tall(name) or torch.equal(tensors[name], first[name]) for name in first)
@@ -275,18 +265,16 @@ def _fit_together(shards: Sequence[tuple[Shard, Mapping[str, Tensor]]], size: in
     )
 
 
-def _joined(
-    shards: Sequence[tuple[Shard, Mapping[str, Tensor]]], weights: range
-) -> dict[str, Tensor]:
+def _joined(shards: Sequence[_Shard], weights: range) -> dict[str, Tensor]:
     """Return the tensors of a monitor, those with a row for each weight for some weights."""
     joined = dict(shards[0][1])
-    if len(shards) == 1 and len(weights) == shards[0][0].stop:
+    if len(shards) == 1 and len(weights) == shards[0][0]["stop"]:
         return joined
     for name in filter(_is_tall, joined):
         parts = []
-        for shard, tensors in shards:
-            start = max(weights.start - shard.start, 0)
-            parts.append(tensors[name][start : max(weights.stop - shard.start, start)])
+        for part, tensors in shards:
+            start = max(weights.start - part["start"], 0)
+            parts.append(tensors[name][start : max(weights.stop - part["start"], start)])
         # a copy, or all of a file would stay in memory for a few of its rows
         joined[name] = torch.cat(parts)
     return joined

@@ -153,10 +153,6 @@ class ShardedMonitor:
         with processes.failing_together():
             fitted = self._check("saving", contents=True)
             check_place(path)
-        shard = None
-        if processes.count > 1:
-            _, weights = fitted.parameters.divided(processes.rank, processes.count)
-            shard = storage.Shard(processes.rank, processes.count, weights.start, weights.stop)
         with processes.failing_together():
             storage.save(
                 processes.own_file(path),
@@ -164,7 +160,7 @@ class ShardedMonitor:
                 self._recipe,
                 prior_scale=self.prior_scale,
                 functions=self._functions,
-                shard=shard,
+                part=(processes.rank, processes.count),
             )
         with processes.failing_together():  # once all files are written, old ones may go
             if processes.rank == 0:
