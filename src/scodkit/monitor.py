@@ -21,8 +21,9 @@ from scodkit.factors.choose import CHECK_EVERY
 from scodkit.factors.pieces import FactorSource, MemoryBudget
 from scodkit.fit import data
 from scodkit.fit import fit as fitting
+from scodkit.fit.first_batch import Preparation
 from scodkit.fit.fitted import UNFITTED, FitOptions, Fitted, Recipe, check_options
-from scodkit.fit.memory import Plan, Preparation
+from scodkit.fit.memory import Plan
 from scodkit.fit.probes import check_probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Likelihood

@@ -22,9 +22,8 @@ from scodkit.factors.pieces import FactorSource
 from scodkit.factors.products import ProductSource
 from scodkit.fit import data
 from scodkit.fit.checkpoint import Progress
-from scodkit.fit.first_batch import check_deterministic, with_example
+from scodkit.fit.first_batch import Preparation, check_deterministic, with_example
 from scodkit.fit.fitted import FitOptions, Fitted, OnBad, Recipe
-from scodkit.fit.memory import Preparation
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import Processes
 from scodkit.model.inputs import Form, Inputs, joined_ranges
