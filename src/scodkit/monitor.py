@@ -472,8 +472,7 @@ class Monitor:
         Returns:
             The monitor itself.
         """
-        fitted, source = self._ready().fitted, self._ready().source
-        return self._adopt(replace(fitted, basis=fitted.basis.compress(dtype)), source)
+        return self._change(basis=self.basis.compress(dtype))
 
     def offload(self, path: str | Path | None = None) -> Self:
         """Hold basis and sketch in the CPU's memory, or the basis in a file, not on a GPU.
@@ -491,20 +490,16 @@ class Monitor:
         Raises:
             OptionError: If that is a file of ours, as a saved monitor, or no file at all.
         """
-        scorer, calibration, by = self._ready(), self.calibration, self._by
+        calibration, by, state = self.calibration, self._by, self.fitted.state
+        path = None if path is None else Path(path)
         if path is not None:
-            artifact.check_place(Path(path))
-            if artifact.is_ours(Path(path)):
+            artifact.check_place(path)
+            if artifact.is_ours(path):
                 raise OptionError(
                     f"expected a path of its own for the basis, got {path}, where something "
                     "was saved; choose another"
                 )
-        basis = scorer.fitted.basis.offload(None if path is None else Path(path))
-        state = scorer.fitted.state
-        fitted = replace(
-            scorer.fitted, basis=basis, state=None if state is None else state.to("cpu")
-        )
-        self._adopt(fitted, scorer.source)
+        self._change(basis=self.basis.offload(path), state=state and state.to("cpu"))
         self.calibration, self._by = calibration, by
         return self
 
@@ -562,17 +557,14 @@ class Monitor:
     def rank(self, value: int) -> None:
         model, likelihood, sketch = self.model, self.likelihood, self.sketch
         check_options(model, likelihood, value, sketch, self.prior_scale)
-        if self._scorer is None:
-            self._rank = value
-            return
-        fitted, kept = self._scorer.fitted, self.basis.rank
-        if value > max(kept, self.rank):
+        if self._scorer is not None and value > max(self.basis.rank, self.rank):
             raise OptionError(
-                f"expected a rank of at most {kept}, as the fit has kept, got {value}; type "
-                f"Monitor(..., rank={value}) and fit again"
+                f"expected a rank of at most {self.basis.rank}, as the fit has kept, got "
+                f"{value}; type Monitor(..., rank={value}) and fit again"
             )
         self._rank = value
-        self._adopt(replace(fitted, basis=fitted.basis.truncate(value)), self._scorer.source)
+        if self._scorer is not None:
+            self._change(basis=self.basis.truncate(value))
 
     @property
     def prior_scale(self) -> float:
@@ -583,7 +575,8 @@ class Monitor:
     def prior_scale(self, value: float) -> None:
         check_options(self.model, self.likelihood, self.rank, self.sketch, value)
         self._prior_scale = value
-        self._ask_anew()
+        if self._scorer is not None:
+            self._change()
 
     @property
     def task(self) -> Task | None:
@@ -596,7 +589,8 @@ class Monitor:
             self.model, self.likelihood, self.rank, self.sketch, self.prior_scale, value
         )
         self._task = value
-        self._ask_anew()
+        if self._scorer is not None:
+            self._change()
 
     @property
     def check_every(self) -> int:
@@ -625,8 +619,7 @@ class Monitor:
         return self._network.model
 
     def __getstate__(self) -> dict[str, Any]:
-        asked = () if self.task is None else (self.task,)
-        return state_to_copy(self, self._network, self.likelihood, *asked)
+        return state_to_copy(self, self._network, self.likelihood, self.task)
 
     def __repr__(self) -> str:
         what = f"{type(self.model).__name__}, {self.likelihood}, rank={self.rank}"
@@ -667,9 +660,10 @@ class Monitor:
         self.calibration = self._by = None  # held-out scores belong to what they were asked of
         return self
 
-    def _ask_anew(self) -> None:
-        if self._scorer is not None:
-            self._adopt(self._scorer.fitted, self._scorer.source)
+    def _change(self, **changes: Any) -> Self:
+        """Return the monitor itself, with the fit changed, or with what is asked of it."""
+        scorer = self._ready()
+        return self._adopt(replace(scorer.fitted, **changes), scorer.source)
 
     def to(self, device: torch.device | str) -> Self:
         """Return the monitor itself, with model, basis and sketch moved to a device.

@@ -56,6 +56,7 @@ class Preparation:
     Attributes:
         call: The inputs of the batch.
         output: What the model made of its first samples, ``(b, *shape)``.
+        shape: Of a typical sample's output.
         parameters: The chosen weights.
         example: Samples to choose an engine with.
     """
@@ -72,6 +73,7 @@ class Preparation:
         self.num_data = num_data
         self.call = self.example = network.inputs_of(batch)
         self.output = first_output(network, recipe.likelihood, batch, self.call)
+        self.shape = tuple(self.output.shape[1:])
         self.parameters = select(recipe.selection, network, self.call)
 
     def sources(self) -> tuple[FactorSource, ProductSource | None]:
@@ -108,8 +110,7 @@ class Preparation:
             rough: The plan of sketch and basis.
             counted: Whether to count the bytes of rows on a few samples, not by formula.
         """
-        shape = tuple(self.output.shape[1:])
-        source = self.recipe.source(self.network, self.parameters, self.example, shape)
+        source = self.recipe.source(self.network, self.parameters, self.example, self.shape)
         engine = source.engine.of(self.network.at_precision(self.options.precision))
         running = replace(source, engine=engine)
         if self.options.precision is not None:  # so that it knows how large its rows are
@@ -129,7 +130,7 @@ class Preparation:
         Nothing of it is allocated, nor is a gradient formed.
         """
         recipe, parameters, device = self.recipe, self.parameters, self.network.device
-        directions = recipe.likelihood.num_directions(self.output.shape[1:])
+        directions = recipe.likelihood.num_directions(self.shape)
         num_rows = None if self.num_data is None else self.num_data * directions
         columns = recipe.sketch.columns(parameters.num_parameters, recipe.rank, num_rows)
         one_row = row_bytes(self.network, parameters)

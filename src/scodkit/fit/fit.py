@@ -178,8 +178,7 @@ class _Pass:
             if options.sharded:
                 names, _ = parameters.divided(self.processes.rank, self.processes.count)
                 part = select_names(network.model, names)
-                shape = tuple(output.shape[1:])
-                source = recipe.source(network, part, prepared.example, shape)
+                source = recipe.source(network, part, prepared.example, prepared.shape)
                 products = None
             else:
                 source, products = prepared.sources()
@@ -187,7 +186,7 @@ class _Pass:
             probes = Probes.of(network, first, call, deterministic=checked)
         terms = {
             "parameters": parameters.names,
-            "output shape": tuple(output.shape[1:]),
+            "output shape": prepared.shape,
             "dtype": sum_dtype(output),
         }
         if options.sharded:
