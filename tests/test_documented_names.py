@@ -21,8 +21,15 @@ PARSER = doctest.DocTestParser()
 # names that users import; one that goes needs a line in CHANGELOG.md
 PUBLIC = {
     "scodkit": [
-        *("Bernoulli", "Calibration", "Categorical", "Certificate", "Eigenbasis"),
-        *("Explanation", "Gaussian", "HeteroscedasticGaussian", "LastLayers", "Likelihood"),
+        *("Bernoulli", "Budget", "Calibration", "Categorical", "Certificate", "Eigenbasis"),
+        *(
+            "Explanation",
+            "Fused",
+            "Gaussian",
+            "HeteroscedasticGaussian",
+            "LastLayers",
+            "Likelihood",
+        ),
         *("Monitor", "MonteCarlo", "Plan", "Scored", "Summary", "Task", "__version__"),
         "predicted_class",
     ],

@@ -7,8 +7,9 @@ import functools
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,19 +102,12 @@ class Calibration:
         Raises:
             CalibrationError: If a score is NaN, or groups are missing or not expected.
         """
-        asked, asked_groups = self._checked(scores, groups)
-        count = len(self.pooled)
-        above = count - torch.searchsorted(self.pooled, asked, right=False)
-        among_all = (1 + above).double() / (count + 1)
-        if self.groups is None or asked_groups is None:
-            return among_all.to(scores.device)
-        first = torch.searchsorted(self.groups, asked_groups, right=False)
-        last = torch.searchsorted(self.groups, asked_groups, right=True)
-        above = last - _search_within(self.scores, first, last, asked)
-        unknown, finite = first == last, asked < math.inf
-        self._warn_pooled(asked_groups[unknown & finite].tolist())
-        own = (1 + above).double() / (1 + last - first)
-        return torch.where(unknown | ~finite, among_all, own).to(scores.device)
+        judged, groups = self._checked(scores, groups)
+        p_values = torch.empty_like(judged)
+        for samples, held_out in self._references(judged, groups, lambda count: count > 0):
+            above = len(held_out) - torch.searchsorted(held_out, judged[samples])
+            p_values[samples] = (1 + above).double() / (len(held_out) + 1)
+        return p_values.to(scores.device)
 
     def threshold(
         self, false_alarm: float, *, confidence: float | None = None, group: int | None = None
@@ -138,8 +132,8 @@ class Calibration:
             OptionError: If a rate is not in (0, 1).
             CalibrationError: If it is too small for ``n`` samples.
         """
-        held = self._of_known_group(group)
-        return float(held[-1 - _allowed(false_alarm, confidence, held.numel(), group)])
+        held_out = self._of_known_group(group)
+        return float(held_out[-1 - _allowed(false_alarm, confidence, held_out.numel(), group)])
 
     def false_alarm_bound(
         self, false_alarm: float, confidence: float = 0.99, *, group: int | None = None
@@ -195,32 +189,54 @@ class Calibration:
                 as `p_value`.
         """
         check_share("false_alarm", false_alarm, 0.05)
-        asked, asked_groups = self._checked(scores, groups)
-        if asked_groups is None:
-            limit = self.threshold(false_alarm, confidence=confidence)
-            return (asked > limit).to(scores.device)
-        occurring, which = torch.unique(asked_groups, return_inverse=True)
-        limits, lacking = [], []
-        for group in occurring.tolist():
-            held = self._of_group(group)
-            above = _most_above(false_alarm, confidence, held.numel())
-            if above < 0:
-                lacking.append(group)
-                held = self.pooled
-                above = _allowed(false_alarm, confidence, self.num_data, None)
-            limits.append(float(held[-1 - above]))
-        judged = set(asked_groups[asked < math.inf].tolist())
-        self._warn_pooled(judged.intersection(lacking))
-        return (asked > torch.tensor(limits, dtype=torch.float64)[which]).to(scores.device)
+        judged, groups = self._checked(scores, groups)
+        flags = torch.zeros_like(judged, dtype=torch.bool)
+
+        def enough(count: int) -> bool:
+            return _most_above(false_alarm, confidence, count) >= 0
+
+        for samples, held_out in self._references(judged, groups, enough):
+            above = _allowed(false_alarm, confidence, len(held_out), None)
+            flags[samples] = judged[samples] > held_out[-1 - above]
+        return flags.to(scores.device)
+
+    @functools.cached_property
+    def crowd(self) -> CrowdWatch:
+        """Looks out for new scores that are all too low."""
+        return CrowdWatch(self)
 
     @functools.cached_property
     def pooled(self) -> Tensor:
         """The held-out scores of all groups, ascending."""
         return self.scores if self.groups is None else self.scores.sort().values
 
-    def _warn_pooled(self, groups: Iterable[int]) -> None:
-        """Warn that groups are judged against all held-out scores, once for each group."""
-        new = sorted(set(groups) - self._warned_groups)
+    def _references(
+        self, scores: Tensor, groups: Tensor | None, enough: Callable[[int], bool]
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """Yield which samples to judge, and the sorted held-out scores to judge them by.
+
+        Those of their group; all of them for an infinite score, and for a group with too few.
+        A warning says so, once for each group.
+
+        Args:
+            scores: ``(B,)``, on the CPU.
+            groups: ``(B,)``, if there are groups.
+            enough: Whether so many held-out samples of a group will do.
+        """
+        if groups is None:
+            yield ..., self.pooled
+            return
+        finite = scores < math.inf
+        if not finite.all():
+            yield ~finite, self.pooled
+        lacking = []
+        for group in torch.unique(groups[finite]).tolist():
+            held_out = self._of_group(group)
+            if not enough(len(held_out)):
+                lacking.append(group)
+                held_out = self.pooled
+            yield finite & (groups == group), held_out
+        new = [group for group in lacking if group not in self._warned_groups]
         if not new:
             return
         self._warned_groups.update(new)
@@ -240,12 +256,12 @@ class Calibration:
         Raises:
             CalibrationError: If a score is NaN, or groups are missing or not expected.
         """
-        asked = scores.detach().cpu().double()
-        bad = int(asked.isnan().sum())
+        judged = scores.detach().cpu().double()
+        bad = int(judged.isnan().sum())
         if bad:
             raise CalibrationError(
                 f"expected scores that are numbers or infinity, got {bad} NaN of "
-                f"{asked.numel()}; to have those flagged, type "
+                f"{judged.numel()}; to have those flagged, type "
                 'scores.masked_fill(scores.isnan(), float("inf"))'
             )
         if groups is None and self.groups is not None:
@@ -260,7 +276,7 @@ class Calibration:
                 f"{tuple(groups.shape)}; leave them out, or calibrate by group: "
                 "Calibration(scores, groups)"
             )
-        return asked, None if groups is None else _integers(groups, scores.shape)
+        return judged, None if groups is None else _integers(groups, scores.shape)
 
     def _of_group(self, group: int | None) -> Tensor:
         """Return the sorted held-out scores of a group, or all where there are no groups."""
@@ -280,36 +296,15 @@ class Calibration:
                 f"expected no group, as this calibration has none, got {group}; leave it out, "
                 "or calibrate by group: Calibration(scores, groups)"
             )
-        held = self._of_group(group)
-        if self.groups is not None and (group is None or not held.numel()):
+        held_out = self._of_group(group)
+        if self.groups is not None and (group is None or not held_out.numel()):
             known = sorted(set(self.groups.tolist()))
             listed = ", ".join(map(str, known[:10])) + (", ..." if len(known) > 10 else "")
             raise CalibrationError(
                 f"expected a group with held-out samples ({listed}), got {group}; type "
                 f"group={known[0]}, or calibrate with samples of that group"
             )
-        return held
-
-
-def _search_within(held: Tensor, first: Tensor, last: Tensor, scores: Tensor) -> Tensor:
-    """Return where each score belongs in its own ascending part of the held-out scores.
-
-    Bisects all parts at once, as classes may be many.
-
-    Args:
-        held: ``(n,)``, ascending from ``first`` up to ``last``, exclusively.
-        first: ``(B,)``, where the part of each score begins.
-        last: ``(B,)``, where it ends.
-        scores: ``(B,)``.
-
-    Returns:
-        ``(B,)``, the first place in the part that does not hold less than the score.
-    """
-    while bool((first < last).any()):
-        middle = (first + last) // 2
-        less = (first < last) & (held[middle.clamp(max=held.numel() - 1)] < scores)
-        first, last = torch.where(less, middle + 1, first), torch.where(less, last, middle)
-    return first
+        return held_out
 
 
 def _integers(groups: object, shape: torch.Size) -> Tensor:
@@ -426,12 +421,12 @@ class CrowdWatch:
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
-        held = calibration.pooled
-        place = math.ceil(_LOW * (len(held) + 1)) - 1
-        self._limit = float(held[place])
-        self._num_low = int((held <= self._limit).sum())
+        held_out = calibration.pooled
+        place = math.ceil(_LOW * (len(held_out) + 1)) - 1
+        self._limit = float(held_out[place])
+        self._num_low = int((held_out <= self._limit).sum())
         self._last: deque[bool] = deque(maxlen=_LAST)
-        self._warned = self._num_low == len(held)  # scores that are all alike tell nothing
+        self._warned = self._num_low == len(held_out)  # scores that are all alike tell nothing
 
     def look(self, scores: Tensor) -> None:
         """Look at the scores of a batch.
@@ -452,7 +447,7 @@ class CrowdWatch:
             "classifier that is sure of everything scores so, whatever it is given; look how "
             "the inputs are scaled (forgot to divide by 255?), and at a few of the outputs",
             SuspiciousInputWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
     def _chance(self, low: int, count: int) -> float:

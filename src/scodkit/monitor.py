@@ -14,23 +14,22 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from scodkit import monitor_file as storage
-from scodkit.calibration import Calibration, CrowdWatch, groups_of
+from scodkit.calibration import Calibration, groups_of
 from scodkit.errors import CalibrationWarning, MergeError, NotFittedError, OptionError
 from scodkit.explain import Explanation, References, explain
 from scodkit.factors.choose import CHECK_EVERY
 from scodkit.factors.pieces import FactorSource, MemoryBudget
 from scodkit.fit import data
 from scodkit.fit import fit as fitting
-from scodkit.fit.first_batch import first_output
-from scodkit.fit.fit import FitOptions
-from scodkit.fit.fitted import UNFITTED, Fitted, Recipe, check_options
-from scodkit.fit.memory import Plan, Preparation
+from scodkit.fit.first_batch import Preparation
+from scodkit.fit.fitted import UNFITTED, FitOptions, Fitted, Recipe, check_options
+from scodkit.fit.memory import Plan
 from scodkit.fit.probes import check_probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Likelihood
 from scodkit.likelihoods.task import Task
 from scodkit.model.network import Network, StateWatch, state_to_copy
-from scodkit.model.parameters import ParameterSet, Selection, select
+from scodkit.model.parameters import ParameterSet, Selection
 from scodkit.numerics import artifact
 from scodkit.scoring import score as scoring
 from scodkit.scoring.evidence import (
@@ -100,8 +99,7 @@ class Monitor:
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> None:
         sketch = Nystrom() if sketch is None else sketch
-        check_options(model, likelihood, rank, sketch, prior_scale)
-        _check_task(task)
+        check_options(model, likelihood, rank, sketch, prior_scale, task)
         self.likelihood = likelihood
         self.sketch = sketch
         self.calibration: Calibration | None = None
@@ -112,11 +110,10 @@ class Monitor:
         self._prior_scale = prior_scale
         self._task = task
         self._selection = parameters
-        self._functions = {"inputs": inputs is not None, "outputs": outputs is not None}
+        self._functions = storage.given(inputs=inputs, outputs=outputs)
         self._network = Network(model, inputs, outputs)
         self._state_watch = StateWatch(self._network)
         self._scorer: Scorer | None = None
-        self._crowd: CrowdWatch | None = None
         self._memory_budget: int | None = None  # None for the default of the device
         self._variance_of: FactorSource | None = None  # what the next is made of
         self._variance_source: FactorSource | None = None
@@ -210,7 +207,7 @@ class Monitor:
         processes = Processes.here(together)
         with processes.failing_together():
             before = self._ready().check("an update", contents=True)
-            before.check_sketch()
+            before.needed_state()  # before data is read to be added to it
         same = replace(self._recipe, selection=before.parameters)
         options = FitOptions(
             progress=progress,
@@ -269,14 +266,14 @@ class Monitor:
         """
         self._ready().check("a calibration", contents=True)
         scores, groups = [torch.empty(0)], [torch.empty(0, dtype=torch.int64)]
-        samples = data.nothing()
+        samples = data.Seen()
         for batch in self._batches(loader, "calibrating", progress):
             call = self._network.inputs_of(batch)
             samples.add(data.digests_of(call))
-            found = self._ready()(call, self._memory_budget)
-            scores.append(found.score.cpu())
+            scored = self._ready()(call, self._memory_budget)
+            scores.append(scored.score.cpu())
             if by is not None:
-                groups.append(groups_of(by, found.output))
+                groups.append(groups_of(by, scored.output))
         calibration = Calibration(torch.cat(scores), None if by is None else torch.cat(groups))
         self.calibration, self._by = calibration, by
         again = data.seen_again(self.fitted.samples, samples.all())
@@ -341,7 +338,7 @@ class Monitor:
             p_value = self.calibration.p_value(score, self._groups(found)).to(
                 found.score.device
             )
-            self._crowd_watch(self.calibration).look(score)
+            self.calibration.crowd.look(score)
         return scoring.Scored(found.output, found.score, p_value)
 
     def score(self, batch: object) -> Tensor:
@@ -373,7 +370,7 @@ class Monitor:
         flags = self.calibration.flag(
             score, false_alarm, groups=self._groups(found), confidence=confidence
         )
-        self._crowd_watch(self.calibration).look(score)
+        self.calibration.crowd.look(score)
         return flags.to(found.score.device)
 
     def selftest(self, batch: object) -> scoring.SelfTest:
@@ -523,8 +520,7 @@ class Monitor:
         Returns:
             The monitor itself.
         """
-        fitted, source = self._ready().fitted, self._ready().source
-        return self._adopt(replace(fitted, basis=fitted.basis.compress(dtype)), source)
+        return self._change(basis=self.basis.compress(dtype))
 
     def offload(self, path: str | Path | None = None) -> Self:
         """Hold basis and sketch in the CPU's memory, or the basis in a file, not on a GPU.
@@ -542,33 +538,22 @@ class Monitor:
         Raises:
             OptionError: If that is a file of ours, as a saved monitor, or no file at all.
         """
-        scorer, calibration, by = self._ready(), self.calibration, self._by
+        calibration, by, state = self.calibration, self._by, self.fitted.state
+        path = None if path is None else Path(path)
         if path is not None:
-            artifact.check_place(Path(path))
-            if artifact.header_of(Path(path)):
+            artifact.check_place(path)
+            if artifact.header_of(path):
                 raise OptionError(
                     f"expected a path of its own for the basis, got {path}, where something "
                     "was saved; choose another"
                 )
-        basis = scorer.fitted.basis.offload(None if path is None else Path(path))
-        state = scorer.fitted.state
-        fitted = replace(
-            scorer.fitted, basis=basis, state=None if state is None else state.to("cpu")
-        )
-        self._adopt(fitted, scorer.source)
+        self._change(basis=self.basis.offload(path), state=state and state.to("cpu"))
         self.calibration, self._by = calibration, by
         return self
 
     def _batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Any]:
         self._ready()  # before anything of the loader is read
-        return data.batches_of(
-            data.open_stream(loader)[1], data.num_batches(loader), doing, progress
-        )
-
-    def _crowd_watch(self, calibration: Calibration) -> CrowdWatch:
-        if self._crowd is None or self._crowd.calibration is not calibration:
-            self._crowd = CrowdWatch(calibration)
-        return self._crowd
+        return data.batches_of(loader, doing, progress)
 
     def _groups(self, found: Scores) -> Tensor | None:
         return None if self._by is None else groups_of(self._by, found.output)
@@ -602,20 +587,9 @@ class Monitor:
         Raises:
             ScodError: As a subclass, if a fit would be refused for more than its size.
         """
+        options = FitOptions(precision=precision, products=products)
         with self._network.evaluating():
-            call = self._network.inputs_of(batch)
-            output = first_output(self._network, self.likelihood, batch, call)
-            parameters = select(self._selection, self._network, call)
-            return Preparation(
-                recipe=self._recipe,
-                network=self._network,
-                parameters=parameters,
-                call=call,
-                output=output,
-                num_data=num_data,
-                products=products,
-                precision=precision,
-            ).plan()
+            return Preparation(self._network, self._recipe, options, batch, num_data).plan()
 
     @property
     def basis(self) -> Eigenbasis:
@@ -631,17 +605,14 @@ class Monitor:
     def rank(self, value: int) -> None:
         model, likelihood, sketch = self.model, self.likelihood, self.sketch
         check_options(model, likelihood, value, sketch, self.prior_scale)
-        if self._scorer is None:
-            self._rank = value
-            return
-        fitted, kept = self._scorer.fitted, self.basis.rank
-        if value > max(kept, self.rank):
+        if self._scorer is not None and value > max(self.basis.rank, self.rank):
             raise OptionError(
-                f"expected a rank of at most {kept}, as the fit has kept, got {value}; type "
-                f"Monitor(..., rank={value}) and fit again"
+                f"expected a rank of at most {self.basis.rank}, as the fit has kept, got "
+                f"{value}; type Monitor(..., rank={value}) and fit again"
             )
         self._rank = value
-        self._adopt(replace(fitted, basis=fitted.basis.truncate(value)), self._scorer.source)
+        if self._scorer is not None:
+            self._change(basis=self.basis.truncate(value))
 
     @property
     def prior_scale(self) -> float:
@@ -652,7 +623,8 @@ class Monitor:
     def prior_scale(self, value: float) -> None:
         check_options(self.model, self.likelihood, self.rank, self.sketch, value)
         self._prior_scale = value
-        self._ask_anew()
+        if self._scorer is not None:
+            self._change()
 
     @property
     def task(self) -> Task | None:
@@ -661,9 +633,12 @@ class Monitor:
 
     @task.setter
     def task(self, value: Task | None) -> None:
-        _check_task(value)
+        check_options(
+            self.model, self.likelihood, self.rank, self.sketch, self.prior_scale, value
+        )
         self._task = value
-        self._ask_anew()
+        if self._scorer is not None:
+            self._change()
 
     @property
     def check_every(self) -> int:
@@ -692,8 +667,7 @@ class Monitor:
         return self._network.model
 
     def __getstate__(self) -> dict[str, Any]:
-        asked = () if self.task is None else (self.task,)
-        return state_to_copy(self, self._network, self.likelihood, *asked)
+        return state_to_copy(self, self._network, self.likelihood, self.task)
 
     def __repr__(self) -> str:
         what = f"{type(self.model).__name__}, {self.likelihood}, rank={self.rank}"
@@ -734,9 +708,10 @@ class Monitor:
         self.calibration = self._by = None  # held-out scores belong to what they were asked of
         return self
 
-    def _ask_anew(self) -> None:
-        if self._scorer is not None:
-            self._adopt(self._scorer.fitted, self._scorer.source)
+    def _change(self, **changes: Any) -> Self:
+        """Return the monitor itself, with the fit changed, or with what is asked of it."""
+        scorer = self._ready()
+        return self._adopt(replace(scorer.fitted, **changes), scorer.source)
 
     def to(self, device: torch.device | str) -> Self:
         """Return the monitor itself, with model, basis and sketch moved to a device.
@@ -765,19 +740,16 @@ class Monitor:
         if fitted.probes is not None:
             probes = fitted.probes.answered(self._network, self.task, self._by)
             fitted = replace(fitted, probes=probes)
-        others = {"task": self.task is not None, "by": self._by is not None}
-        functions = {**self._functions, **others}
-        stored = storage.Stored(
-            likelihood=self.likelihood,
-            rank=self.rank,
-            sketch=self.sketch,
+        storage.save(
+            path,
+            fitted,
+            self._recipe,
             prior_scale=self.prior_scale,
-            functions=functions,
-            fitted=fitted,
+            functions=self._functions | storage.given(task=self.task, by=self._by),
             calibration=self.calibration,
             notes=self.notes,
+            with_sketch=sketch,
         )
-        storage.save(path, stored, sketch)
 
     @classmethod
     def load(
@@ -812,19 +784,12 @@ class Monitor:
             ArtifactError: As a subclass: other weights, functions or answers to probe inputs, a
                 file cut off or altered.
         """
-        given = {"inputs": inputs, "outputs": outputs, "task": task, "by": by}
-        functions = {name: function is not None for name, function in given.items()}
-        stored = storage.load(path, Network(model).model, likelihood, sketch, functions)
-        monitor = cls(model, **stored.options, task=task, inputs=inputs, outputs=outputs)
-        check_probes(stored.fitted.probes, monitor._network, task, by)
-        monitor._adopt(stored.fitted, None)
-        monitor.calibration, monitor._by = stored.calibration, by
-        monitor.notes = dict(stored.notes)
-        return monitor
-
-
-def _check_task(task: object) -> None:
-    if task is not None and not isinstance(task, Task):
-        raise OptionError(
-            f"expected a task object, got {task!r}; type task=Task(lambda output: ...)"
+        functions = storage.given(inputs=inputs, outputs=outputs, task=task, by=by)
+        options, fitted, calibration, notes = storage.load(
+            path, Network(model).model, likelihood, sketch, functions
         )
+        monitor = cls(model, **options, task=task, inputs=inputs, outputs=outputs)
+        check_probes(fitted.probes, monitor._network, task, by)
+        monitor._adopt(fitted, None)
+        monitor.calibration, monitor._by, monitor.notes = calibration, by, notes
+        return monitor

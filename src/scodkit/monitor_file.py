@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from scodkit import __version__
 from scodkit.calibration import Calibration
 from scodkit.errors import MismatchError, OptionError
 from scodkit.factors.choose import is_engine
-from scodkit.fit.fitted import Fitted
+from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import files_of_all
 from scodkit.likelihoods import Likelihood
@@ -29,6 +28,9 @@ from scodkit.sketch.eigenbasis import Eigenbasis
 
 _KIND = "monitor"
 
+# which of the user's own functions a monitor may have been made with
+_FUNCTIONS = ("inputs", "outputs", "task", "by")
+
 # prefixes of the names of tensors: of the sketch's state, and of answers to probes
 _STATE = "sketch."
 _PROBE = "probe."
@@ -39,126 +41,51 @@ _TRIED = 4
 # --- what a file holds ---
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Everything a monitor is, but for the model and the user's own functions.
-
-    Args:
-        likelihood: What distribution the output parametrises.
-        rank: ``k``.
-        sketch: How the curvature is summarised.
-        prior_scale: ``eps``.
-        functions: Which of the user's functions it had, by name.
-        fitted: The fit.
-        calibration: Held-out scores, if there are any.
-        notes: What else is to be in the file; anything JSON can hold.
-    """
-
-    likelihood: Likelihood
-    rank: int
-    sketch: Sketch
-    prior_scale: float
-    functions: Mapping[str, bool]
-    fitted: Fitted
-    calibration: Calibration | None
-    notes: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Arguments to construct the monitor with, but for the user's own functions."""
-        return {
-            "likelihood": self.likelihood,
-            "rank": self.rank,
-            "sketch": self.sketch,
-            "parameters": self.fitted.parameters,
-            "prior_scale": self.prior_scale,
-        }
+# which part of the weights a file has (its ``index`` and the ``count`` of all, the first weight
+# at ``start`` and one past the last at ``stop``), and the tensors in it
+_Shard = tuple[dict[str, int], dict[str, Tensor]]
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Which part of a monitor's weights a file has.
-
-    Args:
-        index: Which of the files, from 0.
-        count: How many files there are.
-        start: Its first weight.
-        stop: One past its last.
-    """
-
-    index: int
-    count: int
-    start: int
-    stop: int
+def given(**functions: object) -> set[str]:
+    """Return the names of the functions that are given, that is, not None."""
+    return {name for name, function in functions.items() if function is not None}
 
 
-def _header_of(stored: Stored) -> dict[str, Any]:
-    """Return a monitor as a header; `_HEADER` has the same fields in the same order."""
-    fitted, basis = stored.fitted, stored.fitted.basis
-    numbers = {name: getattr(basis, name) for name in _BASIS_NUMBERS}
-    if basis.residual_norm == math.inf:  # JSON has no infinity
-        numbers["residual_norm"] = None
-    return {
-        "scodkit_version": __version__,
-        "torch_version": torch.__version__,
-        "likelihood": documents.describe(stored.likelihood),
-        "sketch": documents.describe(stored.sketch),
-        "rank": stored.rank,
-        "prior_scale": stored.prior_scale,
-        "functions": dict(stored.functions),
-        "parameters": {b.name: list(b.shape) for b in fitted.parameters.blocks},
-        "fingerprints": fitted.fingerprints.document(),
-        "output_shape": list(fitted.shape),
-        "skipped": fitted.skipped,
-        "basis": numbers,
-        "exempt": list(fitted.fingerprints.exempt),
-        "engine": fitted.engine,
-        "form": fitted.form and fitted.form.document(),
-        "input_range": fitted.input_range,
-        "notes": dict(stored.notes),
-    }
-
-
-_COUNT, _NUMBER, _TEXT, _FLAG = (
-    artifact.whole(),
-    artifact.number(),
-    artifact.TEXT,
-    artifact.FLAG,
-)
+_COUNT, _NUMBER = artifact.whole(), artifact.number()
 
 # attributes of an eigenbasis that are plain numbers
 _BASIS_NUMBERS = {
     "num_data": artifact.whole(1),
     "trace": _NUMBER,
-    "certified": _FLAG,
+    "certified": artifact.FLAG,
     "residual_norm": artifact.maybe(_NUMBER),
     "residual_rank": _COUNT,
     "slack": _NUMBER,
     "clamped": _COUNT,
 }
 
-_FORM = artifact.fields({"parts": artifact.whole(1), "axes": artifact.each(_COUNT)})
-
 # fields of every header, and fields that files of earlier versions may lack
 _HEADER = artifact.fields(
     {
-        "scodkit_version": _TEXT,
-        "torch_version": _TEXT,
+        "scodkit_version": artifact.TEXT,
+        "torch_version": artifact.TEXT,
         "likelihood": documents.DESCRIPTION,
         "sketch": documents.DESCRIPTION,
         "rank": artifact.whole(1),
         "prior_scale": artifact.number("a number > 0", lambda value: value > 0),
-        "functions": artifact.fields(dict.fromkeys(("inputs", "outputs", "task", "by"), _FLAG)),
+        "functions": artifact.fields(dict.fromkeys(_FUNCTIONS, artifact.FLAG)),
         "parameters": artifact.table(artifact.each(_COUNT)),
-        "fingerprints": artifact.fields({"parameters": _TEXT, "model": _TEXT}),
+        "fingerprints": artifact.fields({"parameters": artifact.TEXT, "model": artifact.TEXT}),
         "output_shape": artifact.each(_COUNT),
         "skipped": _COUNT,
         "basis": artifact.fields(_BASIS_NUMBERS),
     },
     {
-        "exempt": artifact.each(_TEXT),
+        "exempt": artifact.each(artifact.TEXT),
         "engine": artifact.maybe(artifact.that("the name of an engine", is_engine)),
-        "form": artifact.maybe(_FORM),
+        "form": artifact.maybe(
+            artifact.fields({"parts": artifact.whole(1), "axes": artifact.each(_COUNT)})
+        ),
         "input_range": artifact.maybe(artifact.RANGES),
         "notes": artifact.OBJECT,
         # of some monitors only
@@ -186,22 +113,60 @@ _OTHER_TENSORS = {
 # --- saving ---
 
 
-def save(
-    path: str | Path, stored: Stored, with_sketch: bool, shard: Shard | None = None
+def save(  # noqa: PLR0913 (each a part of a monitor)
+    path: str | Path,
+    fitted: Fitted,
+    recipe: Recipe,
+    *,
+    prior_scale: float,
+    functions: Collection[str],
+    calibration: Calibration | None = None,
+    notes: Mapping[str, Any] = {},
+    with_sketch: bool = True,
+    part: tuple[int, int] = (0, 1),
 ) -> None:
     """Write a monitor to one file, atomically.
 
     Args:
         path: Where to.
-        stored: What to write.
+        fitted: The fit.
+        recipe: What was fitted.
+        prior_scale: ``eps``.
+        functions: Names of the user's own functions it was made with, see `given`.
+        calibration: Held-out scores, if there are any.
+        notes: What else is to be in the file; anything JSON can hold.
         with_sketch: Keep the sketch, for updates and merges.
-        shard: Which part of the weights its basis and sketch cover; None for all.
+        part: Which part of the weights its basis and sketch cover, from 0, of how many.
     """
-    fitted, calibration = stored.fitted, stored.calibration
-    header = _header_of(stored)
-    tensors = {"values": fitted.basis.values, "vectors": fitted.basis.vectors}
-    if shard is not None:
-        header["shard"] = asdict(shard)
+    basis = fitted.basis
+    numbers = {name: getattr(basis, name) for name in _BASIS_NUMBERS}
+    if basis.residual_norm == math.inf:  # JSON has no infinity
+        numbers["residual_norm"] = None
+    header: dict[str, Any] = {
+        "scodkit_version": __version__,
+        "torch_version": torch.__version__,
+        "likelihood": documents.describe(fitted.likelihood),
+        "sketch": documents.describe(recipe.sketch),
+        "rank": recipe.rank,
+        "prior_scale": prior_scale,
+        "functions": {name: name in functions for name in _FUNCTIONS},
+        "parameters": {b.name: list(b.shape) for b in fitted.parameters.blocks},
+        "fingerprints": fitted.fingerprints.document(),
+        "output_shape": list(fitted.shape),
+        "skipped": fitted.skipped,
+        "basis": numbers,
+        "exempt": list(fitted.fingerprints.exempt),
+        "engine": fitted.engine,
+        "form": fitted.form and fitted.form.document(),
+        "input_range": fitted.input_range,
+        "notes": dict(notes),
+    }
+    tensors = {"values": basis.values, "vectors": basis.vectors}
+    index, count = part
+    if count > 1:
+        _, weights = fitted.parameters.divided(index, count)
+        ends = {"start": weights.start, "stop": weights.stop}
+        header["shard"] = {"index": index, "count": count, **ends}
     if with_sketch and fitted.state is not None:
         header["state"], state_tensors = documents.pack_state(fitted.state, _STATE)
         tensors |= state_tensors
@@ -215,7 +180,7 @@ def save(
         if calibration.groups is not None:
             tensors["calibration_groups"] = calibration.groups
     artifact.write(path, _KIND, header, tensors)
-    if shard is None:
+    if count == 1:
         remove_replaced(Path(path), files_of_all(Path(path)))
 
 
@@ -236,39 +201,24 @@ def remove_replaced(path: Path, files: Iterable[Path]) -> None:
 # --- reading ---
 
 
-def read(
-    path: str | Path, rows: range | None = None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the header and the tensors of a monitor, of one file or of all its shards.
 
     Args:
         path: Where it was saved.
-        rows: The weights to read basis and sketch of; all by default.
-
-    Raises:
-        MismatchError: If the file is one of several shards, or shards are missing or others.
     """
-    header, shards = _shards(Path(path))
-    _check_columns(path, [tensors["vectors"] for _, tensors in shards])
-    _, first = shards[0]
-    if rows is None and len(shards) == 1:
-        return header, first
-    joined = dict(first)
-    for name in filter(_is_tall, first):
-        # a copy, or all of a file would stay in memory for a few of its rows
-        joined[name] = torch.cat(
-            [_rows_of(tensors[name], rows, shard.start) for shard, tensors in shards]
-        )
-    return header, joined
+    header, shards = _read_shards(Path(path))
+    return header, _joined(shards, range(_size(header)))
 
 
-def _shards(path: Path) -> tuple[dict[str, Any], list[tuple[Shard, dict[str, Tensor]]]]:
+def _read_shards(path: Path) -> tuple[dict[str, Any], list[_Shard]]:
     """Return the header of a monitor, and the tensors of its shards, in order.
 
     A monitor in one file is a single shard.
 
     Raises:
-        MismatchError: If the shards are not all those of one monitor.
+        MismatchError: If the file is one of several shards, or the shards are not all those of
+            one monitor.
     """
     files = files_of_all(path)
     with file_errors(path, "read"):
@@ -280,41 +230,54 @@ def _shards(path: Path) -> tuple[dict[str, Any], list[tuple[Shard, dict[str, Ten
             f"expected one monitor at {path}, found a whole one and {len(files)} parts of one "
             f"({files[0].name} ...); delete the older"
         )
-    if not files:
-        header, tensors = read_file(path)
-        if "shard" in header:
-            raise MismatchError(
-                f"expected a whole monitor at {path}, got a part of its weights; type the name "
-                "it was saved under, without the numbers at its end"
-            )
-        return header, [(Shard(0, 1, 0, _size(header)), tensors)]
-    contents = [read_file(file) for file in files]
-    if any("shard" not in header for header, _ in contents):
-        raise MismatchError(f"expected parts of a monitor at {path}, got a whole one")
-    contents.sort(key=lambda content: content[0]["shard"]["index"])
-    shards = [(Shard(**header.pop("shard")), tensors) for header, tensors in contents]
-    count = shards[0][0].count
-    expected = [(index, len(files)) for index in range(len(files))]
-    if [(shard.index, shard.count) for shard, _ in shards] != expected:
+    contents = [read_file(file) for file in files or [path]]
+    header = contents[0][0]
+    if not files and "shard" in header:
+        raise MismatchError(
+            f"expected a whole monitor at {path}, got a part of its weights; type the name "
+            "it was saved under, without the numbers at its end"
+        )
+    whole = {"index": 0, "count": 1, "start": 0, "stop": _size(header)}
+    shards = [(header.pop("shard", whole), tensors) for header, tensors in contents]
+    shards.sort(key=lambda shard: shard[0]["index"])
+    count = shards[0][0]["count"]
+    expected = [(index, len(contents)) for index in range(len(contents))]
+    if [(part["index"], part["count"]) for part, _ in shards] != expected:
         raise MismatchError(
             f"expected {count} files {path.name}.0-of-{count} and so on, got "
             f"{', '.join(file.name for file in files)}; bring all of them, and no others"
         )
-    headers = [header for header, _ in contents]
-    if any(header != headers[0] for header in headers) or not _join(shards, _size(headers[0])):
+    others = any(other != header for other, _ in contents)
+    if others or not _fit_together(shards, _size(header)):
         raise MismatchError(f"expected parts of one monitor at {path}, got parts of several")
-    return headers[0], shards
+    _check_columns(path, [tensors["vectors"] for _, tensors in shards])
+    return header, shards
 
 
-def _join(shards: Sequence[tuple[Shard, Mapping[str, Tensor]]], size: int) -> bool:
+def _fit_together(shards: Sequence[_Shard], size: int) -> bool:
     """Return whether shards cover all weights, and agree on the tensors they share."""
     _, first = shards[0]
-    starts, stops = ([getattr(shard, end) for shard, _ in shards] for end in ("start", "stop"))
+    starts, stops = ([part[end] for part, _ in shards] for end in ("start", "stop"))
     return [*starts, size] == [0, *stops] and all(
         set(tensors) == set(first)
         and all(_is_tall(name) or torch.equal(tensors[name], first[name]) for name in first)
         for _, tensors in shards
     )
+
+
+def _joined(shards: Sequence[_Shard], weights: range) -> dict[str, Tensor]:
+    """Return the tensors of a monitor, those with a row for each weight for some weights."""
+    joined = dict(shards[0][1])
+    if len(shards) == 1 and len(weights) == shards[0][0]["stop"]:
+        return joined
+    for name in filter(_is_tall, joined):
+        parts = []
+        for part, tensors in shards:
+            start = max(weights.start - part["start"], 0)
+            parts.append(tensors[name][start : max(weights.stop - part["start"], start)])
+        # a copy, or all of a file would stay in memory for a few of its rows
+        joined[name] = torch.cat(parts)
+    return joined
 
 
 def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -352,14 +315,6 @@ def _is_tall(name: str) -> bool:
     return name == "vectors" or (name.startswith(_STATE) and not name.endswith("squared_norm"))
 
 
-def _rows_of(tensor: Tensor, rows: range | None, first: int) -> Tensor:
-    """Return some rows of a tall tensor, whose own begin with the weight ``first``."""
-    if rows is None:
-        return tensor
-    start = max(rows.start - first, 0)
-    return tensor[start : max(rows.stop - first, start)]
-
-
 def _check_columns(path: str | Path, parts: Sequence[Tensor]) -> None:
     """Check that vectors are orthonormal: ``U^T U z = z``, for a few random ``z``.
 
@@ -390,9 +345,9 @@ def load(
     model: nn.Module,
     likelihood: Likelihood | None,
     sketch: Sketch | None,
-    functions: Mapping[str, bool],
-    part: tuple[int, int] | None = None,
-) -> Stored:
+    functions: Collection[str],
+    part: tuple[int, int] = (0, 1),
+) -> tuple[dict[str, Any], Fitted, Calibration | None, dict[str, Any]]:
     """Read a monitor and check that it belongs to a model.
 
     Args:
@@ -400,41 +355,45 @@ def load(
         model: The model, without wrappers.
         likelihood: The likelihood, where a file cannot describe it.
         sketch: The sketch, likewise.
-        functions: Which of the user's functions are given now, by name.
-        part: Load basis and sketch for one part of the weights: its index, from 0, and the
-            number of parts; None for all.
+        functions: Names of the user's functions that are given now.
+        part: Which part of the weights to load basis and sketch for, from 0, of how many.
 
     Returns:
-        The monitor's parts, on the model's device.
+        Arguments to construct the monitor with, but for the user's own functions; the fit, on
+        the model's device; held-out scores, if there are any; and the notes.
 
     Raises:
         MismatchError: If weights, functions or likelihood differ from those of the fit.
     """
-    rows = None
-    if part is not None:
-        header, _ = read(path, range(0))
-        _, rows = _parameters_in(model, header["parameters"]).divided(*part)
-    header, tensors = read(path, rows)
-    if dict(functions) != header["functions"]:
+    header, shards = _read_shards(Path(path))
+    flags = {name: name in functions for name in _FUNCTIONS}
+    if flags != header["functions"]:
         raise MismatchError(
-            f"expected functions as at the fit ({header['functions']}), got {dict(functions)}; "
+            f"expected functions as at the fit ({header['functions']}), got {flags}; "
             "pass the same inputs=, outputs=, task= and by= to Monitor.load"
         )
-    chosen_likelihood = _chosen("likelihood", header, likelihood, Likelihood)
-    chosen_sketch = _chosen("sketch", header, sketch, Sketch)
+    parameters = _parameters_in(model, header["parameters"])
+    _, weights = parameters.divided(*part)
+    tensors = _joined(shards, weights)
+    options = {
+        "likelihood": _chosen("likelihood", header, likelihood, Likelihood),
+        "rank": header["rank"],
+        "sketch": _chosen("sketch", header, sketch, Sketch),
+        "parameters": parameters,
+        "prior_scale": header["prior_scale"],
+    }
+    fitted = _fitted(header, tensors, options, weights)
+    difference = fitted.fingerprints.difference_to(model, parameters)
+    if difference:
+        raise MismatchError(
+            f"expected the weights of the fit for loading, but {difference}; "
+            "load the weights of that time, or fit again"
+        )
     calibration = None
     if "calibration" in tensors:
         calibration = Calibration(tensors["calibration"], tensors.get("calibration_groups"))
-    return Stored(
-        likelihood=chosen_likelihood,
-        rank=header["rank"],
-        sketch=chosen_sketch,
-        prior_scale=header["prior_scale"],
-        functions=functions,
-        fitted=_fitted(header, tensors, model, chosen_likelihood, chosen_sketch, rows),
-        calibration=calibration,
-        notes=header.get("notes", {}),
-    )
+    device = next(model.parameters()).device
+    return options, fitted.to(device), calibration, dict(header.get("notes", {}))
 
 
 def _chosen(what: str, header: Mapping[str, Any], given: Any, family: type) -> Any:
@@ -453,25 +412,24 @@ def _chosen(what: str, header: Mapping[str, Any], given: Any, family: type) -> A
 def _fitted(
     header: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    model: nn.Module,
-    likelihood: Likelihood,
-    sketch: Sketch,
-    rows: range | None,
+    options: Mapping[str, Any],
+    weights: range,
 ) -> Fitted:
-    """Return the fit of a file, on the model's device; fields may be missing in old files."""
-    parameters = _parameters_in(model, header["parameters"])
+    """Return the fit of a file; fields may be missing in old files."""
+    parameters, sketch = options["parameters"], options["sketch"]
     numbers = dict(header["basis"])
     if numbers["residual_norm"] is None:
         numbers["residual_norm"] = math.inf
     basis = Eigenbasis(tensors["values"], tensors["vectors"], **numbers)
     _check_basis(basis, sketch)
+    part = None if len(weights) == parameters.num_parameters else weights
     state = None
-    if "state" in header and (rows is None or sketch.takes_products):  # others hold whole rows
-        state = documents.unpack_state(header["state"], tensors, _STATE, sketch, rows)
+    if "state" in header and (part is None or sketch.takes_products):  # others hold whole rows
+        state = documents.unpack_state(header["state"], tensors, _STATE, sketch, part)
         _check_state(state, basis, parameters.num_parameters, header["rank"])
     ranges, form = header.get("input_range"), header.get("form")
-    fitted = Fitted(
-        likelihood=likelihood,
+    return Fitted(
+        likelihood=options["likelihood"],
         parameters=parameters,
         basis=basis,
         state=state,
@@ -486,8 +444,6 @@ def _fitted(
         form=form and Form(**form),
         probes=Probes.unpack(header.get("probes"), tensors, _PROBE),
     )
-    fitted.check_weights(model)
-    return fitted.to(next(model.parameters()).device)
 
 
 def _check_basis(basis: Eigenbasis, sketch: Sketch) -> None:
@@ -527,12 +483,11 @@ def _check_state(state: SketchState, basis: Eigenbasis, size: int, rank: int) ->
 
 
 def _parameters_in(model: nn.Module, shapes: Mapping[str, list[int]]) -> ParameterSet:
-    named = dict(model.named_parameters())
+    named = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     differing = [
-        f"{name}: {tuple(shape)} in the file, "
-        + (f"{tuple(named[name].shape)} in the model" if name in named else "not in the model")
+        f"{name}: {tuple(shape)} in the file, {named.get(name, 'not')} in the model"
         for name, shape in shapes.items()
-        if name not in named or list(named[name].shape) != shape
+        if named.get(name) != tuple(shape)
     ]
     if differing:
         raise MismatchError(

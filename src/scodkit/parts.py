@@ -33,8 +33,7 @@ class Shard(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, index: int, count: int) -> None:
-        by_position = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        if not by_position or isinstance(dataset, IterableDataset):
+        if not read_by_position(dataset):
             raise OptionError(
                 f"expected a data set with a length, read by position, got a "
                 f"{type(dataset).__name__}; pass every process its own stream instead"
@@ -48,6 +47,12 @@ class Shard(Dataset[Any]):
         if not 0 <= place < len(self):
             raise IndexError(f"expected a place from 0 to {len(self) - 1}, got {place}")
         return self._dataset[self._rows.start + place]
+
+
+def read_by_position(dataset: object) -> bool:
+    """Return whether a data set is map-style: with a length, read by position."""
+    methods = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return methods and not isinstance(dataset, IterableDataset)
 
 
 def shard_rows(length: int, index: int, count: int) -> range:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,22 +11,17 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from scodkit import monitor_file as storage
-from scodkit.errors import MismatchError, NonFiniteError, NotFittedError
-from scodkit.factors.choose import name_of
+from scodkit.errors import NotFittedError
 from scodkit.factors.pieces import FactorSource, MemoryBudget
-from scodkit.fit.checkpoint import Progress
-from scodkit.fit.data import batch_digest, batches_of, num_batches, open_stream
-from scodkit.fit.first_batch import first_output
-from scodkit.fit.fit import absorb
-from scodkit.fit.fitted import UNFITTED, Fitted, Recipe, check_options
-from scodkit.fit.probes import Probes, check_probes
+from scodkit.fit import fit as fitting
+from scodkit.fit.fit import same_in_all, shared
+from scodkit.fit.fitted import UNFITTED, FitOptions, Fitted, Recipe, check_options
+from scodkit.fit.probes import check_probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Likelihood
-from scodkit.model.inputs import Form, Inputs
 from scodkit.model.network import Network, StateWatch
-from scodkit.model.parameters import Fingerprints, Selection, select, select_names
+from scodkit.model.parameters import Selection, select_names
 from scodkit.numerics.artifact import check_place
-from scodkit.numerics.matmul import sum_dtype
 from scodkit.scoring import score as scoring
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.sketch.eigenbasis import Eigenbasis
@@ -78,7 +73,7 @@ class ShardedMonitor:
         check_options(model, likelihood, rank, sketch, prior_scale)
         self.prior_scale = prior_scale
         self._recipe = Recipe(likelihood, rank, sketch, parameters, 0)
-        self._functions = _functions(inputs, outputs)
+        self._functions = storage.given(inputs=inputs, outputs=outputs)
         self._network = Network(model, inputs, outputs)
         self._processes = Processes.here()
         self._state_watch = StateWatch(self._network, _RENEWAL)
@@ -106,56 +101,13 @@ class ShardedMonitor:
             MismatchError: If processes have different weights, options or data.
             NonFiniteError: If there was not one finite sample.
         """
-        self._processes = Processes.here()  # a group may have come since
-        network, recipe, processes = self._network, self._recipe, self._processes
-        watch = StateWatch(network, _RENEWAL)
-        with processes.failing_together():
-            first, batches = open_stream(loader)
-            with network.evaluating():
-                call = network.inputs_of(first)
-                output = first_output(network, recipe.likelihood, first, call)
-                parameters = select(recipe.selection, network, call)
-                names, weights = parameters.divided(processes.rank, processes.count)
-                source = self._new_source(names, call, tuple(output.shape[1:]))
-                probes = Probes.of(network, first, call)
-        fingerprints = Fingerprints.of(network.model, parameters, network.volatile)
-        self._agree(parameters.names, fingerprints, call)
-        source = self._shared(source)
-        size = parameters.num_parameters
-        state = recipe.sketch.zero(
-            size, recipe.rank, sum_dtype(output), network.device, weights
+        options = FitOptions(
+            progress=progress, on_bad=on_bad, check_deterministic=False, sharded=True
         )
-        state.add_up = processes.summed
-        done = Progress(state)
-        shown = progress and processes.rank == 0
-        stream = iter(batches_of(batches, num_batches(loader), "sketching", shown))
-        while (batch := self._same_in_all(lambda: next(stream, None))) is not None:
-            with network.evaluating():
-                absorb(source, batch, done, on_bad)
-            done.check()
-        if state.num_data == 0:
-            raise NonFiniteError(
-                f"expected finite samples, but all {done.skipped} had a NaN or an infinity"
-            )
-        # the sketch bounded the rank by the rows of its basis, which are those of this process
-        basis = replace(recipe.sketch.eigenbasis(state, recipe.rank), residual_rank=size)
-        # the files of all processes must hold the same bits
-        probes = processes.gathered(probes)[0]
-        self._fitted = Fitted(
-            likelihood=recipe.likelihood,
-            parameters=parameters,
-            basis=basis,
-            state=state,
-            fingerprints=fingerprints,
-            shape=source.shape,
-            skipped=done.skipped,
-            engine=name_of(source.engine),
-            input_range=done.input_range,
-            samples=done.seen.all(),
-            form=Form.of(first, call),
-            probes=probes,
-        )
-        self._source, self._state_watch = source, watch
+        watch = StateWatch(self._network, _RENEWAL)
+        recipe = replace(self._recipe, budget=self.memory_budget)
+        self._fitted, self._source = fitting.fit(self._network, recipe, loader, options)
+        self._state_watch, self._processes = watch, Processes.here()
         return self
 
     def score(self, batch: Any) -> Tensor:
@@ -197,18 +149,19 @@ class ShardedMonitor:
             StaleMonitorError: If the model has changed since the fit.
         """
         self._ready()
-        processes, recipe = self._processes, self._recipe
+        path, processes = Path(path), self._processes
         with processes.failing_together():
             fitted = self._check("saving", contents=True)
-            check_place(Path(path))
-        options = (recipe.likelihood, recipe.rank, recipe.sketch, self.prior_scale)
-        stored = storage.Stored(*options, self._functions, fitted, None)
-        path, shard = Path(path), None
-        if processes.count > 1:
-            _, weights = fitted.parameters.divided(processes.rank, processes.count)
-            shard = storage.Shard(processes.rank, processes.count, weights.start, weights.stop)
+            check_place(path)
         with processes.failing_together():
-            storage.save(processes.own_file(path), stored, True, shard)
+            storage.save(
+                processes.own_file(path),
+                fitted,
+                self._recipe,
+                prior_scale=self.prior_scale,
+                functions=self._functions,
+                part=(processes.rank, processes.count),
+            )
         with processes.failing_together():  # once all files are written, old ones may go
             if processes.rank == 0:
                 storage.remove_replaced(path, processes.kept_files(path)[1])
@@ -239,23 +192,27 @@ class ShardedMonitor:
         """
         processes = Processes.here()
         with processes.failing_together():
-            functions = _functions(inputs, outputs)
-            part = (processes.rank, processes.count) if processes.count > 1 else None
-            bare = Network(model).model  # without wrappers
-            stored = storage.load(path, bare, likelihood, sketch, functions, part)
-        monitor = cls(model, **stored.options, inputs=inputs, outputs=outputs)
+            options, fitted, _, _ = storage.load(
+                path,
+                Network(model).model,  # without wrappers
+                likelihood,
+                sketch,
+                storage.given(inputs=inputs, outputs=outputs),
+                (processes.rank, processes.count),
+            )
+        monitor = cls(model, **options, inputs=inputs, outputs=outputs)
         with processes.failing_together():
-            check_probes(stored.fitted.probes, monitor._network)
-        monitor._fitted = stored.fitted
-        if stored.fitted.state is not None:
-            stored.fitted.state.add_up = processes.summed
+            check_probes(fitted.probes, monitor._network)
+        monitor._fitted = fitted
+        if fitted.state is not None:
+            fitted.state.add_up = processes.summed
         return monitor
 
     def _energies(self, batch: Any) -> scoring.Energies:
         network, processes = self._network, self._processes
         with processes.failing_together():
             fitted = self._check("a score")
-        call = self._same_in_all(lambda: batch, fitted.form)
+        call = same_in_all(processes, network, lambda: batch, fitted.form)
         assert call is not None
         if call.batch_size == 0:
             return scoring.Energies.none(fitted.basis)
@@ -263,8 +220,10 @@ class ShardedMonitor:
             if self._source is None:
                 with processes.failing_together():
                     names, _ = fitted.parameters.divided(processes.rank, processes.count)
-                    source = self._new_source(names, call, fitted.shape)
-                self._source = self._shared(source)
+                    recipe = replace(self._recipe, budget=self.memory_budget)
+                    part = select_names(network.model, names)
+                    source = recipe.source(network, part, call, fitted.shape)
+                self._source = shared(source, processes)
             return scoring.score_batch(self._source, call, fitted.basis)[1]
 
     def _check(self, doing: str, *, contents: bool = False) -> Fitted:
@@ -279,67 +238,3 @@ class ShardedMonitor:
             with self._network.evaluating():
                 fitted = self._fitted = fitted.settled(self._state_watch, doing)
         return fitted
-
-    def _new_source(
-        self, names: tuple[str, ...], call: Inputs, shape: tuple[int, ...]
-    ) -> FactorSource:
-        parameters = select_names(self._network.model, names)
-        recipe = replace(self._recipe, budget=self.memory_budget)
-        return recipe.source(self._network, parameters, call, shape)
-
-    def _shared(self, source: FactorSource) -> FactorSource:
-        """Return a source that adds up over processes, in pieces that fit all of them."""
-        rows = self._processes.gathered(source.rows_at_once(hold=True))
-        return replace(source, add_up=self._processes.summed, most_rows=min(rows))
-
-    def _same_in_all(self, read: Callable[[], Any], form: Form | None = None) -> Inputs | None:
-        """Return the inputs of a batch that is the same in all processes.
-
-        Args:
-            read: Returns the batch; None at the end of the data.
-            form: That batches of the fit had.
-
-        Returns:
-            None at the end of the data.
-
-        Raises:
-            MismatchError: If processes have different batches.
-        """
-        with self._processes.failing_together():
-            batch = read()
-            call = None if batch is None else self._network.inputs_of(batch, form)
-        digests = self._processes.gathered(None if call is None else batch_digest(call))
-        if len(set(digests)) > 1:
-            raise MismatchError(
-                "expected the same batch in all processes, got different batches, or none in "
-                "some; pass the same data to each: they divide the weights, not the data"
-            )
-        return call
-
-    def _agree(self, names: Sequence[str], fingerprints: Fingerprints, call: Inputs) -> None:
-        """Check that all processes have the same model, options and first batch.
-
-        Raises:
-            MismatchError: If they have not.
-        """
-        difference = self._processes.first_difference(
-            {
-                "parameters": names,
-                "weights": fingerprints.document(),
-                **self._recipe.identity,
-                "first batch": batch_digest(call),
-            }
-        )
-        if difference is not None:
-            what, rank, *_ = difference
-            raise MismatchError(
-                f"expected the same {what} in all processes, but process 0 and process {rank} "
-                "differ; pass the same model, options and batches to each: they divide the "
-                "weights, not the data"
-            )
-
-
-def _functions(inputs: object, outputs: object) -> dict[str, bool]:
-    """Return which of the user's functions are given; tasks and groups are for `Monitor`."""
-    given = {"inputs": inputs is not None, "outputs": outputs is not None}
-    return {**given, "task": False, "by": False}

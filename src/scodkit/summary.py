@@ -85,7 +85,11 @@ class Summary:
                 "within one monitor, not across ranks",
             ]
         if self.bounds is not None:
-            lines.append(f"certificate          {_interval(*self.bounds)}")
+            lower, upper = self.bounds
+            apart = (
+                f"bounds {upper / lower:.2g} times apart" if lower > 0 else "nothing from below"
+            )
+            lines.append(f"certificate          {lower:.3g} to {upper:.3g} (medians), {apart}")
         if self.explained is not None:
             lines.append(f"explained            {self.explained:.3f} of |L|^2 in the basis")
         lines += [f"! {note}" for note in self.notes] or ["nothing looks wrong"]
@@ -139,6 +143,7 @@ def summarise(
         parts: The energies of such samples, if known.
     """
     values = basis.values.double().cpu()
+    spread = torch.special.entr(values / values.sum()).sum()
     determined = scoring.determined(basis, prior_scale).cpu()
     if scores is not None:
         scores = scores.detach().double().cpu().sort().values
@@ -164,7 +169,7 @@ def summarise(
         num_parameters=basis.vectors.shape[0],
         layers=layers,
         captured=basis.captured,
-        effective_rank=_effective_rank(values),
+        effective_rank=float(spread.exp()) if values.any() else 0.0,
         values=values,
         determined=determined,
         certified=basis.certified,
@@ -175,23 +180,10 @@ def summarise(
     )
 
 
-def _effective_rank(values: Tensor) -> float:
-    positive = values.clamp_min(0)
-    if not positive.any():
-        return 0.0
-    return float(torch.special.entr(positive / positive.sum()).sum().exp())
-
-
 def _quantiles(scores: Tensor) -> list[float]:
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=scores.dtype, device=scores.device)
     # between two infinities there is no number
     return torch.quantile(scores, levels, interpolation="nearest").tolist()
-
-
-def _interval(lower: float, upper: float) -> str:
-    """Return the certificate of a typical score in words."""
-    apart = f"bounds {upper / lower:.2g} times apart" if lower > 0 else "nothing from below"
-    return f"{lower:.3g} to {upper:.3g} (medians), {apart}"
 
 
 def _notes(basis: Eigenbasis, determined: Tensor, scores: Tensor | None) -> list[str]:

@@ -24,7 +24,7 @@ from scodkit.errors import (
     RepeatedDataWarning,
 )
 from scodkit.fit import data as data_room
-from scodkit.fit.data import digests_of, nothing, seen_again
+from scodkit.fit.data import Seen, digests_of, seen_again
 from scodkit.model.inputs import Inputs
 from scodkit.numerics import artifact
 from scodkit.sharded import ShardedMonitor
@@ -227,7 +227,7 @@ def test_digests_are_the_same_tomorrow() -> None:
 def test_beyond_so_many_none_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_room, "KEPT", 50)
     monkeypatch.setattr(data_room, "_WAITING", 2)
-    kept = nothing()
+    kept = Seen()
     for part in torch.arange(50).flip(0).split(7):
         kept.add(part)
     assert torch.equal(kept.all(), torch.arange(50))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from peaks import peak_of
 from scodkit import Categorical, Monitor
 from scodkit.errors import CaptureError
-from scodkit.fit.processes import _add_up, _device, _send
+from scodkit.fit.processes import _add_up, _device
 from scodkit.sketch import FrequentDirections, Nystrom
 from together import digits, network, run
 
@@ -95,7 +95,6 @@ def use_nccl(rank: int, count: int, folder: Path) -> None:
     for device in ("cpu", "cuda"):  # what is on the CPU goes by way of the GPU
         numbers = torch.arange(5.0, dtype=torch.float64, device=device)
         _add_up(numbers)
-        _send(numbers, 0)
         assert numbers.device.type == device
         assert numbers.tolist() == [0, 1, 2, 3, 4]
 

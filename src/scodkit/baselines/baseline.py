@@ -18,7 +18,7 @@ from typing_extensions import Self, Unpack
 from scodkit import __version__, errors
 from scodkit.errors import BatchError, MismatchError, OptionError
 from scodkit.factors.pieces import finite_samples
-from scodkit.fit.data import batches_of, num_batches, open_stream
+from scodkit.fit.data import batches_of
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.model.inputs import LABEL_KEYS, Inputs
 from scodkit.model.network import Network, state_to_copy
@@ -348,12 +348,9 @@ class TrainingData:
             yield call, targets.to(self.network.device)
 
     def _pass(self) -> Iterator[tuple[Inputs, Any]]:
-        _, stream = open_stream(self.loader)
-        total, description = num_batches(self.loader), self.description
-        empty = True
-        for batch in batches_of(
-            stream, total, description or "", description is not None, leave=False
-        ):
+        description, empty = self.description, True
+        shown = description is not None
+        for batch in batches_of(self.loader, description or "", shown, leave=False):
             call = self.network.inputs_of(batch)
             if call.batch_size:
                 empty = False

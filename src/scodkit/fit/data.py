@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ _AT_ONCE = 2**22
 # tensors of digests that wait on a GPU, which has to be waited for to move them
 _WAITING = 1024
 
+_NONE = torch.empty(0, dtype=torch.int64)
 _ODD = 0x5851F42D4C957F2D
 
 # batches done before that are read again where a fit goes on, evenly spaced
@@ -83,28 +84,19 @@ def open_stream(loader: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
 
 
 def batches_of(
-    batches: Iterable[Any],
-    total: int | None,
-    description: str,
-    progress: bool,
-    *,
-    leave: bool = True,
+    loader: Iterable[Any], description: str, progress: bool, *, leave: bool = True
 ) -> Iterator[Any]:
-    """Yield batches, behind a progress bar if one is wanted.
+    """Yield the batches of a loader, behind a progress bar.
 
     Args:
-        batches: The batches.
-        total: How many there will be, where that is known.
+        loader: As for `open_stream`.
         description: What is being done.
         progress: Whether to show the bar.
         leave: Whether it stays when all are done.
-
-    Yields:
-        The batches, unchanged.
     """
-    yield from tqdm(
-        batches, description, total, leave=leave, unit="batch", disable=not progress
-    )
+    _, batches = open_stream(loader)
+    total, hidden = num_batches(loader), not progress
+    yield from tqdm(batches, description, total, leave=leave, unit="batch", disable=hidden)
 
 
 def num_batches(loader: object) -> int | None:
@@ -153,13 +145,13 @@ def batches_from(loader: Any, batches: Iterable[Any], done: int) -> Iterator[tup
     if not (done and in_turn and getattr(loader, "in_order", True)):
         yield from enumerate(batches)
         return
-    positions = [list(own) for own in loader.batch_sampler]
+    positions = [list(batch) for batch in loader.batch_sampler]
     again = {i * (done - 1) // (_READ_AGAIN - 1) for i in range(_READ_AGAIN)}
-    numbers = [*sorted(again), *range(done, len(positions))]
-    numbers = [number for number in numbers if number < len(positions)]
-    some = [positions[number] for number in numbers]
-    read = loader_like(loader, loader.dataset, batch_sampler=some)
-    yield from zip(numbers, read, strict=True)
+    numbers = [n for n in range(len(positions)) if n in again or n >= done]
+    sampler = [positions[number] for number in numbers]
+    yield from zip(
+        numbers, loader_like(loader, loader.dataset, batch_sampler=sampler), strict=True
+    )
 
 
 def loader_like(loader: Any, dataset: Any, **batches: Any) -> DataLoader[Any]:
@@ -196,8 +188,10 @@ def digests_of(call: Inputs) -> Tensor:
     Args:
         call: A batch.
     """
-    each = [_summed(tensor.detach(), stream) for stream, tensor in enumerate(call.tensors())]
-    return each[0] if len(each) == 1 else torch.stack(each).sum(0)
+    digests = torch.zeros((), dtype=torch.int64)
+    for stream, tensor in enumerate(call.tensors()):
+        digests = digests + _summed(tensor.detach(), stream)
+    return digests
 
 
 def _summed(tensor: Tensor, stream: int) -> Tensor:
@@ -205,9 +199,9 @@ def _summed(tensor: Tensor, stream: int) -> Tensor:
     rows = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
     if not rows.numel():
         return rows.new_zeros(len(rows), dtype=torch.int64)
-    some = max(1, _AT_ONCE // (rows.shape[1] * rows.element_size()))
-    if some < len(rows):
-        return torch.cat([_summed(own, stream) for own in torch.split(rows, some)])
+    at_once = max(1, _AT_ONCE // (rows.shape[1] * rows.element_size()))
+    if at_once < len(rows):
+        return torch.cat([_summed(part, stream) for part in torch.split(rows, at_once)])
     raw = rows.contiguous().view(torch.uint8)
     words = torch.constant_pad_nd(raw, (0, 8 + -raw.shape[1] % 8)).view(torch.int64)
     # or numbers that differ in their first bits alone, as 1.0 and 2.0 do, would differ in as
@@ -238,15 +232,12 @@ class Seen:
         before: Digests to go on from; None if they are not known, and never will be.
     """
 
-    def __init__(self, before: Tensor | None) -> None:
-        self._kept = [] if before is None else [before]
+    def __init__(self, before: Tensor | None = _NONE) -> None:
+        self._parts = None if before is None else [before]  # on the CPU
         self._waiting: list[Tensor] = []
-        self._known, self._count = before is not None, sum(map(len, self._kept))
 
     def add(self, digests: Tensor) -> None:
         """Keep the digests of some more samples, from `digests_of`."""
-        self._count += len(digests)
-        self._known = self._known and self._count <= KEPT
         self._waiting.append(digests)
         if len(self._waiting) > _WAITING:
             self._settle()
@@ -254,22 +245,17 @@ class Seen:
     def all(self) -> Tensor | None:
         """Return the digests, sorted, on the CPU; None if they are not all known."""
         self._settle()
-        return torch.cat(self._kept).sort().values if self._known else None
+        return None if self._parts is None else joined(self._parts)
 
     def _settle(self) -> None:
-        if self._waiting:
-            self._kept.append(torch.cat(self._waiting).cpu())
+        if self._parts is not None and self._waiting:
+            self._parts.append(torch.cat(self._waiting).cpu())
+            if sum(map(len, self._parts)) > KEPT:
+                self._parts = None
         self._waiting = []
-        if not self._known:
-            self._kept = []
 
 
-def nothing() -> Seen:
-    """Return what a pass has seen before its first step."""
-    return Seen(torch.empty(0, dtype=torch.int64))
-
-
-def joined(parts: list[Tensor | None]) -> Tensor | None:
+def joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Return the digests of several passes, sorted; None where some are not known."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts) or sum(map(len, known)) > KEPT:
@@ -317,25 +303,25 @@ def seen_again(before: Tensor | None, new: Tensor | None) -> Again | None:
     old, times = torch.unique(before, return_counts=True)
     values, counts = torch.unique(new, return_counts=True)
     common = torch.isin(values, old, assume_unique=True)
-    found = int(common.sum())
-    if found == len(values) > 0:  # all there, and as often: the same samples, or some of them
+    shared = int(common.sum())
+    if shared == len(values) > 0:  # all there, and as often: the same samples, or some of them
         as_often = torch.equal(counts, times[torch.isin(old, values, assume_unique=True)])
-        if as_often and (found == len(old) or found >= _NO_CHANCE):
-            return Again(len(new), len(new), certain=found >= _NO_CHANCE)
+        if as_often and (shared == len(old) or shared >= _NO_CHANCE):
+            return Again(len(new), len(new), certain=shared >= _NO_CHANCE)
     # of the values that came those in the old set, and the other way round
     sides = ((len(values), times), (len(old), counts))
-    beyond = [found > _by_chance(*side, missed=0) for side in sides]
-    surely = [found > _by_chance(*side, missed=_MISSED) for side in sides]
-    certain = any(surely) and found > max(_MISSED, _SHARE * min(len(values), len(old)))
+    beyond = [shared > _by_chance(*side, missed=0) for side in sides]
+    surely = [shared > _by_chance(*side, missed=_MISSED) for side in sides]
+    certain = any(surely) and shared > max(_MISSED, _SHARE * min(len(values), len(old)))
     if not (certain or all(beyond)):
         return None
     return Again(int(counts[common].sum()), len(new), certain)
 
 
-def _by_chance(asked: int, times: Tensor, missed: int) -> float:
-    """Return how many of the values asked for a set may have, with its values so many times."""
+def _by_chance(count: int, times: Tensor, missed: int) -> float:
+    """Return how many of ``count`` values a set may have, whose own come so many times."""
     samples = int(times.sum()) + missed
     share = (int(times[times > 1].sum()) + missed) / max(1, samples)
-    # the spread of what is asked, and of the share itself, of which samples come in pairs
-    spread = share * (1 - share) * (asked + 2 * asked**2 / max(1, samples))
-    return asked * share + _SIGMAS * math.sqrt(spread)
+    # the spread of the count, and of the share itself, of which samples come in pairs
+    spread = share * (1 - share) * (count + 2 * count**2 / max(1, samples))
+    return count * share + _SIGMAS * math.sqrt(spread)

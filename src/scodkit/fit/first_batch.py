@@ -1,28 +1,36 @@
-"""What is looked at on the first batch, so that a fit is refused at once or not at all."""
+"""What is chosen on the first batch, and refused: at once or not at all.
+
+Rows or products, the engine, and the pieces a batch is cut into. A fit goes by formulas that
+err high; `Monitor.plan` counts what a few samples take instead.
+"""
 
 from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable, Sized
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
 
-from scodkit.errors import (
-    BatchError,
-    ModelCallError,
-    NondeterministicError,
-    ScodError,
-    first_line,
-)
-from scodkit.factors.pieces import distinct
+from scodkit import errors
+from scodkit.factors.choose import choose_jacobian
+from scodkit.factors.engine import row_bytes
+from scodkit.factors.pieces import MANY, FactorSource, distinct
+from scodkit.factors.products import Portions, ProductSource, count_passes
+from scodkit.fit.fitted import FitOptions, Recipe
+from scodkit.fit.memory import Costs, Plan, available_bytes, compare
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
+from scodkit.model.parameters import select
+from scodkit.numerics.matmul import sum_dtype
+from scodkit.parts import read_by_position
 
 # samples of the first batch whose outputs are looked at
 _LOOKED_AT = 16
@@ -30,6 +38,205 @@ _LOOKED_AT = 16
 # samples to choose an engine with, no two alike; and batches to look for them in
 _DISTINCT = 3
 _AHEAD = 16
+
+
+class Preparation:
+    """What a fit chooses on its first batch.
+
+    Args:
+        network: The model, held in eval mode.
+        recipe: What to fit.
+        options: How to fit.
+        batch: The first batch, as the loader yields it; refused if it cannot be right.
+        num_data: Samples to come, where known.
+
+    Attributes:
+        call: The inputs of the batch.
+        output: What the model made of its first samples, ``(b, *shape)``.
+        shape: Of a typical sample's output.
+        parameters: The chosen weights.
+        example: Samples to choose an engine with.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        recipe: Recipe,
+        options: FitOptions,
+        batch: object,
+        num_data: int | None,
+    ) -> None:
+        self.network, self.recipe, self.options = network, recipe, options
+        self.num_data = num_data
+        self.call = self.example = network.inputs_of(batch)
+        self.output = first_output(network, recipe.likelihood, batch, self.call)
+        self.shape = tuple(self.output.shape[1:])
+        self.parameters = select(recipe.selection, network, self.call)
+
+    def sources(self) -> tuple[FactorSource, ProductSource | None]:
+        """Choose how to compute.
+
+        Returns:
+            What turns batches into factors, and what turns them into products with their
+            curvature: None for a fit in rows.
+        """
+        rough = self._rough_plan()
+        rough.check()
+        source, products, plan = self._chosen(rough, counted=False)
+        plan.check()
+        return source, products
+
+    def plan(self) -> Plan:
+        """Return the memory of a fit and of scoring, counted on a piece of the batch.
+
+        Returns:
+            A rough plan, if not even sketch and basis fit.
+        """
+        rough = self._rough_plan()
+        if not rough.fits:
+            return rough
+        source, _, plan = self._chosen(rough, counted=True)
+        return replace(plan, score_working_bytes=self._score_bytes(source, plan))
+
+    def _chosen(
+        self, rough: Plan, counted: bool
+    ) -> tuple[FactorSource, ProductSource | None, Plan]:
+        """Return what turns batches into factors, what into products, and the plan of a fit.
+
+        Args:
+            rough: The plan of sketch and basis.
+            counted: Whether to count the bytes of a piece's rows, not to go by formula.
+        """
+        source = self.recipe.source(self.network, self.parameters, self.example, self.shape)
+        engine = source.engine.of(self.network.at_precision(self.options.precision))
+        running = replace(source, engine=engine)
+        if self.options.precision is not None:  # so that it knows how large its rows are
+            engine.linearize(self.call.first(2))
+        working = _row_bytes(running, self.call, hold=True)
+        products, costs = self._product_source(rough, working)
+        if products is not None:
+            working = products.portions(self.call.batch_size).bytes
+        elif counted:
+            if replace(rough, working_bytes=working).fits:  # a bound: then it can be tried
+                working = running.counted(self.call, hold=True) or working
+            costs = costs and replace(costs, rows=replace(costs.rows, bytes=working))
+        return source, products, replace(rough, costs=costs, working_bytes=working)
+
+    def _rough_plan(self) -> Plan:
+        """Return the memory of sketch and basis, and of a single row: the least there can be.
+
+        Nothing of it is allocated, nor is a gradient formed.
+        """
+        recipe, parameters, device = self.recipe, self.parameters, self.network.device
+        directions = recipe.likelihood.num_directions(self.shape)
+        num_rows = None if self.num_data is None else self.num_data * directions
+        columns = recipe.sketch.columns(parameters.num_parameters, recipe.rank, num_rows)
+        one_row = row_bytes(self.network, parameters)
+        vector = parameters.num_parameters * sum_dtype(self.output).itemsize
+        rank = min(recipe.rank, columns)
+        memory = recipe.sketch.memory(parameters.num_parameters, columns, device)
+        return Plan(
+            num_parameters=parameters.num_parameters,
+            directions=directions,
+            columns=columns,
+            rank=rank,
+            sketch_bytes=columns * vector,
+            basis_bytes=rank * vector,
+            kept_bytes=memory.kept_bytes,
+            making_bytes=memory.making_bytes,
+            solve_bytes=memory.solve_columns * vector,
+            chunk_bytes=max(memory.making_bytes, memory.solve_bytes),
+            working_bytes=one_row,
+            score_working_bytes=one_row,
+            available_bytes=available_bytes(device),
+        )
+
+    def _score_bytes(self, source: FactorSource, plan: Plan) -> int:
+        """Return what scoring a batch takes, beside the basis."""
+        if source.ends_in_head:
+            samples = min(source.heads_at_once(plan.rank), self.call.batch_size)
+            head = source.counted_head(self.call, plan.rank)
+            # the first batch is checked along a direction of the weights, which is held twice
+            checked = 2 * plan.basis_bytes // max(1, plan.rank) if samples > 1 else 0
+            if head is not None:
+                return head + checked
+            return source.head_bytes(plan.rank, samples)
+        # rows at the output are formed of all directions at once: where these are as many as
+        # pixels, a piece may be too large to try
+        at_output = plan.directions * math.prod(source.shape) * torch.float32.itemsize
+        samples = min(source.samples_at_once(False), self.call.batch_size)
+        if samples * at_output <= self.recipe.budget:
+            counted = source.counted(self.call, hold=False, columns=plan.rank)
+            if counted is not None:
+                return counted
+        return _row_bytes(source, self.call, hold=False) + samples * at_output
+
+    def _product_source(
+        self, plan: Plan, in_rows: int
+    ) -> tuple[ProductSource | None, Costs | None]:
+        """Return how to take products, if they are taken; and what both ways cost.
+
+        Args:
+            plan: A rough one.
+            in_rows: Bytes that rows take.
+
+        Raises:
+            OptionError: If products are demanded where they cannot be taken.
+        """
+        recipe, demanded, objection = self.recipe, self.options.products, None
+        if not recipe.sketch.takes_products:
+            objection = f"{recipe.sketch} takes rows only: type sketch=Nystrom() or TwoSided()"
+        elif recipe.likelihood.draws:
+            objection = f"{recipe.likelihood} draws a few rows, which are cheap"
+        elif self.parameters.itemsize(self.network.model) < torch.float32.itemsize:
+            objection = "products lose too many digits with weights in half precision"
+        if demanded and objection:
+            raise errors.OptionError(
+                f"expected a fit that can be made by products, but {objection}; or leave out "
+                "products=True"
+            )
+        considered = plan.directions >= MANY if demanded is None else demanded
+        if objection or not considered:
+            return None, None
+        size = self.call.batch_size
+        passes = count_passes(self.network, self.parameters, self.call)
+        together, passed_over = choose_jacobian(self.network, self.parameters, self.example)
+        if together is None:
+            words = f"products with the curvature of {type(self.network.model).__name__}"
+            if demanded:
+                raise errors.OptionError(
+                    f"expected {words} that agree with plain autograd, but all were passed "
+                    f"over: {passed_over}; leave out products=True"
+                )
+            at_best = Portions(size, plan.columns, 0)  # all columns at once
+            if compare(plan, size, passes, at_best, in_rows).by_products:
+                warnings.warn(
+                    f"{words} cannot be trusted, so it is fitted in rows, more slowly; passed "
+                    f"over: {passed_over}",
+                    errors.EngineFallbackWarning,
+                    stacklevel=2,
+                )
+            return None, None
+        source = ProductSource(
+            self.network.at_precision(self.options.precision),
+            self.parameters,
+            together,
+            recipe.likelihood,
+            plan.columns,
+            recipe.budget,
+        )
+        source = replace(source, memory=source.counted(self.call))
+        costs = compare(plan, size, passes, source.portions(size), in_rows, demanded)
+        return (source if costs.by_products else None), costs
+
+
+def _row_bytes(source: FactorSource, call: Inputs, hold: bool) -> int:
+    """Return a bound on the bytes of rows as they are formed, with all that takes."""
+    rows, directions = source.rows_at_once(hold), max(1, source.directions)
+    samples = min(source.samples_at_once(hold), call.batch_size)
+    if hold and source.engine.memory is not None:
+        return source.engine.memory.at(samples, min(rows, directions))
+    return min(rows, samples * directions) * source.engine.row_bytes(hold)
 
 
 def first_output(
@@ -61,13 +268,13 @@ def first_output(
     except Exception as error:  # whatever a model raises
         advice = _advice(network, batch, call)
         if "DefaultCPUAllocator" in str(error) or (
-            isinstance(error, ScodError) and advice is None
+            isinstance(error, errors.ScodError) and advice is None
         ):
             raise
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        raise ModelCallError(
+        raise errors.ModelCallError(
             "expected a batch that the model can be run on, but it raised "
-            f"{first_line(cause)}; "
+            f"{errors.first_line(cause)}; "
             + (advice or "pick its inputs with Monitor(..., inputs=lambda batch: ...)")
         ) from cause
     likelihood.check_output(output)
@@ -98,16 +305,14 @@ def check_deterministic(network: Network, call: Inputs, output: Tensor, loader: 
         again = network(looked_at(call))
     scale = float(output.abs().nan_to_num(0.0, 0.0, 0.0).max()) if output.numel() else 0.0
     if not torch.allclose(output, again, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
-        raise NondeterministicError(
+        raise errors.NondeterministicError(
             "expected the same output twice for the same batch in eval mode, got two; is there "
             "dropout that ignores eval mode, or sampling inside forward? Remove it, or type "
             "fit(..., check_deterministic=False)"
         )
     dataset: Any = getattr(loader, "dataset", None)
-    readable = hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)
-    readable = readable and not isinstance(dataset, IterableDataset)
-    if readable and len(dataset) and not _same(dataset[0], dataset[0]):
-        raise NondeterministicError(
+    if read_by_position(dataset) and len(dataset) and not _same(dataset[0], dataset[0]):
+        raise errors.NondeterministicError(
             "expected the data set to give the same item twice, but item 0 differs between "
             "two reads; switch random augmentation off for fitting, or type "
             "fit(..., check_deterministic=False) to fit on augmented data"
@@ -127,14 +332,14 @@ def with_example(
         batches: All of them.
     """
     stream = iter(batches)
-    found, read = first, [next(stream)]
-    while len(distinct(found, _DISTINCT)) < _DISTINCT and len(read) < _AHEAD:
+    example, read = first, [next(stream)]
+    while len(distinct(example, _DISTINCT)) < _DISTINCT and len(read) < _AHEAD:
         more = list(itertools.islice(stream, 1))
         if not more:
             break
         read += more
-        found = found.joined(network.inputs_of(more[0]))
-    return found, itertools.chain(read, stream)
+        example = example.joined(network.inputs_of(more[0]))
+    return example, itertools.chain(read, stream)
 
 
 def _check_not_quantised(model: nn.Module) -> None:
@@ -147,7 +352,7 @@ def _check_not_quantised(model: nn.Module) -> None:
         kind = type(module)
         packed = kind.__module__.startswith("torch.") and ".quantized." in kind.__module__
         if packed and not kind.__name__.endswith("FloatFunctional"):
-            raise BatchError(
+            raise errors.BatchError(
                 f"expected weights that have gradients, got a quantised model ({name or 'it'} "
                 f"is a {kind.__name__} from {kind.__module__}), whose weights are integers; "
                 "fit and score with the model in floating point that it was made from"

@@ -2,78 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
-from scodkit.errors import (
-    BatchError,
-    EmptyLoaderError,
-    MismatchError,
-    NonFiniteError,
-    OptionError,
-    RepeatedDataWarning,
-)
+from scodkit import errors
 from scodkit.factors.choose import name_of
 from scodkit.factors.engine import FactorsOf
-from scodkit.factors.pieces import FactorSource, Piece
+from scodkit.factors.pieces import FactorSource
 from scodkit.factors.products import ProductSource
 from scodkit.fit import data
-from scodkit.fit.checkpoint import Checkpoint, FiniteCheck, Progress
-from scodkit.fit.first_batch import check_deterministic, first_output, with_example
-from scodkit.fit.fitted import Fitted, Recipe
-from scodkit.fit.memory import Preparation, check_ways
+from scodkit.fit.checkpoint import Progress
+from scodkit.fit.first_batch import Preparation, check_deterministic, with_example
+from scodkit.fit.fitted import FitOptions, Fitted, OnBad, Recipe
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import Processes
 from scodkit.model.inputs import Form, Inputs, joined_ranges
 from scodkit.model.network import Network
-from scodkit.model.parameters import Fingerprints, ParameterSet, select, select_names
+from scodkit.model.parameters import Fingerprints, ParameterSet, select_names
 from scodkit.numerics.matmul import sum_dtype
+from scodkit.sketch import documents
 
 # pieces a GPU may be behind before it is waited for
 _LATE = 2
-
-OnBad = Literal["raise", "skip"]
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """How a pass over the data behaves.
-
-    Args:
-        progress: Show a progress bar.
-        on_bad: What a sample with a NaN or an infinity does: raise, or be skipped and counted.
-        check_deterministic: Compare two runs of the model on the first batch, and two reads of
-            the first item of the data set.
-        checkpoint: Where to keep the state of an unfinished pass.
-        every: Batches between two checkpoints.
-        precision: Run the model, and form gradients, in this dtype; None for the model's own.
-        together: Add up the fits of all processes of torch's process group, if there is one.
-        products: Whether to sketch products with the curvature rather than rows; None for the
-            cheaper way.
-    """
-
-    progress: bool = True
-    on_bad: OnBad = "raise"
-    check_deterministic: bool = True
-    checkpoint: Path | None = None
-    every: int = 100
-    precision: torch.dtype | None = None
-    together: bool = True
-    products: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.on_bad not in ("raise", "skip"):
-            raise OptionError(f"expected on_bad='raise' or 'skip', got {self.on_bad!r}")
-        if not isinstance(self.every, int) or self.every < 1:
-            raise OptionError(f"expected every >= 1 batches, got {self.every!r}")
-        check_ways(self.precision, self.products)
 
 
 @torch.inference_mode(mode=False)  # or the sums could not be added to in place
@@ -89,7 +49,7 @@ def fit(
         options: How the pass behaves.
 
     Returns:
-        The fit, and what batches were turned into factors with: None if this process had none.
+        The fit, and what turned batches into factors: None if this process had no batches.
 
     Raises:
         NonFiniteError: If there was not one finite sample.
@@ -99,28 +59,33 @@ def fit(
     with processes.failing_together():
         begun = fit_pass.begin()
     terms = fit_pass.agree(begun)
-    with processes.failing_together():
-        done = fit_pass.run(begun, terms)
+    # processes that share every batch fail in the same place anyway
+    with contextlib.nullcontext() if options.sharded else processes.failing_together():
+        done, source = fit_pass.run(begun, terms)
     reports = processes.gathered(
         {
             "skipped": done.skipped,
-            "engine": begun and name_of(begun.source.engine),
+            "engine": source and name_of(source.engine),
             "range": done.input_range,
             "probes": begun and begun.probes,
             "samples": done.seen.all(),
         }
     )
+    if options.sharded:
+        reports = reports[:1]  # all have seen the same data, and save the same bits
     skipped = sum(report["skipped"] for report in reports)
     samples = _samples([report["samples"] for report in reports])
-    state = processes.add_up(done.state)
+    state = done.state if options.sharded else processes.add_up(done.state)
     if state.num_data == 0:
-        raise NonFiniteError(
+        raise errors.NonFiniteError(
             f"expected finite samples, but all {skipped} had a NaN or an infinity; "
             "look at the data and at the model's outputs"
         )
     basis = recipe.sketch.eigenbasis(state, recipe.rank)
     if options.precision is not None:  # a certificate would be one of rounded gradients
         basis = replace(basis, certified=False)
+    if options.sharded:  # the sketch bounds it by the rows of this process alone
+        basis = replace(basis, residual_rank=terms.parameters.num_parameters)
     fitted = Fitted(
         likelihood=recipe.likelihood,
         parameters=terms.parameters,
@@ -135,7 +100,7 @@ def fit(
         form=terms.form,
         probes=next((report["probes"] for report in reports if report["probes"]), None),
     )
-    return fitted, None if begun is None else begun.source
+    return fitted, source
 
 
 @dataclass(frozen=True)
@@ -143,17 +108,17 @@ class _Begun:
     """What a process with data has chosen on its first batch.
 
     Args:
-        call: The inputs of the first batch.
         batches: All batches.
-        terms: What this process would fit, as plain data, to be compared with the others'.
+        terms: What must be the same in all processes, by name.
+        form: Of the first batch.
         source: Turns batches into factors.
         products: Turns batches into products with their curvature; None for a pass in rows.
-        probes: What the model answers to inputs that were made up.
+        probes: The model's answers to made-up inputs.
     """
 
-    call: Inputs
     batches: Iterable[Any]
     terms: dict[str, Any]
+    form: Form
     source: FactorSource
     products: ProductSource | None
     probes: Probes | None
@@ -168,7 +133,7 @@ class _Terms:
         shape: Of a typical sample's output.
         dtype: Of the sums.
         fingerprints: Of the weights.
-        form: That batches have.
+        form: Of the batches.
     """
 
     parameters: ParameterSet
@@ -180,7 +145,7 @@ class _Terms:
 
 @dataclass(frozen=True)
 class _Pass:
-    """The pass of one process over its own data."""
+    """The pass of one process over its data."""
 
     network: Network
     recipe: Recipe
@@ -192,47 +157,41 @@ class _Pass:
         """Return what is chosen on the first batch; None where only other processes have one.
 
         Raises:
-            EmptyLoaderError: If there is no batch, and there are no others.
-            BatchError: If the first batch has no samples to choose an engine with, or cannot be
-                right.
+            EmptyLoaderError: If there is no batch, and no other process may have one.
         """
         network, recipe, options = self.network, self.recipe, self.options
         if options.checkpoint:
             self.processes.check_files(options.checkpoint)
         try:
             first, batches = data.open_stream(self.loader)
-        except EmptyLoaderError:
-            if self.processes.count == 1:
+        except errors.EmptyLoaderError:
+            if self.processes.count == 1 or options.sharded:
                 raise
             return None
         with network.evaluating():
-            call = network.inputs_of(first)
-            output = first_output(network, recipe.likelihood, first, call)
+            samples = data.num_samples(self.loader)
+            prepared = Preparation(network, recipe, options, first, samples)
+            call, output, parameters = prepared.call, prepared.output, prepared.parameters
             if options.check_deterministic:
                 check_deterministic(network, call, output, self.loader)
-            example, batches = with_example(network, call, batches)
-            parameters = select(recipe.selection, network, call)
-            source, products = Preparation(
-                recipe=recipe,
-                network=network,
-                parameters=parameters,
-                call=call,
-                output=output,
-                num_data=data.num_samples(self.loader),
-                products=options.products,
-                precision=options.precision,
-                example=example,
-            ).sources()
+            prepared.example, batches = with_example(network, call, batches)
+            if options.sharded:
+                names, _ = parameters.divided(self.processes.rank, self.processes.count)
+                part = select_names(network.model, names)
+                source = recipe.source(network, part, prepared.example, prepared.shape)
+                products = None
+            else:
+                source, products = prepared.sources()
             checked = options.check_deterministic
             probes = Probes.of(network, first, call, deterministic=checked)
         terms = {
-            "parameters": list(parameters.names),
-            "output shape": list(output.shape[1:]),
-            "dtype": str(sum_dtype(output)).removeprefix("torch."),
-            "exempt": sorted(network.volatile),
-            "form": Form.of(first, call).document(),
+            "parameters": parameters.names,
+            "output shape": prepared.shape,
+            "dtype": sum_dtype(output),
         }
-        return _Begun(call, batches, terms, source, products, probes)
+        if options.sharded:
+            terms["first batch"] = data.batch_digest(call)
+        return _Begun(batches, terms, Form.of(first, call), source, products, probes)
 
     def agree(self, begun: _Begun | None) -> _Terms:
         """Return what all processes fit; those without data fit what the others do.
@@ -241,22 +200,21 @@ class _Pass:
             MismatchError: If they do not agree.
             BatchError: If none has data.
         """
-        gathered = self.processes.gathered(begun and begun.terms)
-        proposals = [terms for terms in gathered if terms is not None]
+        # which buffers a forward pass changes, and the form of batches, depend on the data
+        proposal = begun and (begun.terms, begun.form, self.network.volatile)
+        proposals = [p for p in self.processes.gathered(proposal) if p is not None]
         if not proposals:
-            raise BatchError("expected data in one of the processes, got empty loaders in all")
-        first = proposals[0]
-        mine = {**(begun.terms if begun else first), **self._identity}
-        for depends_on_data in ("exempt", "form"):
-            del mine[depends_on_data]
-        self._compare(mine)
+            raise errors.BatchError(
+                "expected data in one of the processes, got empty loaders in all"
+            )
+        terms, form, _ = proposals[0]
+        self._compare({**(begun.terms if begun else terms), **self._identity})
         with self.processes.failing_together():
-            parameters = select_names(self.network.model, first["parameters"])
-            exempt = {name for terms in proposals for name in terms["exempt"]}
+            parameters = select_names(self.network.model, terms["parameters"])
+            exempt = {name for *_, volatile in proposals for name in volatile}
             fingerprints = Fingerprints.of(self.network.model, parameters, exempt)
         self._compare({"weights": fingerprints.document()})
-        shape, dtype = tuple(first["output shape"]), getattr(torch, first["dtype"])
-        return _Terms(parameters, shape, dtype, fingerprints, Form(**first["form"]))
+        return _Terms(parameters, terms["output shape"], terms["dtype"], fingerprints, form)
 
     def _compare(self, mine: dict[str, Any]) -> None:
         """Make sure all processes say the same.
@@ -264,67 +222,89 @@ class _Pass:
         Raises:
             MismatchError: If they do not.
         """
-        difference = self.processes.first_difference(mine)
-        if difference is not None:
-            what, rank, first, other = difference
-            raise MismatchError(
-                f"expected the same fit in all processes, but the {what} of process 0 and of "
-                f"process {rank} differ: {first} and {other}; start all with the same model "
-                "and options, or fit alone with together=False"
+        first, *others = self.processes.gathered(mine)
+        advice = "start all with the same model and options, or fit alone with together=False"
+        if self.options.sharded:
+            advice = (
+                "pass the same model, options and batches to each: they divide the weights, "
+                "not the data"
             )
+        for rank, other in enumerate(others, start=1):
+            for what in first:
+                if first[what] != other[what]:
+                    raise errors.MismatchError(
+                        f"expected the same {what} in all processes, but the {what} of "
+                        f"process 0 and of process {rank} differ: {first[what]} and "
+                        f"{other[what]}; {advice}"
+                    )
 
     @property
     def _identity(self) -> dict[str, Any]:
-        return {**self.recipe.identity, "precision": str(self.options.precision)}
+        return {
+            "likelihood": documents.describe(self.recipe.likelihood),
+            "sketch": documents.describe(self.recipe.sketch),
+            "rank": self.recipe.rank,
+            "precision": str(self.options.precision),
+        }
 
-    def run(self, begun: _Begun | None, terms: _Terms) -> Progress:
-        """Return how far the pass has come: to the end of this process's data."""
-        recipe, size = self.recipe, terms.parameters.num_parameters
-        state = recipe.sketch.zero(size, recipe.rank, terms.dtype, self.network.device)
+    def run(self, begun: _Begun | None, terms: _Terms) -> tuple[Progress, FactorSource | None]:
+        """Read all data of this process.
+
+        Returns:
+            What the pass has found, and what turns batches into factors: None without data.
+        """
+        recipe, options, processes = self.recipe, self.options, self.processes
+        size, weights = terms.parameters.num_parameters, None
+        if options.sharded:
+            _, weights = terms.parameters.divided(processes.rank, processes.count)
+        state = recipe.sketch.zero(size, recipe.rank, terms.dtype, self.network.device, weights)
         if begun is None:
-            return Progress(state)
-        checkpoint = self._checkpoint(terms)
-        progress = Progress(state) if checkpoint is None else checkpoint.resume(state)
-        engine = begun.source.engine.of(self.network.at_precision(self.options.precision))
-        source, network = replace(begun.source, engine=engine), engine.network
-        done = number = progress.batches
-        if checkpoint and done:
-            checkpoint.check_batch(progress, 0, data.batch_digest(begun.call))
-        shown = self.options.progress and self.processes.rank == 0
-        batches = data.batches_from(self.loader, begun.batches, done)
-        total = data.num_batches(self.loader)
-        for number, batch in data.batches_of(batches, total, "sketching", shown):
-            call = network.inputs_of(batch)
-            digest = data.batch_digest(call) if checkpoint else 0
-            if checkpoint and number < done:
-                checkpoint.check_batch(progress, number, digest)
+            return Progress(state), None
+        chosen = begun.source
+        if options.sharded:
+            state.add_up = processes.summed
+            chosen = shared(chosen, processes)
+        progress = Progress(state)
+        if options.checkpoint is not None:
+            self._resume(progress, options.checkpoint, terms)
+        engine = chosen.engine.of(self.network.at_precision(options.precision))
+        source, network = replace(chosen, engine=engine), engine.network
+        late = _LATE if network.device.type == "cuda" else 0
+        number = -1
+        for number, call in self._calls(network, begun.batches, progress.batches):
+            if progress.covers(number, call):
                 continue
             # the model is held batch by batch, so that others can score meanwhile
             with network.evaluating():
                 if begun.products is None:
-                    absorb(source, call, progress, self.options.on_bad)
+                    _absorb_rows(source, call, progress, options.on_bad)
                 else:
-                    _absorb_products(begun.products, call, progress, self.options.on_bad)
-            progress.check(but=_LATE if network.device.type == "cuda" else 0)
-            progress.batches = number + 1
-            if checkpoint:
-                progress.digests.append(digest)
-                if progress.batches % self.options.every == 0:
-                    progress.check()
-                    checkpoint.save(progress)
-        if checkpoint and number + 1 < done:
-            checkpoint.check_batch(progress, done - 1, None)
-        progress.check()
-        if checkpoint:
-            checkpoint.save(progress)
-        return progress
+                    _absorb_products(begun.products, call, progress, options.on_bad)
+            progress.count(call, late)
+        progress.finish(number + 1)
+        return progress, chosen
 
-    def _checkpoint(self, terms: _Terms) -> Checkpoint | None:
-        """Return the file for an unfinished pass of this process, if one is wanted."""
-        if self.options.checkpoint is None:
-            return None
+    def _calls(
+        self, network: Network, batches: Iterable[Any], done: int
+    ) -> Iterator[tuple[int, Inputs]]:
+        """Yield the inputs of batches with their numbers, behind a progress bar."""
+        shown = self.options.progress and self.processes.rank == 0
+        numbered = data.batches_from(self.loader, batches, done)
+        total = data.num_batches(self.loader)
+        stream = iter(tqdm(numbered, "sketching", total, unit="batch", disable=not shown))
+        if not self.options.sharded:
+            for number, batch in stream:
+                yield number, network.inputs_of(batch)
+            return
+        for number in itertools.count():
+            call = same_in_all(self.processes, network, lambda: next(stream, (0, None))[1])
+            if call is None:
+                return
+            yield number, call
+
+    def _resume(self, progress: Progress, checkpoint: Path, terms: _Terms) -> None:
+        """Go on from a checkpoint of this process, if there is one."""
         data.check_order(self.loader)
-        path = self.processes.own_file(self.options.checkpoint)
         identity = {
             **self._identity,
             "weights": terms.fingerprints.document(),
@@ -332,7 +312,45 @@ class _Pass:
             "samples": data.num_samples(self.loader),
             "batches": data.num_batches(self.loader),
         }
-        return Checkpoint(path, identity)
+        own_file = self.processes.own_file(checkpoint)
+        progress.resume(own_file, identity, self.options.every)
+
+
+def shared(source: FactorSource, processes: Processes) -> FactorSource:
+    """Return a source that adds up over processes, in pieces that fit all of them.
+
+    Args:
+        source: Of the weights of this process.
+        processes: Those that divide the weights.
+    """
+    rows = processes.gathered(source.rows_at_once(hold=True))
+    return replace(source, add_up=processes.summed, most_rows=min(rows))
+
+
+def same_in_all(
+    processes: Processes, network: Network, read: Callable[[], Any], form: Form | None = None
+) -> Inputs | None:
+    """Return the inputs of a batch that is the same in all processes; None if there is none.
+
+    Args:
+        processes: Those that divide the weights.
+        network: The model.
+        read: Returns the batch; None at the end of the data.
+        form: Of the batches of the fit.
+
+    Raises:
+        MismatchError: If processes have different batches.
+    """
+    with processes.failing_together():
+        batch = read()
+        call = None if batch is None else network.inputs_of(batch, form)
+    digests = processes.gathered(None if call is None else data.batch_digest(call))
+    if len(set(digests)) > 1:
+        raise errors.MismatchError(
+            "expected the same batch in all processes, got different batches, or none in "
+            "some; pass the same data to each: they divide the weights, not the data"
+        )
+    return call
 
 
 def _samples(by_rank: list[Tensor | None]) -> Tensor | None:
@@ -354,72 +372,52 @@ def _samples(by_rank: list[Tensor | None]) -> Tensor | None:
             "world_size)), from scodkit.parts, or fit alone with together=False"
         )
         if again.certain:
-            raise MismatchError(words)
-        warnings.warn(words, RepeatedDataWarning, stacklevel=4)
+            raise errors.MismatchError(words)
+        warnings.warn(words, errors.RepeatedDataWarning, stacklevel=4)
     return data.joined(by_rank)
 
 
-def absorb(source: FactorSource, call: Inputs, progress: Progress, on_bad: OnBad) -> None:
-    """Add a batch to a sketch.
-
-    Args:
-        source: Turns batches into factors.
-        call: The batch.
-        progress: How far the pass has come; changed.
-        on_bad: What a sample with a NaN or an infinity does.
-    """
+def _absorb_rows(source: FactorSource, call: Inputs, progress: Progress, on_bad: OnBad) -> None:
+    """Add the rows of a batch to the sketch."""
     whole = None
     if on_bad == "skip" and source.splits_samples:
         # a sample is skipped whole: look at all its directions before using any
         whole = _finite_samples(source, call)
     digests = data.digests_of(call)
     for piece in source.pieces(call, hold=True):
-        _absorb_piece(piece, progress, on_bad, whole, digests[piece.samples])
-        del piece  # or its rows would be there while the next are formed
-    progress.count(call)
-
-
-def _absorb_piece(
-    piece: Piece,
-    progress: Progress,
-    on_bad: OnBad,
-    whole: Tensor | None,
-    digests: Tensor,
-) -> None:
-    norms = piece.factors.squared_norms()
-    good = norms.isfinite() & piece.finite
-    if whole is not None:
-        good &= whole[piece.samples]
-    factors, kept = piece.factors, len(good)
-    if on_bad == "raise":
-        progress.unchecked.append(
-            FiniteCheck(good, piece.finite, piece.samples.start, progress)
+        factors, norms = piece.factors, piece.factors.squared_norms()
+        good = norms.isfinite() & piece.finite
+        if whole is not None:
+            good &= whole[piece.samples]
+        seen, used = digests[piece.samples], len(good)
+        if on_bad == "raise":
+            progress.check_later(good, piece.finite, piece.samples.start)
+        elif not bool(good.all()):
+            factors, norms, used = FactorsOf(factors, good), norms[good], int(good.sum())
+            seen = seen[good]
+        progress.state.sketch.update(
+            progress.state, factors, norms.sum(), used if piece.complete else 0
         )
-    elif not bool(good.all()):
-        factors, norms, kept = FactorsOf(factors, good), norms[good], int(good.sum())
-        digests = digests[good]
-    progress.state.sketch.update(
-        progress.state, factors, norms.sum(), kept if piece.complete else 0
-    )
-    if piece.complete:
-        progress.skipped += len(good) - kept
-        progress.seen.add(digests)
+        if piece.complete:
+            progress.skipped += len(good) - used
+            progress.seen.add(seen)
+        del piece, factors  # or its rows would be there while the next are formed
 
 
 def _absorb_products(
     source: ProductSource, call: Inputs, progress: Progress, on_bad: OnBad
 ) -> None:
+    """Add the products of a batch's curvature to the sketch."""
     digests = data.digests_of(call)
     for piece in source.pieces(call):
         progress.seen.add(digests[piece.samples][piece.good])
         if on_bad == "raise":
-            first = piece.samples.start
-            FiniteCheck(piece.good, piece.finite, first, progress).ask()
+            progress.check_later(piece.good, piece.finite, piece.samples.start)
+            progress.check()
         if piece.curvature is not None:
             progress.state.sketch.update_by_products(progress.state, piece.curvature)
         progress.skipped += int((~piece.good).sum())
         del piece  # and with it a graph
-    progress.count(call)
 
 
 def _finite_samples(source: FactorSource, call: Inputs) -> Tensor:

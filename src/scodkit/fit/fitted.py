@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from scodkit.errors import MergeError, MismatchError, OptionError, RepeatedDataWarning
+from scodkit.errors import MergeError, OptionError, RepeatedDataWarning
 from scodkit.factors.choose import CHECK_EVERY, choose_engine, named_engine
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.pieces import FactorSource
 from scodkit.fit.data import joined, seen_again
 from scodkit.fit.probes import Probes
 from scodkit.likelihoods import Likelihood
+from scodkit.likelihoods.task import Task
 from scodkit.model.inputs import Form, Inputs, Ranges, joined_ranges
 from scodkit.model.network import Network, StateWatch
 from scodkit.model.parameters import Fingerprints, ParameterSet, Selection
-from scodkit.sketch import Sketch, SketchState, documents
+from scodkit.sketch import Sketch, SketchState
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 UNFITTED = "expected a fitted monitor; type monitor.fit(train_loader) first"
 
+OnBad = Literal["raise", "skip"]
+
 
 def check_options(
-    model: object, likelihood: object, rank: object, sketch: object, prior_scale: float
+    model: object,
+    likelihood: object,
+    rank: object,
+    sketch: object,
+    prior_scale: float,
+    task: object = None,
 ) -> None:
     """Refuse what a monitor cannot be made of, at once rather than after a pass.
 
@@ -47,6 +56,8 @@ def check_options(
         problem = f"a sketch object, got {sketch!r}; type Nystrom() or another, with brackets"
     elif not 1e-100 < prior_scale < 1e100:  # whose squares are numbers
         problem = f"a positive, finite prior_scale, got {prior_scale!r}"
+    elif task is not None and not isinstance(task, Task):
+        problem = f"a task object, got {task!r}; type task=Task(lambda output: ...)"
     if problem:
         raise OptionError(f"expected {problem}")
 
@@ -70,15 +81,6 @@ class Recipe:
     selection: Selection
     budget: int
     check_every: int = CHECK_EVERY
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What two fits must have in common to be one, as plain data."""
-        return {
-            "likelihood": documents.describe(self.likelihood),
-            "sketch": documents.describe(self.sketch),
-            "rank": self.rank,
-        }
 
     def source(
         self,
@@ -106,6 +108,47 @@ class Recipe:
         if chosen is None:
             chosen = choose_engine(network, parameters, call, self.check_every)
         return FactorSource(chosen, self.likelihood, shape, self.budget)
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How a pass over the data behaves.
+
+    Args:
+        progress: Show a progress bar.
+        on_bad: What a sample with a NaN or an infinity does: raise, or be skipped and counted.
+        check_deterministic: Compare two runs of the model on the first batch, and two reads of
+            the first item of the data set.
+        checkpoint: The file of an unfinished pass.
+        every: Batches between two checkpoints.
+        precision: Run the model, and form gradients, in this dtype; None for the model's own.
+        together: Add up the fits of all processes of torch's process group, if there is one.
+        products: Whether to sketch products with the curvature rather than rows; None for the
+            cheaper way.
+        sharded: Divide the weights, not the data, among those processes.
+    """
+
+    progress: bool = True
+    on_bad: OnBad = "raise"
+    check_deterministic: bool = True
+    checkpoint: Path | None = None
+    every: int = 100
+    precision: torch.dtype | None = None
+    together: bool = True
+    products: bool | None = None
+    sharded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_bad not in ("raise", "skip"):
+            raise OptionError(f"expected on_bad='raise' or 'skip', got {self.on_bad!r}")
+        if not isinstance(self.every, int) or self.every < 1:
+            raise OptionError(f"expected every >= 1 batches, got {self.every!r}")
+        if self.precision not in (None, torch.bfloat16):  # float16 loses small gradients
+            raise OptionError(
+                f"expected precision=torch.bfloat16 or None, got {self.precision!r}"
+            )
+        if self.products not in (None, True, False):
+            raise OptionError(f"expected products=True, False or None, got {self.products!r}")
 
 
 @dataclass(frozen=True)
@@ -151,33 +194,18 @@ class Fitted:
         fingerprints = watch.settled(self.fingerprints, self.parameters, doing)
         return replace(self, fingerprints=fingerprints)
 
-    def check_weights(self, model: nn.Module) -> None:
-        """Make sure a model has the weights of a fit that is loaded.
-
-        Args:
-            model: The model.
+    def needed_state(self) -> SketchState:
+        """Return the sketch, which data can be added to.
 
         Raises:
-            MismatchError: If it has not.
-        """
-        difference = self.fingerprints.difference_to(model, self.parameters)
-        if difference:
-            raise MismatchError(
-                f"expected the weights of the fit for loading, but {difference}; "
-                "load the weights of that time, or fit again"
-            )
-
-    def check_sketch(self) -> None:
-        """Make sure the sketch is there, before data is read to be added to it.
-
-        Raises:
-            MergeError: If it is not.
+            MergeError: If it was not saved.
         """
         if self.state is None:
             raise MergeError(
                 "expected a monitor with its sketch, but this one was saved without; save it "
                 "with monitor.save(path, sketch=True), or fit again"
             )
+        return self.state
 
     def check_other_samples(self, samples: Tensor | None) -> None:
         """Make sure no sample would count twice, in whatever batches and order it comes.
@@ -239,19 +267,18 @@ class Fitted:
                 f"expected two fits of the same model and options, but {difference}; fit "
                 "every part with the same weights, likelihood and parameters=..."
             )
-        self.check_sketch()
-        other.check_sketch()
-        assert self.state is not None
-        assert other.state is not None
-        sketch = self.state.sketch
-        own = other.state if consume else other.state.copy()
-        state = sketch.merge(own.to(self.state.squared_norm.device), self.state)
-        samples = joined([self.samples, other.samples])
-        basis = sketch.eigenbasis(state, rank)
-        if not (self.basis.certified and other.basis.certified):
-            basis = replace(basis, certified=False)
-        basis = replace(basis, offloaded=self.basis.offloaded)  # as the state is
-        seen = replace(self, skipped=self.skipped + other.skipped, samples=samples)
-        input_range = joined_ranges(self.input_range, other.input_range)
-        probes = self.probes or other.probes
-        return replace(seen, basis=basis, state=state, input_range=input_range, probes=probes)
+        mine, theirs = self.needed_state(), other.needed_state()
+        if not consume:
+            theirs = theirs.copy()
+        state = mine.sketch.merge(theirs.to(mine.squared_norm.device), mine)
+        basis = mine.sketch.eigenbasis(state, rank)
+        certified = basis.certified and self.basis.certified and other.basis.certified
+        return replace(
+            self,
+            basis=replace(basis, certified=certified, offloaded=self.basis.offloaded),
+            state=state,
+            skipped=self.skipped + other.skipped,
+            samples=joined([self.samples, other.samples]),
+            input_range=joined_ranges(self.input_range, other.input_range),
+            probes=self.probes or other.probes,
+        )

@@ -31,7 +31,7 @@ _SAMPLES = 4
 # made-up outputs that functions of outputs are asked about, and numbers in all of them
 _OUTPUTS, _MOST_OUTPUTS = 64, 2**20
 # numbers of a sample that are kept of an answer
-_KEPT = 4096
+_ANSWER = 4096
 # numbers a made-up tensor may have, and different ones among them: a prime, so that no two
 # samples are alike
 _MOST, _DRAWN = 2**28, 65521
@@ -41,7 +41,7 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _TOLERANCE_HALF = 1e-1
 
 # which of the user's own things gives an answer, and what to do if it gives another
-_ASKED = {
+_ADVICE = {
     "output": "the model, or inputs= or outputs=, gives others; build the model as it was "
     "then, and pass the same functions",
     "task": "task= gives others; pass the task of that time",
@@ -98,14 +98,16 @@ class Probes:
             # whatever the user's code raises, which never saw such data
             with contextlib.suppress(Exception):
                 described = _described(forms[picked], call.batch_size, samples, mask)
-                asked, before = Probes(described, picked), _generators(network)
-                found = asked._output(network)
+                probes, before = Probes(described, picked), _generators(network)
+                output = probes._output(network)
                 once = deterministic and torch.equal(before, _generators(network))
-                again = found if once else asked._output(network)
-                if bool(found.isfinite().all()) and _distance(found, again) is None:
-                    count = max(1, min(_OUTPUTS, _MOST_OUTPUTS // found[0].numel()))
-                    outputs = _described(found, len(found), count, mask)
-                    return replace(asked, outputs=outputs, answers={"output": _kept(found)})
+                again = output if once else probes._output(network)
+                if bool(output.isfinite().all()) and _distance(output, again) is None:
+                    count = max(1, min(_OUTPUTS, _MOST_OUTPUTS // output[0].numel()))
+                    outputs = _described(output, len(output), count, mask)
+                    return replace(
+                        probes, outputs=outputs, answers={"output": _thinned(output)}
+                    )
         return None
 
     def answered(self, network: Network, task: Task | None, by: Groups | None) -> Probes:
@@ -116,29 +118,24 @@ class Probes:
             task: The monitor's task.
             by: What it is calibrated by.
         """
-        answers, questions = dict(self.answers), self.questions(network, task, by)
-        del questions["output"]
-        for name, ask in questions.items():
-            answers.pop(name, None)
-            with contextlib.suppress(Exception):  # as above
-                answers[name] = ask()
+        answers = {name: a for name, a in self.answers.items() if name == "output"}
+        for name, function in (("task", task), ("by", by)):
+            if function is not None:
+                with contextlib.suppress(Exception):  # as above
+                    answers[name] = self.answer(name, network, task, by)
         return replace(self, answers=answers)
 
-    def questions(
-        self, network: Network, task: Task | None, by: Groups | None
-    ) -> dict[str, Callable[[], Tensor]]:
-        """Return functions that ask the model, its task and its groups, by name."""
-
-        def outputs() -> Tensor:
-            made: Tensor = self._made(self.outputs)
-            return made.to(network.device)
-
-        asking = {"output": lambda: _kept(self._output(network))}
-        if task is not None:
-            asking["task"] = lambda: _kept(task.factor(outputs()))
-        if by is not None:
-            asking["by"] = lambda: groups_of(by, outputs())
-        return asking
+    def answer(
+        self, name: str, network: Network, task: Task | None, by: Groups | None
+    ) -> Tensor:
+        """Return what the model (``output``), its ``task`` or its groups (``by``) answer."""
+        if name == "output":
+            return _thinned(self._output(network))
+        outputs: Tensor = self._made(self.outputs).to(network.device)
+        if name == "task" and task is not None:
+            return _thinned(task.factor(outputs))
+        assert by is not None
+        return groups_of(by, outputs)
 
     def pack(self, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the probes as header data and tensors with prefixed names."""
@@ -156,7 +153,7 @@ class Probes:
         """
         if header is None:
             return None
-        answers = {n: tensors[prefix + n] for n in _ASKED if prefix + n in tensors}
+        answers = {n: tensors[prefix + n] for n in _ADVICE if prefix + n in tensors}
         try:
             return Probes(answers=answers, **header)
         except TypeError as error:
@@ -208,13 +205,14 @@ def check_probes(
             stacklevel=3,
         )
         return
-    for name, ask in probes.questions(network, task, by).items():
-        if name not in probes.answers:
+    for name, function in (("output", network), ("task", task), ("by", by)):
+        if function is None or name not in probes.answers:
             continue
         cause = None
         try:
             with network.evaluating():
-                difference = _distance(ask(), probes.answers[name])
+                answer = probes.answer(name, network, task, by)
+                difference = _distance(answer, probes.answers[name])
         except CorruptArtifactError:
             raise
         except Exception as error:
@@ -222,7 +220,7 @@ def check_probes(
         if difference is not None:
             raise MismatchError(
                 "expected the answers of the fit to made-up inputs, but "
-                f"{_ASKED[name]} ({difference})"
+                f"{_ADVICE[name]} ({difference})"
             ) from cause
 
 
@@ -309,23 +307,23 @@ def _drawn(description: Mapping[str, Any], seed: int, stream: int) -> Tensor:
     return drawn.reshape(shape).to(dtype)
 
 
-def _kept(answer: Tensor) -> Tensor:
+def _thinned(answer: Tensor) -> Tensor:
     """Return some numbers of each sample's answer, spread evenly, on the CPU."""
     flat = answer.detach().flatten(1)
-    return flat[:, :: max(1, -(-flat.shape[1] // _KEPT))].cpu().contiguous()
+    return flat[:, :: max(1, -(-flat.shape[1] // _ANSWER))].cpu().contiguous()
 
 
-def _distance(found: Tensor, wanted: Tensor) -> str | None:
-    """Return in words how far apart answers are; None if that may be rounding."""
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return f"{found.dtype} {tuple(found.shape)} for {wanted.dtype} {tuple(wanted.shape)}"
-    if not wanted.is_floating_point():  # groups, of which one may be a tie
-        others = int((found != wanted).sum())
-        return f"{others} of {len(wanted)} groups" if others > len(wanted) // _OUTPUTS else None
-    tolerance = _TOLERANCE.get(wanted.dtype, _TOLERANCE_HALF)
-    if wanted.numel() == 0:
+def _distance(answer: Tensor, fitted: Tensor) -> str | None:
+    """Return in words how far an answer is from that of the fit; None if it may be rounding."""
+    if answer.shape != fitted.shape or answer.dtype != fitted.dtype:
+        return f"{answer.dtype} {tuple(answer.shape)} for {fitted.dtype} {tuple(fitted.shape)}"
+    if not fitted.is_floating_point():  # groups, of which one may be a tie
+        others = int((answer != fitted).sum())
+        return f"{others} of {len(fitted)} groups" if others > len(fitted) // _OUTPUTS else None
+    if fitted.numel() == 0:
         return None
-    apart, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
+    tolerance = _TOLERANCE.get(fitted.dtype, _TOLERANCE_HALF)
+    apart, largest = float((answer - fitted).abs().max()), float(fitted.abs().max())
     if apart <= tolerance * largest:  # which a NaN is not
         return None
     return f"{apart:.2g} apart, where the largest is {largest:.2g}"

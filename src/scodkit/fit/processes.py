@@ -16,7 +16,6 @@ from scodkit.errors import MismatchError, ProcessError
 from scodkit.numerics.artifact import check_place
 from scodkit.numerics.files import file_errors
 from scodkit.sketch import SketchState
-from scodkit.sketch.documents import pack_state, unpack_state
 
 # numbers added up at a time: large enough for a network, small beside a sketch, of which no
 # second copy is held
@@ -62,10 +61,10 @@ class Processes:
         Args:
             path: Of the file of a single process.
         """
-        there = [file for file in (path, *files_of_all(path)) if file.is_file()]
+        files = [file for file in (path, *files_of_all(path)) if file.is_file()]
         end = f"-of-{self.count}"
-        ours = [f for f in there if (f == path if self.count == 1 else f.name.endswith(end))]
-        return ours, [file for file in there if file not in ours]
+        ours = [f for f in files if (f == path if self.count == 1 else f.name.endswith(end))]
+        return ours, [file for file in files if file not in ours]
 
     def check_files(self, path: Path) -> None:
         """Make sure that this rank can write its file, and that no other world size has.
@@ -94,25 +93,9 @@ class Processes:
         """
         if self.count == 1:
             return [document]
-        found: list[Any] = [None] * self.count
-        distributed.all_gather_object(found, document)
-        return found
-
-    def first_difference(self, document: dict[str, Any]) -> tuple[str, int, Any, Any] | None:
-        """Return where a process says something else than the first, or None.
-
-        Args:
-            document: What this process says, by name; the names are the same in all.
-
-        Returns:
-            The name, the process, and what the first and that one say.
-        """
-        first, *others = self.gathered(document)
-        for rank, other in enumerate(others, start=1):
-            for what in first:
-                if first[what] != other[what]:
-                    return what, rank, first[what], other[what]
-        return None
+        documents: list[Any] = [None] * self.count
+        distributed.all_gather_object(documents, document)
+        return documents
 
     @contextlib.contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -161,44 +144,31 @@ class Processes:
         """
         if self.count == 1:
             return state
-        header, tensors = pack_state(state, "")
-        headers = self.gathered({**header, "shapes": {n: t.shape for n, t in tensors.items()}})
         if not state.sketch.takes_products:  # what it holds is more than sums
-            return self._merged_in_turn(state, headers)
-        for tensor in tensors.values():
-            for some in torch.split(tensor.view(-1), _BUCKET):
-                _add_up(some)
-        for count in ("num_data", "num_rows", "num_updates"):
-            setattr(state, count, sum(own[count] for own in headers))
+            return self._merged_in_turn(state)
+        for tensor in (*state.tensors.values(), state.squared_norm):
+            for bucket in torch.split(tensor.view(-1), _BUCKET):
+                _add_up(bucket)
+        others = self.gathered((state.num_data, state.num_rows, state.num_updates))
+        state.num_data, state.num_rows, state.num_updates = map(sum, zip(*others, strict=True))
         state.num_updates += self.count - 1  # adding up rounds, too
-        names = {name for own in headers for name in own["numbers"]}
-        state.numbers = {n: sum(own["numbers"].get(n, 0) for own in headers) for n in names}
+        numbers = self.gathered(state.numbers)
+        names = {name for each in numbers for name in each}
+        state.numbers = {name: sum(each.get(name, 0) for each in numbers) for name in names}
         return state
 
-    def _merged_in_turn(self, state: SketchState, headers: list[Any]) -> SketchState:
+    def _merged_in_turn(self, state: SketchState) -> SketchState:
         """Return all states merged in the order of the processes, which is the same in each."""
+        device = state.squared_norm.device
         whole: SketchState | None = None
-        for rank, header in enumerate(headers):
-            part = state
-            if rank != self.rank:
-                part = self._received(state, header)
-            for tensor in pack_state(part, "")[1].values():
-                _send(tensor, rank)
+        for rank in range(self.count):
+            sent = [state.to("cpu") if rank == self.rank else None]
+            distributed.broadcast_object_list(sent, rank)
+            assert sent[0] is not None
+            part = sent[0].to(device)
             whole = part if whole is None else state.sketch.merge(whole, part)
         assert whole is not None
         return whole
-
-    @staticmethod
-    def _received(like: SketchState, header: Any) -> SketchState:
-        """Return room for the state of another process."""
-        held = next(iter(like.tensors.values()))
-        tensors = {
-            name: torch.empty(
-                shape, dtype=torch.float64 if name == "squared_norm" else held.dtype
-            ).to(held.device)
-            for name, shape in header["shapes"].items()
-        }
-        return unpack_state(header, tensors, "", like.sketch)
 
 
 def files_of_all(path: Path) -> list[Path]:
@@ -209,8 +179,8 @@ def files_of_all(path: Path) -> list[Path]:
     """
     name = re.compile(re.escape(path.name) + r"\.\d+-of-\d+")
     with file_errors(path, "read"):
-        there = path.parent.iterdir() if path.parent.is_dir() else ()
-        return sorted(file for file in there if name.fullmatch(file.name))
+        files = path.parent.iterdir() if path.parent.is_dir() else ()
+        return sorted(file for file in files if name.fullmatch(file.name))
 
 
 def _device() -> torch.device:
@@ -228,13 +198,3 @@ def _add_up(numbers: Tensor) -> None:
     staged = numbers.to(_device())
     distributed.all_reduce(staged)
     numbers.copy_(staged)
-
-
-def _send(tensor: Tensor, source: int) -> None:
-    """Give every process the tensor of one of them, in place."""
-    if tensor.is_cuda or _device().type == "cpu":
-        distributed.broadcast(tensor, source)
-        return
-    staged = tensor.to(_device())
-    distributed.broadcast(staged, source)
-    tensor.copy_(staged)

@@ -213,10 +213,8 @@ class Fused:
         monitor = self.monitor
         monitor._ready().check("a calibration", contents=True)
         parts, keys, groups = [], [], [torch.empty(0, dtype=torch.int64)]
-        samples = data.nothing()
-        _, stream = data.open_stream(loader)
-        total = data.num_batches(loader)
-        for batch in data.batches_of(stream, total, "calibrating", progress):
+        samples = data.Seen()
+        for batch in data.batches_of(loader, "calibrating", progress):
             digests = data.digests_of(monitor._network.inputs_of(batch))
             samples.add(digests)
             keys.append(sample_keys(digests).cpu())
