@@ -40,7 +40,7 @@ from scodkit.scoring.evidence import (
     unexplained_share,
     variance_source,
 )
-from scodkit.scoring.score import Scorer, Scores
+from scodkit.scoring.score import Scorer
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.summary import Summary, summarise
@@ -335,9 +335,8 @@ class Monitor:
         p_value = None
         if self.calibration is not None:
             score = found.score.cpu()  # once
-            p_value = self.calibration.p_value(score, self._groups(found)).to(
-                found.score.device
-            )
+            groups = None if self._by is None else groups_of(self._by, found.output)
+            p_value = self.calibration.p_value(score, groups).to(found.score.device)
             self.calibration.crowd.look(score)
         return scoring.Scored(found.output, found.score, p_value)
 
@@ -367,9 +366,8 @@ class Monitor:
             raise NotFittedError(_UNCALIBRATED)
         found = self._ready()(batch, self._memory_budget)
         score = found.score.cpu()
-        flags = self.calibration.flag(
-            score, false_alarm, groups=self._groups(found), confidence=confidence
-        )
+        groups = None if self._by is None else groups_of(self._by, found.output)
+        flags = self.calibration.flag(score, false_alarm, groups=groups, confidence=confidence)
         self.calibration.crowd.look(score)
         return flags.to(found.score.device)
 
@@ -554,9 +552,6 @@ class Monitor:
     def _batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Any]:
         self._ready()  # before anything of the loader is read
         return data.batches_of(loader, doing, progress)
-
-    def _groups(self, found: Scores) -> Tensor | None:
-        return None if self._by is None else groups_of(self._by, found.output)
 
     @property
     def fitted(self) -> Fitted:

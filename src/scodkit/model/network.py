@@ -123,8 +123,8 @@ class Network:
             RuntimeError: If it fails for another reason.
         """
         try:
-            with self._autocast():
-                result = self._twin.prove(call)
+            with _NOTHING if self.precision is None else self._autocast():
+                result = None if self._twin.proven else self._twin.prove(call)
                 if result is None or watcher is not None or torch.is_grad_enabled():
                     result = self._twin.run(call, None, watcher)
             output = self._output(result, call.batch_size)
@@ -278,13 +278,6 @@ class Network:
         """Names of the buffers that a call of the model was seen to change."""
         return self._twin.volatile
 
-    def revision(self) -> int | None:
-        """Return how often the model was found with other modules, hooks or attributes.
-
-        None for a model without a twin, which is not looked at that closely.
-        """
-        return self._twin.revision if self._twin.up_to_date() else None
-
     def storage(self) -> tuple[int, ...]:
         """Return the twin's revision, and the addresses of weights and buffers.
 
@@ -403,7 +396,8 @@ class StateWatch:
 
     def unmoved(self) -> bool:
         """Return whether nothing has happened that may have changed the model."""
-        noted, revision = self._noted, self._network.revision()
+        noted, twin = self._noted, self._network._twin
+        revision = twin.revision if twin.up_to_date() else None
         # a twin that is up to date has seen to the identities
         if revision is None or revision != self._seen:
             if not noted.same_objects():
@@ -412,7 +406,7 @@ class StateWatch:
         return (
             list(map(_version, noted.counted)) == noted.versions
             and list(map(_place, noted.placed)) == noted.places
-            and noted.exempt == self._network.volatile
+            and noted.exempt == twin.volatile
         )
 
     def settled(

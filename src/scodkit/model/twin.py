@@ -52,6 +52,9 @@ class Twin:
     Attributes:
         volatile: Names of buffers that a forward pass was seen to change.
         revision: How often the model was found with other modules, hooks or attributes.
+        proven: Whether it is known which of the two is run.
+        first: The first parameter, as it was when the twin was last brought up to date; None
+            for a model that is run itself.
     """
 
     def __init__(self, model: nn.Module, *, apart: bool = True) -> None:
@@ -59,7 +62,8 @@ class Twin:
         self.revision = 0
         self._model = model
         self._apart = apart
-        self._proven = not apart
+        self.proven = not apart
+        self.first: Tensor | None = None
         self._copy: Structure | None = None
         self._lock = threading.RLock()
         self._holder: int | None = None  # the thread that holds it
@@ -122,11 +126,6 @@ class Twin:
             if own is not None:
                 self.volatile |= own.put_back_buffers()
 
-    @property
-    def first(self) -> Tensor | None:
-        """The first parameter, as it was when the twin was last brought up to date."""
-        return None if self._copy is None else self._copy.first
-
     def prove(self, call: Inputs) -> Any:
         """Find out, once, whether a pass of the twin uses tensors of the model.
 
@@ -139,7 +138,7 @@ class Twin:
             What that pass returned, without gradients, where `run` would return the same; None
             where it would not, or where no pass was needed.
         """
-        if self._proven:
+        if self.proven:
             return None
         named = dict(self._model.named_parameters())
         watch = _Watch(itertools.chain(named.values(), self._model.buffers()))
@@ -152,9 +151,9 @@ class Twin:
                     self._copy.put_back_attributes()
         except Exception:  # the call that this is done for will say what is wrong
             return None
-        self._proven = True
+        self.proven = True
         if watch.seen:
-            self._apart, self._copy = False, None
+            self._apart, self._copy, self.first = False, None, None
         return None if watch.seen or watch.slower_kernels else result
 
     def tensors(self) -> Iterable[Tensor]:
@@ -200,8 +199,9 @@ class Twin:
             self.revision += 1
             try:
                 self._copy = Structure(self._model)
+                self.first = self._copy.first
             except Exception:  # whatever a third-party object raises when it is looked at
-                self._apart, self._copy = False, None
+                self._apart, self._copy, self.first = False, None, None
 
     @contextlib.contextmanager
     def _itself(self) -> Iterator[None]:
@@ -257,7 +257,7 @@ class _Hold(contextlib.AbstractContextManager[nn.Module]):
             if self._outermost:
                 twin._follow()
                 twin._holder = threading.get_ident()
-            self._copy, self._outer = twin._copy, _bypassing()
+            self._copy = twin._copy
             if self._copy is None:
                 self._itself = twin._itself()
                 self._itself.__enter__()
@@ -266,7 +266,7 @@ class _Hold(contextlib.AbstractContextManager[nn.Module]):
                 twin._holder = None
             twin._lock.release()
             raise
-        _bypass_checkpoints(1, True)
+        self._outer = _bypass_checkpoints(1, True)
         return twin._model if self._copy is None else self._copy.module
 
     def __exit__(self, *error: Any) -> None:
@@ -328,7 +328,7 @@ def _bypassing() -> bool:
     return getattr(_this_thread, "bypasses", False)
 
 
-def _bypass_checkpoints(change: int, bypassing: bool) -> None:
+def _bypass_checkpoints(change: int, bypassing: bool) -> bool:
     """Let this thread run checkpointed blocks as they are, or no longer.
 
     Checkpointed blocks recompute their activations in the backward pass. Recomputed layers are
@@ -339,8 +339,12 @@ def _bypass_checkpoints(change: int, bypassing: bool) -> None:
         change: 1 or -1. The first bypass puts our functions into torch's module, and the end
             of the last one takes them out again.
         bypassing: Whether this thread bypasses checkpoints from here on.
+
+    Returns:
+        Whether it did before.
     """
     global _bypasses
+    before = getattr(_this_thread, "bypasses", False)
     _this_thread.bypasses = bypassing
     with _BYPASS:
         _bypasses += change
@@ -349,6 +353,7 @@ def _bypass_checkpoints(change: int, bypassing: bool) -> None:
         block.apply = staticmethod(_plain_apply) if own else _apply
         around = _plain_around if own else torch_private.around_checkpoint
         setattr(checkpoint, torch_private.AROUND_CHECKPOINT, around)
+    return before
 
 
 def _plain_apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:

@@ -113,8 +113,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     on_units = _on_matrix_units(a, b)
     if not on_units:
         a, b = a.to(wide), b.to(wide)
-    narrow = max(a.shape[0], b.shape[1]) <= _NARROW
-    if a.is_cuda and narrow and a.shape[1] >= 2 * _LONGEST:
+    if a.is_cuda and _is_long(a, b):
         return _in_slices(a, b)
     return torch.mm(a, b, out_dtype=wide) if on_units else a @ b
 
@@ -137,6 +136,10 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
             total += part
     else:
         total.addmm_(a.to(total.dtype), b)
+
+
+def _is_long(a: Tensor, b: Tensor) -> bool:
+    return max(a.shape[0], b.shape[1]) <= _NARROW and a.shape[1] >= 2 * _LONGEST
 
 
 def _in_slices(a: Tensor, b: Tensor) -> Tensor:

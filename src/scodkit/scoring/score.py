@@ -449,7 +449,7 @@ class Scorer:
         if call.batch_size == 0:
             none = Energies.none(basis)
             return Scores(self._network(call).detach(), none.total, none)
-        return self._scores(call, basis, self._source_for(call, budget), finite)
+        return self._scores(call, basis, self._source_for(call, budget, basis), finite)
 
     def compile(self, batch: object, budget: int | None, *, fuse: bool) -> None:
         """Record the scored forward pass for batches of this shape.
@@ -469,7 +469,7 @@ class Scorer:
             call = self._network.inputs_of(batch, self.fitted.form)
             if call.batch_size == 0:
                 raise BatchError("expected an example with samples, got none")
-            source = self._source_for(call, budget)  # choosing one is not to be recorded
+            source = self._source_for(call, budget, basis)  # choosing one is not to be recorded
             self._scores(call, basis, source)  # nor are its checks
         if basis.vectors.device != basis.values.device:
             raise CaptureError(
@@ -507,7 +507,7 @@ class Scorer:
         with self._network.evaluating():
             call = self._network.inputs_of(batch, self.fitted.form)
             call.check_some()
-            source = self._source_for(call, budget)
+            source = self._source_for(call, budget, basis)
             plain = replace(source, engine=LoopEngine(self._network, self.fitted.parameters))
             fast = self._scores(call, basis, source).score
             alone = [call.samples(slice(i, i + 1)) for i in range(call.batch_size)]
@@ -549,7 +549,7 @@ class Scorer:
             self.watch.look(call)
             if call.batch_size == 0:
                 raise BatchError(f"expected samples for {doing}, got none")
-            yield call, self._source_for(call, budget), basis
+            yield call, self._source_for(call, budget, basis), basis
 
     def features(self, batch: object, budget: int | None) -> Tensor:
         """Return ``U^T L`` as ``(B, p, k)``.
@@ -567,7 +567,7 @@ class Scorer:
                 asked = (self._task or self.fitted.likelihood).named()
                 directions = asked.num_directions(self.fitted.shape)
                 return basis.values.new_empty(0, directions, basis.rank)
-            return features(self._source_for(call, budget).named(), call, basis)
+            return features(self._source_for(call, budget, basis).named(), call, basis)
 
     def _scores(
         self, call: Inputs, basis: Eigenbasis, source: FactorSource, finite: bool = False
@@ -578,9 +578,9 @@ class Scorer:
         scores = _unexplained(parts, self._left_over, self._prior_scale**2)
         return Scores(output, scores.to(basis.values.dtype), parts)
 
-    def _source_for(self, call: Inputs, budget: int | None) -> FactorSource:
+    def _source_for(self, call: Inputs, budget: int | None, basis: Eigenbasis) -> FactorSource:
         """Return the engine, chosen on the first batch after a load or a change of device."""
-        device, asked = self._network.device, self._asked
+        device, asked = basis.values.device, self._asked  # which has followed the model
         if asked is not None and self._budget == budget and asked.engine.device == device:
             return asked
         source = self.source
