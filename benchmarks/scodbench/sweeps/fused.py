@@ -81,13 +81,12 @@ def fitted(setup: Setup) -> Fused:
 
 
 def _look(fused: Fused, samples: Samples) -> Found:
+    parts_of, (standard, _) = fused._ready(), fused._calibrated()
     columns: list[tuple[Tensor, ...]] = []
     for x, targets in samples.batches(_BATCH):
-        found = fused.explain(x)
-        with torch.no_grad():
-            output = fused.model(x)
-        columns.append((found.parts, found.score, output, targets))
-    return Found(*(torch.cat(own) for own in zip(*columns, strict=True)))
+        output, parts = parts_of(x)
+        columns.append((parts, standard.contributions(parts).sum(1), output, targets))
+    return Found(*(torch.cat(column) for column in zip(*columns, strict=True)))
 
 
 def _separations(
