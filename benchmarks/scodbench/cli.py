@@ -45,7 +45,7 @@ app.command()(speed)
 app.command()(sketch)
 app.command()(alarms)
 
-_SLOW = ("taxinet", "cifar10", "taxinet_xplane")  # on a CPU
+_SLOW = ("taxinet", "cifar10", "cifar10_all", "taxinet_xplane")  # on a CPU
 _HOURS = "its large network takes hours on a CPU; type --device cuda"
 _FAILED = 1  # exit code, when there are rows that failed
 

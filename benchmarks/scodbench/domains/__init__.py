@@ -2,7 +2,7 @@
 
 from scodbench.domain import Domain
 from scodbench.domains.binary_mnist import BINARY_MNIST
-from scodbench.domains.cifar10 import CIFAR10
+from scodbench.domains.cifar10 import CIFAR10, CIFAR10_ALL
 from scodbench.domains.mnist import MNIST
 from scodbench.domains.rotated_mnist import ROTATED_MNIST
 from scodbench.domains.taxinet import TAXINET
@@ -15,7 +15,9 @@ DOMAINS: dict[str, Domain] = {
     for domain in (WINE, ROTATED_MNIST, TAXINET, BINARY_MNIST, MNIST, CIFAR10, TAXINET_TINY)
 }
 
-# on data that only some users have
-OPTIONAL_DOMAINS: dict[str, Domain] = {TAXINET_XPLANE.name: TAXINET_XPLANE}
+# on data that only some users have, or beside one of the above
+OPTIONAL_DOMAINS: dict[str, Domain] = {
+    domain.name: domain for domain in (TAXINET_XPLANE, CIFAR10_ALL)
+}
 
 __all__ = ["DOMAINS", "OPTIONAL_DOMAINS"]
