@@ -18,7 +18,7 @@ from scodbench.domains import DOMAINS, OPTIONAL_DOMAINS
 from scodbench.identity import check_device, device_name
 from scodbench.jobs import ALL_DOMAINS, Where
 from scodbench.methods import METHODS
-from scodbench.rows import ROWS_FILE, SWEEPS_FILE, Row
+from scodbench.rows import FUSED_ROWS_FILE, FUSED_SWEEP_FILE, ROWS_FILE, SWEEPS_FILE, Row
 from scodbench.speed.cli import alarms, sketch, speed
 from scodbench.sweeps import SWEEPS
 from scodkit import __version__
@@ -34,7 +34,10 @@ class _InOrder(TyperGroup):
     """Verbs in the order of the work, not groups after commands."""
 
     def list_commands(self, ctx: object) -> list[str]:
-        return ["run", "sweep", "table", "figures", "data", "speed", "sketch", "alarms"]
+        return [
+            *("run", "sweep", "table", "figures", "fused"),
+            *("data", "speed", "sketch", "alarms"),
+        ]
 
 
 app = typer.Typer(
@@ -188,6 +191,38 @@ def figures(
         )
     for path in written:
         typer.echo(str(path))
+
+
+@app.command()
+def fused(
+    rows: RowsOption = FUSED_ROWS_FILE,
+    sweeps: SweepsOption = FUSED_SWEEP_FILE,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for tables, with figures in a folder inside.")
+    ] = None,
+) -> None:
+    """Print the tables of the study of Fused, from rows of all methods and of its sweep.
+
+    Example: scodbench fused --output results
+    """
+    from scodbench.figures.fused import draw_fused
+    from scodbench.tables import fused as study
+    from scodbench.tables.headline import headline
+
+    found, swept = _rows_in(rows), result_rows.latest(_rows_in(sweeps))
+    tables = {
+        "fused_methods": headline(found, rows),
+        "fused_parts": study.parts_table(swept, sweeps),
+        "fused_left_out": study.left_out_table(swept, sweeps),
+        "fused_alarms": study.alarms_table(swept, sweeps),
+        "fused_absurd": study.absurd_table(swept, sweeps),
+        "fused_failures": study.failures_table(swept, sweeps),
+        "fused_cost": study.cost_table(found, rows),
+    }
+    _print_tables({name: own for name, own in tables.items() if own.lines}, output)
+    if output is not None:
+        for path in draw_fused(found, output / "figures"):
+            typer.echo(str(path))
 
 
 def _run(

@@ -17,6 +17,8 @@ Row = dict[str, Any]
 
 # where nothing else is said
 ROWS_FILE, SWEEPS_FILE = Path("results/rows.jsonl"), Path("results/sweeps.jsonl")
+FUSED_ROWS_FILE = Path("results/fused_methods.jsonl")
+FUSED_SWEEP_FILE = Path("results/fused_sweep.jsonl")
 
 
 class RowsInUseError(ScodError, RuntimeError):

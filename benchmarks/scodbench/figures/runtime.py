@@ -18,6 +18,7 @@ from scodbench.figures.style import (
     ORANGE,
     PURPLE,
     RED,
+    SKY,
     panels,
     plain_ticks,
 )
@@ -42,6 +43,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     BLACK: ("naive", "max_softmax", "max_logit", "energy"),
     ORANGE: ("mahalanobis", "knn", "vim", "residual"),
     GREEN: ("deep_ensemble",),
+    SKY: ("fused",),
 }
 _LOOKS = {
     method: (colour, marker)

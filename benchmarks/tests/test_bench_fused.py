@@ -1,0 +1,123 @@
+"""The study of `Fused`: rows that add up, and tables of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from scodbench.domain import Domain, SketchSize, Splits
+from scodbench.figures.fused import draw_fused
+from scodbench.measure import Setup, measure
+from scodbench.rows import Row, select
+from scodbench.samples import TensorSamples
+from scodbench.sweeps.fused import area_under_risk, fused_sweep
+from scodbench.tables import fused as tables
+from scodkit import Categorical, Gaussian, LastLayers
+
+FILE = Path("rows.jsonl")
+
+# absurd inputs are meant to be
+pytestmark = pytest.mark.filterwarnings("ignore::scodkit.errors.SuspiciousInputWarning")
+
+
+def images(count: int, seed: int, shift: float = 0.0) -> TensorSamples:
+    x = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(seed)) + shift
+    return TensorSamples(x, (x.mean((1, 2, 3)) > 0.5).long())
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 2))
+
+
+def setup_of(name: str, likelihood: Categorical | Gaussian) -> Setup:
+    domain = Domain(
+        name=name,  # a name that tables know
+        title=name,
+        likelihood=likelihood,
+        build=build,
+        splits=lambda folder: Splits(
+            images(200, 0),
+            images(120, 1),
+            images(150, 2),
+            {"near": images(100, 3, 0.3), "far": images(100, 4, 3.0)},
+        ),
+        all_layers=SketchSize(40, 10),
+        last_layers=LastLayers(count=2),
+        last=SketchSize(24, 6),
+        local_rank=5,
+    )
+    network = build().eval()
+    return Setup(domain, domain.splits(None), 0, [network], torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return [
+        *fused_sweep(setup_of("mnist", Categorical())),
+        *fused_sweep(setup_of("binary_mnist", Categorical())),
+        *fused_sweep(setup_of("wine", Gaussian())),
+        *fused_sweep(setup_of("rotated_mnist", Gaussian())),
+    ]
+
+
+def test_rows_are_of_every_choice_of_parts(rows: list[Row]) -> None:
+    assert len({row["id"] for row in rows}) == len(rows)
+    found = list(select(rows, domain="mnist", study="separation", ood="pooled"))
+    assert len(found) == 1 + 15  # the score, and every set of four parts that is not empty
+    assert all(0 <= row["auroc_low"] <= row["auroc"] <= row["auroc_high"] <= 1 for row in found)
+    assert len(list(select(rows, domain="wine", study="separation", ood="pooled"))) == 4
+
+
+def test_rates_are_those_asked_for(rows: list[Row]) -> None:
+    for row in select(rows, study="false alarms", confidence=None):
+        assert abs(row["mean"] - row["expected"]) < 5 * row["standard_error"] + 1e-9
+        assert row["held_out"] == 135
+
+
+def test_absurd_inputs_are_those_of_classifiers(rows: list[Row]) -> None:
+    own = list(select(rows, study="absurd inputs"))
+    assert {row["domain"] for row in own} == {"mnist", "binary_mnist"}
+    (far,) = select(own, domain="mnist", name="known x 255")
+    assert far["fused"] > 0.9
+    assert {row["domain"] for row in select(rows, study="failures")} == {
+        "mnist",
+        "binary_mnist",
+    }
+
+
+def test_area_under_risk_is_least_for_a_perfect_order() -> None:
+    wrong = torch.tensor([False, False, True, True])
+    best = area_under_risk(torch.arange(4.0), wrong)
+    assert best == pytest.approx((0 + 0 + 1 / 3 + 1 / 2) / 4)
+    assert area_under_risk(-torch.arange(4.0), wrong) > best
+
+
+def test_tables_have_a_line_for_everything(rows: list[Row], tmp_path: Path) -> None:
+    parts = tables.parts_table(rows, FILE)
+    assert {"fused", "scod", "energy", "without energy"} <= {
+        line["score"] for line in parts.lines
+    }
+    left_out = tables.left_out_table(rows, FILE)
+    assert len(left_out.lines) == 4
+    for line in left_out.lines:
+        difference = float(line["default"]) - float(line["AUROC"])
+        assert float(line["difference"]) == pytest.approx(difference, abs=2e-4)
+    alarms = tables.alarms_table(rows, FILE)
+    assert "1%, surely" not in alarms.lines[0]  # too few held-out samples in all domains
+    assert float(alarms.lines[0]["10%"].rstrip("%")) < 12
+    assert "→" in tables.absurd_table(rows, FILE).lines[0]["MNIST"]
+    assert len(tables.failures_table(rows, FILE).lines) == 7
+    methods = [
+        row
+        for method in ("fused", "energy", "max_softmax")
+        for row in measure(setup_of("mnist", Categorical()), method)
+    ]
+    cost = tables.cost_table(methods, FILE)
+    assert [line["method"] for line in cost.lines] == ["Fused", "Max softmax", "Energy"]
+    svg, png = draw_fused(methods, tmp_path)
+    assert svg.stat().st_size > 0
+    assert png.stat().st_size > 0
