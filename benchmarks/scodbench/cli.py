@@ -197,13 +197,12 @@ def figures(
 def fused(
     rows: RowsOption = FUSED_ROWS_FILE,
     sweeps: SweepsOption = FUSED_SWEEP_FILE,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for tables, with figures in a folder inside.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for tables as well.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
 ) -> None:
     """Print the tables of the study of Fused, from rows of all methods and of its sweep.
 
-    Example: scodbench fused --output results
+    Example: scodbench fused --output results --figures docs
     """
     from scodbench.figures.fused import draw_fused
     from scodbench.tables import fused as study
@@ -220,8 +219,8 @@ def fused(
         "fused_cost": study.cost_table(found, rows),
     }
     _print_tables({name: own for name, own in tables.items() if own.lines}, output)
-    if output is not None:
-        for path in draw_fused(found, output / "figures"):
+    if figures is not None:
+        for path in draw_fused(found, figures):
             typer.echo(str(path))
 
 

@@ -149,6 +149,7 @@ def methods_for(net: nn.Module) -> Mapping[str, Detector]:
 
     likelihood, last_two = scodkit.Categorical(), scodkit.LastLayers(count=2)
     return {
+        "Fused": scodkit.Fused(net, likelihood),
         _SCOD: scodkit.Monitor(net, likelihood, 50),
         f"{_SCOD}, last two layers": scodkit.Monitor(net, likelihood, 50, parameters=last_two),
         "Entropy": baselines.Naive(net, likelihood),
@@ -178,9 +179,14 @@ def compare(net: nn.Module, digits: Digits) -> tuple[scodkit.Monitor, list[Metho
         began = time.perf_counter()
         method.fit(loader, progress=False)
         fit_seconds = time.perf_counter() - began
+        if isinstance(method, scodkit.Fused):
+            calibration = method.calibrate([digits.heldout_x], progress=False).calibration
+        else:
+            calibration = scodkit.Calibration(method.score(digits.heldout_x))
+        assert calibration is not None
+        limit = calibration.threshold(_FALSE_ALARM)
         known, unknown = method.score(digits.test_x), method.score(digits.novel_x)
         separated = separation(known, unknown, resamples=10)  # only its figures are shown
-        limit = scodkit.Calibration(method.score(digits.heldout_x)).threshold(_FALSE_ALARM)
         line = MethodLine(
             name,
             auroc=separated.auroc,
