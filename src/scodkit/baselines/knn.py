@@ -87,7 +87,7 @@ class KNN(FeatureBaseline):
         largest = max(len(bank), (self.k + _SPARE) * bank.shape[1])
         rows = max(1, self.memory_budget // (8 * largest))
         parts = torch.split(self._scaled(forward.features), rows)
-        distances = [kth_distance(part, bank, squares, self.k) for part in parts]
+        distances = [_kth_distance(part, bank, squares, self.k) for part in parts]
         return forward.output, torch.cat(distances)
 
     def _scaled(self, features: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def _smallest(
     return [joined[chosen.to(joined.device)]], [key[chosen]]
 
 
-def kth_distance(queries: Tensor, bank: Tensor, squares: Tensor, k: int) -> Tensor:
+def _kth_distance(queries: Tensor, bank: Tensor, squares: Tensor, k: int) -> Tensor:
     """Return the distance ``(B,)`` of queries ``(B, m)`` to the k-th nearest in the bank.
 
     A matrix product finds candidates; it is fast, but cancels for neighbours that are very

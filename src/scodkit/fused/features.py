@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from scodkit.baselines.features import Moments
-from scodkit.baselines.knn import kth_distance
 from scodkit.baselines.mahalanobis import whitening
 from scodkit.errors import BatchError
 from scodkit.factors.rules.layer import activations_along
@@ -33,6 +32,9 @@ _NEIGHBOUR = 50
 # features beyond which they are added up in so many random groups, each with a random sign: on
 # average that keeps squared distances (Charikar et al. 2002)
 _WIDEST = 2048
+
+# squared distance of unit vectors, below which rounding of a cosine decides
+_SAME = 1e-7
 
 # bytes of distances at a time
 _AT_ONCE = 2**28
@@ -300,12 +302,16 @@ class FeatureBank:
         Args:
             features: ``(B, m)`` in float64.
         """
-        bank, squares = self.samples, self._ready()["squares"]
-        neighbour = min(_NEIGHBOUR, max(1, round(len(bank) ** 0.5)))
-        rows = max(1, _AT_ONCE // (4 * max(len(bank), 2 * _NEIGHBOUR * bank.shape[1])))
-        parts = torch.split(normalize(narrowed(features)).float(), rows)
-        found = [kth_distance(part, bank, squares, neighbour) for part in parts]
-        return torch.cat(found).double().clamp_min(1e-12).log()
+        bank, count = self.samples, len(self.samples)
+        neighbour = min(_NEIGHBOUR, max(1, round(count**0.5)))
+        found = [
+            (batch @ bank.T).topk(neighbour, dim=1, sorted=False).values.amin(1)
+            for batch in torch.split(
+                normalize(narrowed(features)).float(), max(1, _AT_ONCE // (4 * count))
+            )
+        ]
+        # of unit vectors: the cosine is 1 - d^2 / 2
+        return (2 - 2 * torch.cat(found).double()).clamp_min(_SAME).log() / 2
 
     def distance_to_classes(self, features: Tensor) -> Tensor:
         """Return the logarithm of the squared Mahalanobis distance to the nearest class.
@@ -325,8 +331,7 @@ class FeatureBank:
 
     def _ready(self) -> dict[str, Tensor]:
         if self._prepared is None:
-            squares = self.samples.square().sum(1)
-            self._prepared = {**whitening(self._moments), "squares": squares}
+            self._prepared = whitening(self._moments)
         return self._prepared
 
     def on(self, device: torch.device) -> FeatureBank:
