@@ -97,6 +97,9 @@ def test_checkpointed_blocks_call_what_they_are_told_to(
 
 
 def test_the_rest_is_what_its_name_says() -> None:
+    parts = [torch.randn(2, 3), torch.randn(4, 5).T, torch.randn(())]
+    joined = torch.cat([part.reshape(-1) for part in parts])
+    assert torch.equal(torch_private.flattened(parts), joined)
     own, others = [torch.zeros(2), torch.zeros(3)], [torch.ones(2), torch.ones(3)]
     torch_private.foreach_copy(own, others)
     assert all(map(torch.equal, own, others))

@@ -13,7 +13,7 @@ from scodkit.factors.pieces import check_alone
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
-from scodkit.numerics.torch_private import pull_back
+from scodkit.numerics.torch_private import flattened, pull_back
 
 
 class AloneEngine(Engine):
@@ -112,12 +112,14 @@ class _LoopLinearization(Linearization):
             )
         else:
             found = pull_back((output,), (row,), inputs=tuple(leaves))
-        flat = []
-        for leaf, own in zip(leaves, found, strict=True):
-            if own is None:
-                own = torch.zeros_like(leaf)
-            flat.append((own if own.layout is torch.strided else own.to_dense()).reshape(-1))
-        return torch.cat(flat)
+        gradients = []
+        for leaf, gradient in zip(leaves, found, strict=True):
+            if gradient is None:
+                gradient = torch.zeros_like(leaf)
+            elif gradient.layout is not torch.strided:
+                gradient = gradient.to_dense()
+            gradients.append(gradient)
+        return flattened(gradients)
 
 
 class FunctionalEngine(AloneEngine):

@@ -352,9 +352,10 @@ class RangeWatch:
                 continue
             if not value.is_floating_point() or not value.numel():
                 continue
-            self._calls += value.is_cuda
-            if value.is_cuda and self._calls % _CALLS != 1:
-                continue
+            if value.is_cuda:
+                self._calls += 1
+                if self._calls % _CALLS != 1:
+                    continue
             first, last = self._ranges[name]
             low, high = map(float, torch.aminmax(value.detach()))
             if math.isfinite(low + high):

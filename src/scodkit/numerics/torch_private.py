@@ -27,6 +27,9 @@ without_torch_function = torch._C.DisableTorchFunction
 # copies many tensors into many others, at once
 foreach_copy = torch._foreach_copy_
 
+# flattens tensors and joins them, at once
+flattened: Callable[[list[Tensor]], Tensor] = torch._C._nn.flatten_dense_tensors
+
 # operators, behind which no module is to be looked for
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 

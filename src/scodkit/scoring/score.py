@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -207,7 +208,8 @@ def _score_whole(
     total, along = factors.project(basis.vectors)
     if copies > 1:
         total, along = total.view(count).sum(1), along.view(*count, -1)
-    parts = Energies(total, along.square().sum(1))
+    squares = along.square()
+    parts = Energies(total, squares.squeeze(1) if squares.shape[1] == 1 else squares.sum(1))
     if good is not None:
         return output, _finite_ones([parts], good)
     # the basis is orthonormal: with lengths like these no product has overflowed either
@@ -345,8 +347,7 @@ def _unexplained(parts: Energies, left_over: Tensor, times: float) -> Tensor:
     return torch.addmv(outside, parts.along, left_over, beta=times, alpha=times)
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """A batch's output ``(B, *shape)``, scores ``(B,)`` and, if asked for, their parts."""
 
     output: Tensor
