@@ -115,7 +115,7 @@ def test_others_are_left_to_rows(model: nn.Module, options: dict[str, object]) -
     monitor = Monitor(model, **options).fit([noise(30, 4)], progress=False)
     scorer = monitor._ready()
     call = monitor._network.inputs_of(noise(3, 4))
-    assert not scorer._source_for(call, 2**30).ends_in_head
+    assert not scorer._source_for(call, 2**30, monitor.basis).ends_in_head
 
 
 @pytest.mark.slow
