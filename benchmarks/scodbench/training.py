@@ -15,7 +15,13 @@ from tqdm.auto import tqdm
 
 from scodbench.samples import Samples
 from scodkit.errors import NonFiniteError, OptionError
-from scodkit.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from scodkit.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+)
 
 _EVALUATE = 1000  # samples at a time without gradients
 
@@ -173,9 +179,10 @@ def loss(likelihood: Likelihood, output: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss a likelihood asks for, up to constants.
 
     Args:
-        likelihood: `Gaussian` (mean squared error), `Bernoulli` or `Categorical`.
-        output: Of the network, ``(B, d)``.
-        targets: ``(B, d)`` numbers, or classes ``(B,)``.
+        likelihood: `Gaussian` (mean squared error), `HeteroscedasticGaussian`, `Bernoulli` or
+            `Categorical`.
+        output: Of the network, ``(B, d)``, or with the axes of the likelihood.
+        targets: ``(B, d)`` numbers, or classes ``(B,)``, of maps and sequences ``(B, ...)``.
 
     Raises:
         OptionError: If the likelihood is another.
@@ -184,6 +191,13 @@ def loss(likelihood: Likelihood, output: Tensor, targets: Tensor) -> Tensor:
         return functional.mse_loss(output, targets)
     if isinstance(likelihood, Bernoulli):
         return functional.binary_cross_entropy_with_logits(output, targets)
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        mean, log_variance = likelihood.halves(output)
+        return functional.gaussian_nll_loss(mean, targets, log_variance.exp())
     if isinstance(likelihood, Categorical):
-        return functional.cross_entropy(output, targets)
-    raise OptionError(f"expected Gaussian, Bernoulli or Categorical, got {likelihood!r}")
+        logits = likelihood.logits(output)
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    raise OptionError(
+        "expected Gaussian, HeteroscedasticGaussian, Bernoulli or Categorical, got "
+        f"{likelihood!r}"
+    )

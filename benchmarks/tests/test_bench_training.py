@@ -16,7 +16,7 @@ from scodbench.trained import trained
 from scodbench.training import Recipe, loss, mean_loss, train
 from scodkit import Bernoulli, Categorical, Gaussian
 from scodkit.errors import NonFiniteError, OptionError
-from scodkit.likelihoods import HeteroscedasticGaussian
+from scodkit.likelihoods import HeteroscedasticGaussian, MonteCarlo
 from scodkit.model.parameters import LastLayers
 
 
@@ -153,8 +153,14 @@ class TestTraining:
         ]
         for likelihood, targets, wanted in pairs:
             assert torch.equal(loss(likelihood, output, targets), wanted(output, targets))
+        means, logs = output[:, :2], real[:, :2]
+        found = loss(HeteroscedasticGaussian(), torch.cat([means, logs], dim=1), real[:, 1:])
+        assert torch.equal(found, nn.GaussianNLLLoss()(means, real[:, 1:], logs.exp()))
+        maps, places = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 4, 5))
+        found = loss(Categorical(class_dim=1), maps, places)
+        torch.testing.assert_close(found, nn.CrossEntropyLoss()(maps, places))
         with pytest.raises(OptionError, match="expected Gaussian"):
-            loss(HeteroscedasticGaussian(), output, real)
+            loss(MonteCarlo(torch.distributions.Poisson), output, real)
 
     def test_mean_loss_weighs_uneven_batches_and_restores_the_mode(self, monkeypatch) -> None:
         from scodbench import training

@@ -3,6 +3,7 @@
 from scodbench.domain import Domain
 from scodbench.domains.binary_mnist import BINARY_MNIST
 from scodbench.domains.cifar10 import CIFAR10, CIFAR10_ALL
+from scodbench.domains.digit_kinds import KINDS
 from scodbench.domains.mnist import MNIST
 from scodbench.domains.rotated_mnist import ROTATED_MNIST
 from scodbench.domains.taxinet import TAXINET
@@ -17,7 +18,8 @@ DOMAINS: dict[str, Domain] = {
 
 # on data that only some users have, or beside one of the above
 OPTIONAL_DOMAINS: dict[str, Domain] = {
-    domain.name: domain for domain in (TAXINET_XPLANE, CIFAR10_ALL)
+    **{domain.name: domain for domain in (TAXINET_XPLANE, CIFAR10_ALL)},
+    **KINDS,
 }
 
 __all__ = ["DOMAINS", "OPTIONAL_DOMAINS"]
