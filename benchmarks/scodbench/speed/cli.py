@@ -26,6 +26,7 @@ class Suite(str, Enum):
     DIRECTIONS = "directions"
     SCALING = "scaling"
     CHECKS = "checks"
+    FUSED = "fused"
 
 
 class Device(str, Enum):
@@ -40,6 +41,7 @@ _ONLY_ON = {
     Suite.LARGE_OUTPUTS: Device.CPU,
     Suite.DIRECTIONS: Device.CPU,
     Suite.CHECKS: Device.CPU,
+    Suite.FUSED: Device.CPU,
 }
 
 
@@ -48,7 +50,7 @@ def speed(
         Suite,
         typer.Argument(
             help="The paper's networks; networks of millions of weights (on a GPU); thousands "
-            "of outputs; fewer directions; many processes; checks that are there for trust."
+            "of outputs; fewer directions; many processes; checks that are there for trust; Fused."
         ),
     ] = Suite.NETS,
     device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.CPU,
@@ -63,7 +65,7 @@ def speed(
     Example: scodbench speed large-models --device cuda
     """
     from scodbench.identity import check_device
-    from scodbench.speed import checks, directions, large_models, large_outputs, scaling
+    from scodbench.speed import checks, directions, fused, large_models, large_outputs, scaling
     from scodbench.speed import speed as nets
     from scodbench.speed.speed_table import print_table
 
@@ -85,6 +87,7 @@ def speed(
         Suite.DIRECTIONS: directions.measure,
         Suite.SCALING: scaling.measure,
         Suite.CHECKS: checks.measure,
+        Suite.FUSED: fused.measure,
     }
     measures[suite](device.value, output)
 
