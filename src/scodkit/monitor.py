@@ -1,4 +1,4 @@
-"""The monitor: a trained network that knows when it is out of its depth."""
+"""The monitor: a trained network with an out-of-distribution score."""
 
 from __future__ import annotations
 
@@ -49,27 +49,28 @@ _UNCALIBRATED = "expected a calibrated monitor; type monitor.calibrate(heldout_l
 
 
 class Monitor:
-    """Equips a trained network with a task-relevant uncertainty score, without touching it.
+    """Equips a trained network with a task-relevant uncertainty score, without changing it.
 
     Args:
         model: Any trained ``nn.Module``. Its device, dtype, buffers, mode and gradients are
-            left as found.
-        likelihood: What distribution the output parametrises.
-        rank: ``k``, how many directions of the training data's curvature to keep.
+            not modified.
+        likelihood: The distribution that the output parametrises.
+        rank: ``k``, the number of directions of the training data's curvature to keep.
         sketch: How the curvature is summarised in one pass; `Nystrom` by default.
         parameters: Which weights: ``"all"``, ``LastLayers(...)``, names or glob patterns, or a
             callable on ``(name, parameter)``.
         prior_scale: ``eps``, standard deviation of the prior of a weight.
-        task: What of the prediction matters downstream; all of it by default.
+        task: The part of the prediction that matters downstream; all of it by default.
         inputs: Picks the model's inputs from a batch: a tensor, a tuple (positional) or a dict
-            (keywords). Default: a tensor itself, the first of a tuple, what a dict has.
-        outputs: Picks the prediction from what the model returns.
+            (keywords). Default: a tensor itself, the first element of a tuple or list, the
+            arguments of ``forward`` from a dict.
+        outputs: Picks the prediction from the model's result.
 
     Attributes:
-        memory_budget: Bytes that per-sample gradients may take at a time: 1 GiB, on a GPU an
-            eighth of its memory, until it is set.
+        memory_budget: Bytes for per-sample gradients at a time: by default 1 GiB, on a GPU an
+            eighth of its memory.
         calibration: Held-out scores; None until calibrated.
-        notes: Anything JSON can hold; saved and loaded with the monitor.
+        notes: Anything that JSON can represent; saved and loaded with the monitor.
 
     Examples:
         >>> from torch import nn
@@ -115,7 +116,7 @@ class Monitor:
         self._state_watch = StateWatch(self._network)
         self._scorer: Scorer | None = None
         self._memory_budget: int | None = None  # None for the default of the device
-        self._variance_of: FactorSource | None = None  # what the next is made of
+        self._variance_of: FactorSource | None = None  # the source of the cached one below
         self._variance_source: FactorSource | None = None
 
     def fit(  # noqa: PLR0913 (each a choice of its own)
@@ -133,8 +134,8 @@ class Monitor:
     ) -> Self:
         """Summarise the training data in one pass. Labels are not needed.
 
-        Inside a group of ``torch.distributed`` every process passes its own part of the data
-        (`scodkit.parts.Shard`), and gets the fit of all of it.
+        Inside a process group of ``torch.distributed`` every process passes its own part of
+        the data (`scodkit.parts.Shard`), and gets the fit of all of it.
 
         Args:
             loader: Batches as the model takes them; any iterable, read once.
@@ -143,22 +144,22 @@ class Monitor:
                 ``monitor.skipped``.
             check_deterministic: Compare two runs of the model on the first batch, and two
                 reads of the first item of the data set.
-            checkpoint: A file for the unfinished fit: killed and started again with it, a fit
-                goes on where it was and ends with the same result.
+            checkpoint: A file for the unfinished fit: if a fit is killed and started again
+                with it, it resumes there and ends with the same result.
             every: Batches between two checkpoints.
-            precision: ``torch.bfloat16`` to run the model and form gradients in it during the
-                fit, for speed on GPUs, without certificates. None for the model's own.
-            together: False to fit alone inside a group of ``torch.distributed``.
-            products: True to take the sketch's columns through the network instead of forming
-                gradients: the same sketch, sooner for hundreds of outputs and more, but
-                without certificates, and with ``basis.trace`` estimated. None for the cheaper
-                way, which `plan` tells.
+            precision: ``torch.bfloat16`` to run the model and compute gradients in it during
+                the fit, for speed on GPUs, without certificates. None for the model's own.
+            together: False to fit alone inside a process group of ``torch.distributed``.
+            products: True to multiply the curvature with the sketch's columns matrix-free,
+                without per-sample gradients: the same sketch, faster for hundreds of outputs
+                and more, but without certificates, and with ``basis.trace`` estimated. None
+                for the cheaper method, which `plan` reports.
 
         Returns:
             The monitor itself, fitted. An earlier calibration is dropped.
 
         Raises:
-            ScodError: As a subclass from `scodkit.errors`; the monitor is then as before.
+            ScodError: As a subclass from `scodkit.errors`; the monitor is then unchanged.
         """
         options = FitOptions(
             progress=progress,
@@ -201,13 +202,13 @@ class Monitor:
             The monitor itself; an earlier calibration is dropped.
 
         Raises:
-            ScodError: As a subclass, also if it was fitted on some of the data already: that
-                would count twice. The monitor is then as it was before.
+            ScodError: As a subclass, also if some of the data was fitted already: it would
+                count twice. The monitor is then unchanged.
         """
         processes = Processes.here(together)
         with processes.failing_together():
             before = self._ready().check("an update", contents=True)
-            before.needed_state()  # before data is read to be added to it
+            before.needed_state()  # raises before any data is read
         same = replace(self._recipe, selection=before.parameters)
         options = FitOptions(
             progress=progress,
@@ -217,7 +218,7 @@ class Monitor:
             together=together,
         )
         fresh, source = fitting.fit(self._network, same, loader, options)
-        with processes.failing_together():  # buffers may be known by now to change in a call
+        with processes.failing_together():  # the fit may have found buffers to be volatile
             before = self._ready().check("an update")
         before.check_other_samples(fresh.samples)
         return self._adopt(before.merged(fresh, self.rank, consume=True), source)
@@ -226,7 +227,7 @@ class Monitor:
         """Add the data of a monitor fitted on another part of the training data.
 
         Args:
-            other: A monitor of the same model, parameters and sketch; left alone.
+            other: A monitor of the same model, parameters and sketch; not modified.
 
         Returns:
             This monitor, as if fitted on both parts; an earlier calibration is dropped.
@@ -234,17 +235,17 @@ class Monitor:
         Raises:
             MergeError: If the fits are of other models, options, or of the same data.
         """
-        mine, theirs = self._ready(), other._ready().fitted
+        scorer, fitted = self._ready(), other._ready().fitted
         if self.prior_scale != other.prior_scale:
             raise MergeError(
                 f"expected fits with one prior_scale, got {self.prior_scale} and "
                 f"{other.prior_scale}; set the one that is meant in both: "
                 f"other.prior_scale = {self.prior_scale}"
             )
-        mine.check("a merge", contents=True)
-        whole = mine.fitted.merged(theirs, self.rank)
-        mine.fitted.check_other_samples(theirs.samples)
-        return self._adopt(whole, mine.source)
+        scorer.check("a merge", contents=True)
+        merged = scorer.fitted.merged(fitted, self.rank)
+        scorer.fitted.check_other_samples(fitted.samples)
+        return self._adopt(merged, scorer.source)
 
     def calibrate(
         self,
@@ -258,11 +259,11 @@ class Monitor:
         Args:
             loader: In-distribution batches that were not used for fitting.
             by: Maps outputs ``(B, *shape)`` to integer groups ``(B,)`` that are calibrated
-                apart, `predicted_class` for instance; then the rate holds in each of them.
+                separately, for instance `predicted_class`; then the rate holds in each group.
             progress: Show a progress bar.
 
         Returns:
-            The monitor itself, calibrated. If anything goes wrong it is as it was before.
+            The monitor itself, calibrated. If the calibration raises, it is unchanged.
         """
         self._ready().check("a calibration", contents=True)
         scores, groups = [torch.empty(0)], [torch.empty(0, dtype=torch.int64)]
@@ -290,21 +291,21 @@ class Monitor:
     def renew(
         self, loader: Iterable[Any], heldout: Iterable[Any] | None = None, **options: Any
     ) -> Self:
-        """Fit and calibrate anew, with the same options, on the model as it is now.
+        """Fit and calibrate again, with the same options, on the model's current state.
 
-        The way out of a `scodkit.errors.StaleMonitorError`.
+        The remedy for a `scodkit.errors.StaleMonitorError`.
 
         Args:
             loader: Batches of training data, as for `fit`.
-            heldout: Batches of held-out data, as for `calibrate`, in the groups of before.
+            heldout: Batches of held-out data, as for `calibrate`, with the same groups.
             **options: Of `fit`.
 
         Returns:
-            The monitor itself. If anything goes wrong it is as it was before.
+            The monitor itself. If anything raises, it is unchanged.
         """
         before = dict(vars(self))
         try:
-            if isinstance(self._selection, ParameterSet):  # of a file: with shapes of that time
+            if isinstance(self._selection, ParameterSet):  # from a file, with outdated shapes
                 self._selection = self._selection.names
             self.fit(loader, **options)
             if heldout is not None:
@@ -331,14 +332,14 @@ class Monitor:
         Returns:
             Output, score and, once calibrated, p-value.
         """
-        found = self._ready()(batch, self._memory_budget)
+        scored = self._ready()(batch, self._memory_budget)
         p_value = None
         if self.calibration is not None:
-            score = found.score.cpu()  # once
-            groups = None if self._by is None else groups_of(self._by, found.output)
-            p_value = self.calibration.p_value(score, groups).to(found.score.device)
+            score = scored.score.cpu()  # one transfer for both uses
+            groups = None if self._by is None else groups_of(self._by, scored.output)
+            p_value = self.calibration.p_value(score, groups).to(scored.score.device)
             self.calibration.crowd.look(score)
-        return scoring.Scored(found.output, found.score, p_value)
+        return scoring.Scored(scored.output, scored.score, p_value)
 
     def score(self, batch: object) -> Tensor:
         """Return the score ``(B,)``: nats (squared units), >= 0, larger = more atypical.
@@ -356,7 +357,7 @@ class Monitor:
         Args:
             batch: As the loader yields it.
             false_alarm: Accepted share of alarms on data like the held-out data.
-            confidence: With what probability that share is to hold for this very set of
+            confidence: Probability with which that share holds for this particular set of
                 held-out data; None for on average over such sets.
 
         Raises:
@@ -364,26 +365,26 @@ class Monitor:
         """
         if self.calibration is None:
             raise NotFittedError(_UNCALIBRATED)
-        found = self._ready()(batch, self._memory_budget)
-        score = found.score.cpu()
-        groups = None if self._by is None else groups_of(self._by, found.output)
+        scored = self._ready()(batch, self._memory_budget)
+        score = scored.score.cpu()
+        groups = None if self._by is None else groups_of(self._by, scored.output)
         flags = self.calibration.flag(score, false_alarm, groups=groups, confidence=confidence)
         self.calibration.crowd.look(score)
-        return flags.to(found.score.device)
+        return flags.to(scored.score.device)
 
     def selftest(self, batch: object) -> scoring.SelfTest:
         """Compare the scores of a batch with those of each sample alone, by plain autograd.
 
         Args:
-            batch: As the loader yields it; each sample takes a backward pass a direction.
+            batch: As the loader yields it; each sample takes a backward pass per direction.
 
         Returns:
-            What was found: both scores, how far they are apart, and whether that is rounding.
+            Both scores, their largest difference, and whether that is rounding error.
         """
         return self._ready().selftest(batch, self.memory_budget)
 
     def certify(self, batch: object) -> scoring.Certificate:
-        """Return bounds on the score the whole Fisher information would give.
+        """Return bounds on the exact score, the one from the whole Fisher information.
 
         Args:
             batch: As the loader yields it.
@@ -404,7 +405,7 @@ class Monitor:
     def output_variance(self, batch: object) -> Tensor:
         """Return the trace of the outputs' covariance under the posterior of the weights.
 
-        A backward pass for each output, or eight where there are more than 32 of them.
+        Takes one backward pass per output, or eight if there are more than 32 outputs.
 
         Args:
             batch: As the loader yields it.
@@ -421,47 +422,47 @@ class Monitor:
             return output_variance(self._variance_source, call, basis, self.prior_scale)
 
     def evidence(self, batch: object) -> Evidence:
-        """Return the score with what else the curvature tells: see `Evidence`.
+        """Return the score with other evidence from the curvature: see `Evidence`.
 
-        For classifiers a second set of backward passes, one for each logit.
+        For classifiers this takes a second set of backward passes, as `output_variance` does.
 
         Args:
             batch: As the loader yields it.
         """
-        found = self._ready()(batch, self._memory_budget, parts=True)
-        assert found.parts is not None
-        share = unexplained_share(found.score, found.parts, self.prior_scale)
+        scored = self._ready()(batch, self._memory_budget, parts=True)
+        assert scored.parts is not None
+        share = unexplained_share(scored.score, scored.parts, self.prior_scale)
         logit = None
         if is_classifier(self.likelihood):
-            variance = share  # of no samples
+            variance = share  # for an empty batch
             if len(share):
                 variance = self.output_variance(batch)
-            logit = standardised_logit(self.likelihood, found.output, variance)
-        return Evidence(found.output, found.score, share, logit)
+            logit = standardised_logit(self.likelihood, scored.output, variance)
+        return Evidence(scored.output, scored.score, share, logit)
 
     def explain(
         self, batch: object, *, saliency: bool = False, references: References | None = None
     ) -> Explanation:
-        """Return what the scores of a batch are made of.
+        """Return the decomposition of a batch's scores.
 
         Args:
             batch: As the loader yields it.
-            saliency: Differentiate the scores by the inputs, too: as many backward passes
-                again, through the first ones.
-            references: Samples to look for the nearest among, from `references`.
+            saliency: Also differentiate the scores by the inputs: as many backward passes
+                again, through the first ones (second derivatives).
+            references: Samples to search for the nearest ones, from `references`.
 
         Returns:
             Shares of parameters, layers and output directions that sum to the scores, and
-            what else was asked for; each with a ``plot()``.
+            whatever else was requested; each with a ``plot()``.
         """
-        with self._ready().prepared(batch, self.memory_budget, "an explanation") as held:
-            call, source, basis = held
+        with self._ready().prepared(batch, self.memory_budget, "an explanation") as prepared:
+            call, source, basis = prepared
             return explain(
                 source, call, basis, self.prior_scale, saliency=saliency, references=references
             )
 
     def references(self, loader: Iterable[Any], *, progress: bool = True) -> References:
-        """Keep the features of samples, for `explain` to find those nearest to a new one.
+        """Compute the features of samples, among which `explain` finds the nearest ones.
 
         Args:
             loader: Batches of training or held-out data.
@@ -474,30 +475,30 @@ class Monitor:
         return References(torch.cat([self.features(batch).cpu() for batch in batches]))
 
     def summary(self, batch: object | None = None) -> Summary:
-        """Return what the fit has found, and what looks wrong with it.
+        """Return statistics of the fit, and warnings of possible problems with it.
 
         Args:
-            batch: Samples that were not fitted, to look at their scores; without them, those
-                of the calibration are looked at.
+            batch: Samples that were not fitted, whose scores are examined; by default those
+                of the calibration are.
         """
         scorer, calibration = self._ready(), self.calibration
         blocks = scorer.fitted.parameters.blocks
-        found = None if batch is None else scorer(batch, self.memory_budget, parts=True)
+        scored = None if batch is None else scorer(batch, self.memory_budget, parts=True)
         scores = None if calibration is None else calibration.scores
         return summarise(
             self.basis,
             self.prior_scale,
             {block.name: math.prod(block.shape) for block in blocks},
             self.skipped,
-            scores if found is None else found.score,
-            None if found is None else found.parts,
+            scores if scored is None else scored.score,
+            None if scored is None else scored.parts,
         )
 
     def compile(self, example: object, *, fuse: bool = False) -> Self:
-        """Record the scored forward pass, so that batches of one shape cost far less.
+        """Record the scored forward pass, which makes batches of one shape much faster.
 
-        A CUDA graph, or on a CPU code from torch's compiler (it takes a while and a C++
-        compiler, and stays if faster). A new fit or ``prior_scale`` drops the recording.
+        A CUDA graph, or on a CPU code from torch's compiler (takes a while, needs a C++
+        compiler, and is used if faster). A new fit or ``prior_scale`` drops the recording.
 
         Args:
             example: A batch of the shape to come.
@@ -510,7 +511,7 @@ class Monitor:
         return self
 
     def compress(self, dtype: torch.dtype = torch.bfloat16) -> Self:
-        """Hold the basis in half precision: half the memory, and no more certificates.
+        """Convert the basis to half precision: half the memory, and no more certificates.
 
         Args:
             dtype: Of the vectors. Products are summed in float32; a calibration is dropped.
@@ -521,20 +522,20 @@ class Monitor:
         return self._change(basis=self.basis.compress(dtype))
 
     def offload(self, path: str | Path | None = None) -> Self:
-        """Hold basis and sketch in the CPU's memory, or the basis in a file, not on a GPU.
+        """Move basis and sketch from a GPU to CPU memory, or the basis to a file.
 
-        Scoring then sends the basis to the GPU piece by piece, and takes longer for it.
+        Scoring then copies the basis to the GPU block by block, and is slower.
 
         Args:
-            path: Where to keep a file of the basis, mapped into memory: for bases larger than
-                that. It has no name there, so that nobody can change it, and is gone with the
-                process.
+            path: Location of a memory-mapped file with the basis, for bases larger than CPU
+                memory. The file is unlinked, so that nobody can change it, and disappears with
+                the process.
 
         Returns:
             The monitor itself, with the same scores.
 
         Raises:
-            OptionError: If that is a file of ours, as a saved monitor, or no file at all.
+            OptionError: If the path is one of our files, as a saved monitor, or not a file.
         """
         calibration, by, state = self.calibration, self._by, self.fitted.state
         path = None if path is None else Path(path)
@@ -550,7 +551,7 @@ class Monitor:
         return self
 
     def _batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Any]:
-        self._ready()  # before anything of the loader is read
+        self._ready()  # raises before the loader is read
         return data.batches_of(loader, doing, progress)
 
     @property
@@ -566,16 +567,16 @@ class Monitor:
         precision: torch.dtype | None = None,
         products: bool | None = None,
     ) -> Plan:
-        """Return how much memory a fit and scoring will take, before it is allocated.
+        """Return how much memory a fit and scoring will need, before it is allocated.
 
-        What a batch takes is counted while one piece of it is computed as in `fit`, where that
-        fits: of tensors, not of what libraries of kernels take for themselves. With hundreds
-        of outputs also what a batch costs in rows and in products with the curvature, and
-        which of the two `fit` will take.
+        The memory of a batch is measured by computing one piece of it as in `fit`, if that
+        fits: tensors are counted, the workspace of kernel libraries is not. With hundreds of
+        outputs the plan also has the cost of a batch in rows and in products with the
+        curvature, and which of the two `fit` will use.
 
         Args:
             batch: A batch as the loader yields it, as large as the ones to come.
-            num_data: Samples to come, where known (`Exact` needs it).
+            num_data: Samples to come, if known (`Exact` needs it).
             precision: As in `fit`.
             products: As in `fit`.
 
@@ -623,7 +624,7 @@ class Monitor:
 
     @property
     def task(self) -> Task | None:
-        """What of the prediction matters. Setting it needs no new fit, but a calibration."""
+        """The part of the prediction that matters. Setting it needs only a new calibration."""
         return self._task
 
     @task.setter
@@ -637,7 +638,7 @@ class Monitor:
 
     @property
     def check_every(self) -> int:
-        """Rows of the first batch of every layout are checked, then of one batch in so many.
+        """Check the rows of the first batch of every layout, and of one in so many later ones.
 
         0 for no checks. A batch of one sample needs none.
         """
@@ -700,11 +701,11 @@ class Monitor:
         )
         if before is not None and before.watch.seen is fitted.input_range:
             self._scorer.watch = before.watch  # of the same data: no second warning
-        self.calibration = self._by = None  # held-out scores belong to what they were asked of
+        self.calibration = self._by = None  # held-out scores are of the previous fit
         return self
 
     def _change(self, **changes: Any) -> Self:
-        """Return the monitor itself, with the fit changed, or with what is asked of it."""
+        """Return the monitor itself, with fields of the fit, or options, changed."""
         scorer = self._ready()
         return self._adopt(replace(scorer.fitted, **changes), scorer.source)
 
@@ -712,7 +713,7 @@ class Monitor:
         """Return the monitor itself, with model, basis and sketch moved to a device.
 
         Args:
-            device: Where to. A model that was moved by itself is followed without this.
+            device: The target. A basis follows a model that was moved by itself without this.
         """
         self.model.to(device)
         if self._scorer is not None:
@@ -723,10 +724,10 @@ class Monitor:
         """Write the monitor to one file, atomically; the model itself is not in it.
 
         Args:
-            path: Where to; by custom it ends in ``.scod``.
-            sketch: Keep what `update` and `merge` need, and eight bytes of each sample, by
-                which data of the fit is known again. Without it the file is several times
-                smaller and good for scoring only.
+            path: The file; by convention it ends in ``.scod``.
+            sketch: Include the state that `update` and `merge` need, and an 8-byte digest of
+                each sample, to recognise data of the fit. Without it the file is several times
+                smaller and usable for scoring only.
 
         Raises:
             StaleMonitorError: If the model has changed since the fit.
@@ -762,22 +763,22 @@ class Monitor:
         """Read a monitor written by `save`.
 
         Args:
-            path: Where from.
+            path: The file.
             model: The model it was fitted on, with the same weights.
-            likelihood: Needed only where a file cannot describe it: a `MonteCarlo` (its family
+            likelihood: Needed only if a file cannot describe it: a `MonteCarlo` (its family
                 cannot be checked) or a class of your own.
-            sketch: Likewise.
-            task: The same task the monitor was made with, if there was one.
-            by: The same function it was calibrated with, if there was one.
-            inputs: The same function it was made with, if there was one.
-            outputs: Likewise.
+            sketch: Needed only if a file cannot describe it: a class of your own.
+            task: The task the monitor was created with, if there was one.
+            by: The function it was calibrated with, if there was one.
+            inputs: The function it was created with, if there was one.
+            outputs: The function it was created with, if there was one.
 
         Returns:
             The monitor, on the model's device.
 
         Raises:
-            ArtifactError: As a subclass: other weights, functions or answers to probe inputs, a
-                file cut off or altered.
+            ArtifactError: As a subclass: other weights, functions or outputs on probe inputs,
+                or a file that is truncated or altered.
         """
         functions = storage.given(inputs=inputs, outputs=outputs, task=task, by=by)
         options, fitted, calibration, notes = storage.load(

@@ -50,7 +50,7 @@ def speed(
         Suite,
         typer.Argument(
             help="The paper's networks; networks of millions of weights (on a GPU); thousands "
-            "of outputs; fewer directions; many processes; checks that are there for trust; Fused."
+            "of outputs; fewer directions; many processes; checks for trust; fused scores."
         ),
     ] = Suite.NETS,
     device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.CPU,

@@ -1,1 +1,1 @@
-"""Fisher factors: what matters at the output, pulled back to the weights."""
+"""Fisher factors: square roots of the output's Fisher information, pulled back to weights."""

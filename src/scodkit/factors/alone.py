@@ -1,4 +1,4 @@
-"""Engines in which each sample is alone: plain autograd, and function transforms."""
+"""Engines that run one sample at a time: plain autograd, and function transforms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scodkit.numerics.torch_private import flattened, pull_back
 
 
 class AloneEngine(Engine):
-    """An engine that runs each sample alone.
+    """An engine that runs one sample at a time.
 
     Args:
         network: The model.
@@ -33,21 +33,21 @@ class AloneEngine(Engine):
         self.graph = graph
 
     def _others(self) -> dict[str, Tensor]:
-        """Return detached weights to use for the model's own: those not chosen, for a graph."""
+        """Return the weights that are not chosen, detached; none without a graph."""
         named = self.network.model.named_parameters() if self.graph else ()
         chosen = self.parameters.names
-        return {name: ordinary(own.detach()) for name, own in named if name not in chosen}
+        return {name: ordinary(w.detach()) for name, w in named if name not in chosen}
 
 
 class LoopEngine(AloneEngine):
     """One ordinary backward pass per sample and row: slow, and obviously right.
 
-    The oracle of the other engines, the last resort for modules that no transform supports,
-    and the fastest there is for a single sample with few rows.
+    The oracle for the other engines, the last resort for modules that no transform supports,
+    and the fastest engine for a single sample with few rows.
     """
 
     def linearize(self, call: Inputs) -> Linearization:
-        """Return the outputs of the samples one by one, compared with those of the batch."""
+        """Return the network linearised one sample at a time; refuse interacting samples."""
         linear = self.alone(call)
         if call.batch_size > 1:
             with torch.no_grad():
@@ -55,23 +55,23 @@ class LoopEngine(AloneEngine):
         return linear
 
     def alone(self, call: Inputs) -> Linearization:
-        """Return the outputs of the samples one by one, each with its graph."""
-        # leaves of our own: the model's requires_grad flags and .grad fields stay untouched
+        """Return the network linearised one sample at a time, not compared with the batch."""
+        # separate leaves: the model's requires_grad flags and .grad fields stay untouched
         leaves = {
             name: weight.requires_grad_()
             for name, weight in self.parameters.weights(self.network.model).items()
         }
         size = call.batch_size
-        each = [call] if size == 1 else [call.samples(slice(i, i + 1)) for i in range(size)]
+        samples = [call] if size == 1 else [call.samples(slice(i, i + 1)) for i in range(size)]
         weights = {**self._others(), **leaves}
-        outputs = [self.network.at(weights, one) for one in each]
+        outputs = [self.network.at(weights, sample) for sample in samples]
         return _LoopLinearization(leaves, outputs, self.graph)
 
 
 class SingleEngine(LoopEngine):
-    """Plain autograd for batches of one sample, of a model whose weights stay where they are.
+    """Plain autograd for batches of one sample, with the model's weights as cached leaves.
 
-    Those who keep one watch the model, and make another when a weight was moved.
+    A caller that keeps one must watch the model, and build another when a weight is moved.
     """
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
@@ -80,7 +80,7 @@ class SingleEngine(LoopEngine):
         self._leaves = {name: weight.requires_grad_() for name, weight in weights.items()}
 
     def linearize(self, call: Inputs) -> Linearization:
-        """Return the output of the sample, with its graph."""
+        """Return the network linearised at the single sample."""
         return _LoopLinearization(self._leaves, [self.network.run_at(self._leaves, call)])
 
 
@@ -94,39 +94,39 @@ class _LoopLinearization(Linearization):
 
     def pull_back(self, rows: Tensor) -> Factors:
         count = rows.shape[1]
-        each = [rows] if rows.shape[:2] == (1, 1) else rows.flatten(0, 1).unbind()
-        pulled = [self._pulled(self._outputs[i // count], row) for i, row in enumerate(each)]
+        flat_rows = [rows] if rows.shape[:2] == (1, 1) else rows.flatten(0, 1).unbind()
+        pulled = [self._pulled(self._outputs[i // count], r) for i, r in enumerate(flat_rows)]
         flat = pulled[0] if len(pulled) == 1 else torch.stack(pulled)
         return HeldFactors([(slice(0, flat.shape[-1]), flat.view(*rows.shape[:2], -1))])
 
     def _pulled(self, output: Tensor, row: Tensor) -> Tensor:
         """Return ``J^T r`` of one sample, ``(N,)``."""
         leaves = self._leaves
-        if not output.requires_grad:  # it depends on no chosen weight
+        if not output.requires_grad:  # the output depends on no chosen weight
             return torch.cat([torch.zeros_like(leaf).flatten() for leaf in leaves])
         row = row.view(output.shape)
-        found: Sequence[Tensor | None]
+        gradients: Sequence[Tensor | None]
         if self._graph:
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 output, leaves, row, create_graph=True, allow_unused=True
             )
         else:
-            found = pull_back((output,), (row,), inputs=tuple(leaves))
-        gradients = []
-        for leaf, gradient in zip(leaves, found, strict=True):
+            gradients = pull_back((output,), (row,), inputs=tuple(leaves))
+        dense = []
+        for leaf, gradient in zip(leaves, gradients, strict=True):
             if gradient is None:
                 gradient = torch.zeros_like(leaf)
             elif gradient.layout is not torch.strided:
                 gradient = gradient.to_dense()
-            gradients.append(gradient)
-        return flattened(gradients)
+            dense.append(gradient)
+        return flattened(dense)
 
 
 class FunctionalEngine(AloneEngine):
-    """``vmap`` over samples and directions of ``vjp`` of the model."""
+    """``vmap`` of the model's ``vjp``, over samples and directions."""
 
     def linearize(self, call: Inputs) -> Linearization:
-        """Return the output; pulling back runs the model again, each sample alone."""
+        """Return a linearisation whose `pull_back` runs the model again, sample by sample."""
         if self.graph:
             weights = {**self._others(), **self.parameters.weights(self.network.model)}
             return _FunctionalLinearization(self, call, self.network.at(weights, call))
@@ -143,7 +143,7 @@ class _FunctionalLinearization(Linearization):
         weights, others = parameters.weights(network.model), self._engine._others()
 
         def one_sample(
-            tensors: list[Tensor], own_rows: Tensor
+            tensors: list[Tensor], sample_rows: Tensor
         ) -> tuple[Tensor, dict[str, Tensor]]:
             sample = self._call.with_tensors(t[None] for t in tensors)
 
@@ -151,11 +151,11 @@ class _FunctionalLinearization(Linearization):
                 return network.at({**others, **at}, sample)[0].flatten()
 
             output, pull, *_ = vjp(output_at, weights)
-            return output, vmap(lambda row: pull(row)[0])(own_rows)
+            return output, vmap(lambda row: pull(row)[0])(sample_rows)
 
         alone, pulled = vmap(one_sample)(self._call.tensors(), rows)
         if len(alone) > 1:
             check_alone(network, self.output.flatten(1), alone)
         if not self._engine.graph:
-            pulled = {name: own.detach() for name, own in pulled.items()}
+            pulled = {name: rows.detach() for name, rows in pulled.items()}
         return HeldFactors.of(parameters, pulled)

@@ -1,4 +1,4 @@
-"""Picks the fastest engine that can be trusted with a model, by trying it on a few samples."""
+"""Selects the fastest engine that is right for a model, by trying it on a few samples."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.matmul import sum_dtype
 
-# fastest first; the loop needs no trial, it is what the others are tried against
+# fastest first; the loop needs no trial, it is the reference for the others
 _FAST_ENGINES: tuple[type[Engine], ...] = (HookEngine, FunctionalEngine)
 ENGINES: tuple[type[Engine], ...] = (*_FAST_ENGINES, LoopEngine)
 
-# of batches whose layout was checked before, one in so many is checked again
+# one in so many batches with a layout that was checked before is checked again
 CHECK_EVERY = 100
 
-# directions of each sample in a trial
+# directions per sample in a trial
 _DIRECTIONS = 2
 
-# the share of all parameters' gradients below which those of one are not expected to be as
-# precise
+# share of the norm of all gradients below which one parameter's gradients are compared
+# relative to that share, not to their own norm: they are not expected to be as precise
 _SMALL_SHARE = 1e-2
 
 
@@ -54,17 +54,17 @@ def choose_engine(
     """Return the fastest engine that agrees with plain autograd on a few samples.
 
     Args:
-        network: The model, already held in eval mode.
+        network: The model, already in eval mode.
         parameters: The chosen weights.
         example: A batch; a few of its samples are tried.
-        check_every: Later batches are checked one in so many, 0 for none.
-        passed_over: Why faster engines than those left are out of the question.
+        check_every: Check one in so many later batches, 0 for none.
+        passed_over: Why the fastest engines are ruled out, one reason for each.
 
     Returns:
-        An engine. Warns with `EngineFallbackWarning` when a fast one was turned down, and
-        refuses models whose samples influence each other.
+        An engine. Warns with `EngineFallbackWarning` when a faster one was rejected, and
+        refuses models whose samples interact.
     """
-    # two right ways to compute differ by 1e-3 in TF32, by 1e-2 in bfloat16
+    # two correct computations differ by 1e-3 in TF32, by 1e-2 in bfloat16
     with network.in_full_precision():
         trial = _Trial(network, parameters, example)
         for kind in _FAST_ENGINES[len(passed_over) :]:
@@ -89,12 +89,12 @@ def choose_engine(
 
 
 def name_of(engine: Engine) -> str:
-    """Return the name of an engine, and of the kind of device it was chosen on."""
+    """Return the name of an engine, with the type of device it was chosen on."""
     return f"{type(engine).__name__} on {engine.device.type}"
 
 
 def is_engine(name: object) -> bool:
-    """Return whether something is a name that `name_of` gives."""
+    """Return whether an object is a name that `name_of` can return."""
     kinds = {kind.__name__ for kind in ENGINES}
     return type(name) is str and name.partition(" on ")[0] in kinds and name.count(" on ") == 1
 
@@ -111,7 +111,7 @@ def named_engine(
         check_every: As in `choose_engine`.
 
     Returns:
-        None where the model is on another kind of device: others may be right there.
+        None if the model is on another type of device, where the trial says nothing.
     """
     engines = (kind(network, parameters) for kind in ENGINES)
     same = [engine for engine in engines if name_of(engine) == name]
@@ -119,7 +119,7 @@ def named_engine(
 
 
 def _checking(engine: Engine, check_every: int) -> Engine:
-    """Return an engine, told how often to check batches and who takes those it refuses."""
+    """Return an engine with its check interval and its fallback for refused batches set."""
     engine.check_every = check_every
     if isinstance(engine, HookEngine):
         engine.otherwise = _slower_engine
@@ -135,16 +135,16 @@ def _slower_engine(
 def choose_jacobian(
     network: Network, parameters: ParameterSet, example: Inputs
 ) -> tuple[bool | None, str]:
-    """Return the fastest way to multiply with the Jacobian that agrees with plain autograd.
+    """Return the fastest method for Jacobian products that agrees with plain autograd.
 
     Args:
-        network: The model, already held in eval mode.
+        network: The model, already in eval mode.
         parameters: The chosen weights.
         example: A batch; its first samples are tried.
 
     Returns:
-        Whether several vectors go through the model at once, None if products cannot be
-        trusted at all; and in words what was passed over.
+        Whether products are vectorised over vectors (None if products are not right at all),
+        and a description of the methods that were rejected.
     """
     passed_over: list[str] = []
     with network.in_full_precision():
@@ -159,12 +159,12 @@ def choose_jacobian(
 
 
 class _Trial:
-    """A few samples, no two alike, with their gradients by plain autograd.
+    """A few distinct samples with their gradients by plain autograd.
 
     Args:
-        network: The model, held in eval mode and in full precision.
+        network: The model, in eval mode and in full precision.
         parameters: The chosen weights.
-        example: A batch to take them from.
+        example: The batch to take them from.
     """
 
     def __init__(self, network: Network, parameters: ParameterSet, example: Inputs) -> None:
@@ -178,9 +178,9 @@ class _Trial:
         self._expected = _whole(exact.pull_back(self._rows))
 
     def objection(self, engine: Engine) -> str | None:
-        """Return why an engine cannot be trusted with the model, or None.
+        """Return why an engine is not right for the model, or None.
 
-        Models whose samples interact are refused. The engine's memory is counted on the way.
+        Models whose samples interact are refused. The engine's memory is measured, too.
         """
         try:
             linear, factors = self._pulled_back(engine)
@@ -211,7 +211,7 @@ class _Trial:
             check_alone(self._network, self._network(self._few), self.alone.output)
 
     def objection_to_products(self, together: bool) -> str | None:
-        """Return why a way to multiply with the Jacobian cannot be trusted, or None."""
+        """Return why a method for Jacobian products is not right for the model, or None."""
         usable = self._expected.isfinite().all(2).all(1)
         if not bool(usable.any()):
             return "none of the first samples is finite"
@@ -242,7 +242,7 @@ class _Trial:
 
     def _distance(self, actual: Tensor) -> float:
         """Return the largest distance of any parameter's gradients, relative to their size."""
-        # a bad sample is bad in both, though not always the same kind of bad
+        # a non-finite sample is non-finite in both, but one may have NaN and the other inf
         if not torch.equal(actual.isfinite(), self._expected.isfinite()):
             return float("inf")
         error = (actual - self._expected).nan_to_num(0.0, 0.0, 0.0)
@@ -261,7 +261,7 @@ def _norm(rows: Tensor) -> float:
 
 
 def _one_by_one(loop: LoopEngine, few: Inputs) -> Linearization:
-    """Return the network at single samples.
+    """Return the network linearised one sample at a time.
 
     Raises:
         BatchError: If the model does not take single samples.
@@ -281,6 +281,6 @@ def _random(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def _whole(factors: Factors) -> Tensor:
-    """Return the rows of all parameters side by side, ``(b, q, N)``, of a few samples."""
+    """Return the rows of all parameters, concatenated along columns: ``(b, q, N)``."""
     blocks = sorted(factors.blocks(), key=lambda block: block[0].start)
     return torch.cat([rows for _, rows in blocks], dim=2).detach()

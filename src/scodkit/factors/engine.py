@@ -1,8 +1,8 @@
-"""The contract between those who compute Fisher factors and those who use them.
+"""The interface between code that computes Fisher factors and code that uses them.
 
 An engine linearises the network at a batch; the linearisation pulls rows at the output back
 to rows in weight space. Rows come in blocks of columns, so that no engine has to hold, and no
-user may ask for, one flat tensor over all parameters. `Head` needs no rows at all.
+caller can request, one flat tensor over all parameters. `Head` needs no rows at all.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from scodkit.model.parameters import ParameterSet
 from scodkit.numerics import kernels
 from scodkit.numerics.matmul import matmul, sum_dtype
 
-# while one row is formed its block, the block's source and one temporary are alive
+# while a row is being computed, its block, the block's source and one temporary are alive
 _COPIES_PER_ROW = 3
 
-# rows up to which calls, not numbers, take the time
+# bytes of rows up to which call overhead, not arithmetic, dominates the time
 _FEW_BYTES = 1 << 20
 
-# numbers summed in float32 at a time
+# entries summed in float32 at a time
 _SLICE = 4096
 
 
 class Tall(Protocol):
-    """A matrix ``(N, k)``, of which some rows are read at a time."""
+    """A matrix ``(N, k)`` that is read by slices of rows."""
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """Return some of its rows."""
+        """Return a slice of its rows, ``(n, k)``."""
         ...
 
 
@@ -48,7 +48,7 @@ class Factors(ABC):
     """Rows in weight space for ``b`` samples and ``q`` directions each.
 
     Row ``(i, j)`` is column ``j`` of the Fisher factor ``L`` of sample ``i``: a vector of ``N``
-    numbers, cut into blocks along the parameters.
+    entries, split into blocks along the parameters.
 
     Attributes:
         num_rows: ``b q``.
@@ -60,18 +60,21 @@ class Factors(ABC):
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Return ranges of columns with their rows ``(b, q, n)``.
 
-        The ranges tile ``range(N)``, in any order. May be asked for more than once.
+        The ranges tile ``range(N)``, in any order. May be called more than once.
         """
 
     def hold(self) -> Factors:
-        """Return the same rows in memory, for those who read them more than once."""
+        """Return the same rows materialised in memory, to be read more than once."""
         return self
 
     def add_up(self, sums: Tensor) -> Tensor:
-        """Return sums over columns, complete: where processes divide these, over all of them.
+        """Reduce sums over columns across the processes that share the columns, if any do.
 
         Args:
-            sums: Over the columns that are at hand; may be overwritten.
+            sums: Over the columns of this process; may be overwritten.
+
+        Returns:
+            The sums over all columns.
         """
         return sums
 
@@ -79,7 +82,7 @@ class Factors(ABC):
         """Return ``|L|_F^2`` and the rows times a matrix, block by block.
 
         Args:
-            matrix: ``(N, k)``; if it is on another device, it is sent piece by piece.
+            matrix: ``(N, k)``; if it is on another device, it is copied block by block.
 
         Returns:
             Squared norms ``(b,)`` in float64, and products ``(b, q, k)`` summed in float64:
@@ -91,7 +94,7 @@ class Factors(ABC):
         return sums.result
 
     def squared_norms(self) -> Tensor:
-        """Return ``|L|_F^2`` over these rows, ``(b,)`` in float64; NaN or inf if one is."""
+        """Return ``|L|_F^2``, ``(b,)`` in float64; NaN or inf if an entry is."""
         return torch.stack([squared_norms(rows) for _, rows in self.blocks()]).sum(0)
 
 
@@ -117,7 +120,7 @@ class Sums:
 
     @property
     def result(self) -> tuple[Tensor, Tensor]:
-        """The sums over all blocks, of which there was at least one."""
+        """The sums over all blocks; at least one must have been added."""
         assert self._norms is not None
         assert self._along is not None
         return self._norms, self._along
@@ -129,7 +132,7 @@ def squared_norms(rows: Tensor) -> Tensor:
     if rows.is_cuda or rows.shape[1] * rows.shape[2] <= _SLICE:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=wide)
         return norms.double().square()
-    # a CPU adds float32 numbers one after the other: short sums, then float64
+    # a CPU adds float32 numbers sequentially: short float32 sums, then float64
     flat = rows.flatten(1)
     whole = flat.shape[1] // _SLICE * _SLICE
     slices = flat[:, :whole].reshape(len(flat), whole // _SLICE, _SLICE)
@@ -139,7 +142,7 @@ def squared_norms(rows: Tensor) -> Tensor:
 
 
 class HeldFactors(Factors):
-    """Factors that are held in memory.
+    """Factors whose rows are in memory.
 
     Args:
         blocks: Ranges of columns with their rows ``(b, q, n)``.
@@ -167,7 +170,7 @@ class HeldFactors(Factors):
         """See `Factors.project`.
 
         Returns:
-            The same; of a few rows in a single block on a CPU with the fewest calls.
+            The same; for a few rows in a single block on a CPU, with as few calls as possible.
         """
         columns, rows = self._blocks[0]
         if len(self._blocks) == 1 and not rows.is_cuda and rows.nbytes <= _FEW_BYTES:
@@ -178,11 +181,11 @@ class HeldFactors(Factors):
 
 
 class FactorsOf(Factors):
-    """The factors of some samples of a batch.
+    """The factors of a subset of a batch's samples.
 
     Args:
-        factors: Of all of them.
-        kept: ``(b,)``, True for the samples to keep.
+        factors: Of all samples.
+        kept: Boolean mask ``(b,)``, True for the samples to keep.
     """
 
     def __init__(self, factors: Factors, kept: Tensor) -> None:
@@ -205,11 +208,11 @@ class FactorsOf(Factors):
 
 
 class SharedFactors(Factors):
-    """Rows whose columns several processes divide among them.
+    """Rows whose columns are distributed over several processes.
 
     Args:
         columns: The columns of this process.
-        add_up: Adds up tensors over all processes.
+        add_up: Sums a tensor over all processes (an all-reduce).
     """
 
     def __init__(self, columns: Factors, add_up: Callable[[Tensor], Tensor]) -> None:
@@ -217,7 +220,7 @@ class SharedFactors(Factors):
         self.num_rows = columns.num_rows
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
-        """Return the ranges of columns of this process, counted from its first."""
+        """Return the ranges of columns of this process, relative to its first column."""
         return self._columns.blocks()
 
     def hold(self) -> Factors:
@@ -256,11 +259,11 @@ class SharedFactors(Factors):
 
 
 class Linearization(ABC):
-    """A network at one batch: its output, and the transpose of its Jacobian.
+    """A network linearised at one batch: its output, and the transpose of its Jacobian.
 
     Attributes:
-        output: What the model returned, ``(B, *shape)``, detached.
-        head: The chosen layer, where that is a single one at the network's end.
+        output: The model's output, ``(B, *shape)``, detached.
+        head: The chosen layer, if it is a single one at the network's end.
     """
 
     output: Tensor
@@ -279,7 +282,7 @@ class Linearization(ABC):
 
 
 class Engine(ABC):
-    """A way to pull rows back through a network, for a fixed choice of parameters.
+    """A method to pull rows back through a network, for a fixed choice of parameters.
 
     Args:
         network: The model.
@@ -287,10 +290,10 @@ class Engine(ABC):
 
     Attributes:
         finds_head: Whether its last linearisation had a head.
-        check_every: How often rows of later batches are checked, by an engine that needs it.
-        recording: Whether its calls are recorded: then no number may be looked at.
-        memory: A bound on what held rows take with all that is needed to form them, from the
-            trial in which the engine was chosen; None where it was not tried, or not watched.
+        check_every: Check the rows of one in so many later batches, in engines that need it.
+        recording: Whether its calls are recorded (CUDA graph): no value may be read then.
+        memory: A bound on the memory of materialised rows and of computing them, from the
+            trial in which the engine was chosen; None if it was not tried, or not measured.
     """
 
     finds_head = False
@@ -301,26 +304,26 @@ class Engine(ABC):
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         self.network = network
         self.parameters = parameters
-        self.device = network.device  # kernels differ by device: trust does not carry over
+        self.device = network.device  # kernels differ by device: a trial holds for one only
 
     @abstractmethod
     def linearize(self, call: Inputs) -> Linearization:
-        """Run the network forward on a batch and keep what pulling back needs."""
+        """Run a forward pass on a batch and keep what the backward pass needs."""
 
     def of(self, network: Network) -> Engine:
         """Return the engine for the same model, run in another precision."""
-        other = copy.copy(self)
-        other.network = network
-        return other
+        engine = copy.copy(self)
+        engine.network = network
+        return engine
 
     def unchecked(self) -> Self:
-        """Return the same engine, which checks no batch."""
+        """Return a copy of the engine that checks no batch."""
         engine = copy.copy(self)
         engine.check_every = 0
         return engine
 
     def num_calls(self, call: Inputs) -> int | None:
-        """Return how many calls of a forward pass use chosen weights; None if that is unknown.
+        """Return the number of calls in a forward pass on chosen weights; None if unknown.
 
         Args:
             call: A batch.
@@ -332,42 +335,45 @@ class Engine(ABC):
         return self
 
     def for_copies(self, call: Inputs, rows: int) -> Engine | None:
-        """Return the engine to pull directions back as copies of their samples, if that pays.
+        """Return the engine that pulls directions back as copies of their samples, if faster.
 
         Args:
-            call: The batch. The answer depends on its shapes alone, not on earlier batches:
+            call: The batch. The result depends on its shapes alone, not on earlier batches:
                 the same inputs have the same score, to the last bit.
-            rows: Of all samples together.
+            rows: Number of rows, over all samples.
+
+        Returns:
+            None where copies are not faster.
         """
         return None
 
     def for_recording(self) -> Engine:
-        """Return the same engine for calls that are recorded once and replayed often.
+        """Return a copy of the engine for calls that are recorded once and replayed often.
 
-        On a GPU it may launch fewer kernels, more slowly.
+        On a GPU it may launch fewer kernels, at a higher cost of launching each.
         """
         engine = self.unchecked()
         engine.recording = True
         return engine
 
     def row_bytes(self, held: bool) -> int:
-        """Return the working memory of one row in weight space.
+        """Return the working memory of one row in weight space, in bytes.
 
         Args:
-            held: Whether all of the row is held at once, or block after block.
+            held: Whether the whole row is in memory at once, or one block at a time.
         """
         return row_bytes(self.network, self.parameters)
 
 
 def row_bytes(network: Network, parameters: ParameterSet) -> int:
-    """Return the working memory one row in weight space takes while it is formed."""
+    """Return the working memory needed to compute one row in weight space, in bytes."""
     size = parameters.itemsize(network.model)
     return _COPIES_PER_ROW * parameters.num_parameters * size
 
 
 @dataclass(frozen=True)
 class Head:
-    """A linear layer at a network's end, chosen alone: squared lengths without a single row.
+    """A linear layer at a network's end, chosen alone: squared norms without a single row.
 
     With ``output = W a + b`` a row ``r`` at the output is ``r (a, 1)^T`` in weight space. So
     ``|L|_F^2`` is ``(|a|^2 + 1) tr F_theta``, and along a vector of weights ``u``, which moves
@@ -376,8 +382,8 @@ class Head:
 
     Args:
         inputs: ``a``, ``(B, i)``.
-        weight: Where ``W`` sits among the chosen columns; None if it is not chosen.
-        bias: Where ``b`` does.
+        weight: Columns of ``W`` among the chosen weights; None if it is not chosen.
+        bias: Columns of ``b``; None if it is not chosen.
     """
 
     inputs: Tensor
@@ -387,12 +393,12 @@ class Head:
     def energies(
         self, output: Tensor, likelihood: Likelihood, matrix: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the squared lengths of the factors, in all and along each column.
+        """Return the squared norms of the factors, in total and along each column.
 
         Args:
-            output: Of the network, ``(B, o)``, finite.
-            likelihood: With a closed form.
-            matrix: ``(N, k)``; if it is on another device, it is sent there.
+            output: The network's output, ``(B, o)``, finite.
+            likelihood: One with a closed form.
+            matrix: ``(N, k)``; if it is on another device, it is copied.
 
         Returns:
             ``|L|_F^2 (B,)`` and ``|u^T L|^2 (B, k)``, in float64.

@@ -1,7 +1,7 @@
 """Batched factors from one forward pass and one backward pass to the layers' outputs.
 
-The layers a forward pass calls are remembered with their inputs; the backward pass brings the
-rows to their outputs, and the rules form per-sample gradients of one layer after the other.
+The forward pass records the calls of layers with their inputs; the backward pass computes the
+gradients at their outputs, and the rules compute per-sample gradients, one layer at a time.
 Autograd computes no gradient of a weight.
 """
 
@@ -29,21 +29,21 @@ from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 
-# bytes at the layers' outputs up to which directions are copies of the samples
+# bytes of the layers' outputs up to which directions are run as copies of the samples
 _SMALL = 1 << 20
 _SMALL_ON_GPU = 1 << 27
 
-# shapes of batches whose passes are kept
+# cached scripts, one per shape of batch, and failed replays after which none is added
 _MOST_SCRIPTS = 16
 _OFTEN = 5
 
-# weights up to which a direction among them is at hand beside the batch
+# weights up to which memory suffices for a direction in weight space beside the batch
 _MANY_WEIGHTS = 50_000_000
 
-# rows that must not be zero, to prove anything
+# non-zero rows without which a check proves nothing
 _TWO = 2
 
-# chooses another engine for a batch, given why
+# chooses another engine for a batch, given the reason
 Otherwise = Callable[[Network, ParameterSet, Inputs, str], Engine]
 
 
@@ -51,10 +51,10 @@ class HookEngine(Engine):
     """Per-sample gradients by a rule for each kind of layer.
 
     Attributes:
-        check_every: How often later batches are checked as the first of every layout is: one
-            in so many; 0 for no checks at all.
-        otherwise: Chooses an engine for batches that this one cannot be trusted with; None to
-            refuse them.
+        check_every: Check the first batch of every layout, and one in so many later ones; 0
+            for no checks at all.
+        otherwise: Chooses the fallback engine for batches that this one refuses; None to
+            raise instead.
         known_alone: Samples that were run alone when the engine was chosen, until the first
             check.
     """
@@ -70,18 +70,18 @@ class HookEngine(Engine):
         self._batches = 0
         self._constants: dict[int, Tensor] = {}
         self._older: Strangers = {}
-        self._other_calls = 0  # how many passes were not as scripted
-        self._scripts: dict[object, Script] = {}  # of passes, by the inputs' shapes
+        self._other_calls = 0  # passes that differed from their script
+        self._scripts: dict[object, Script] = {}  # by the inputs' shapes
         self._checked: set[object] = set()  # layouts of batches
-        self._others: dict[object, Engine] = {}  # who takes the layouts this one cannot
+        self._others: dict[object, Engine] = {}  # fallback engines, by layout
         self._delta_bytes = 0  # of one row at all layers' outputs; known after one batch
-        self._itemsize: float = parameters.itemsize(network.model)  # on average over a row
+        self._itemsize: float = parameters.itemsize(network.model)  # average over a row
         model = network.model
         tensors = (*model.parameters(), *model.buffers())
         self._copies = any(tensor.is_inference() for tensor in tensors)
 
     def __getstate__(self) -> dict[str, Any]:
-        # tensors go by their ids, which copies do not share
+        # these are keyed by tensor id, which is not valid for copies
         empty = ("_constants", "_older", "_scripts")
         return {
             **vars(self),
@@ -91,11 +91,11 @@ class HookEngine(Engine):
         }
 
     def linearize(self, call: Inputs) -> Linearization:
-        """Return one forward pass with the calls on chosen parameters remembered.
+        """Return the linearisation from a forward pass with recorded layers.
 
         Raises:
-            UnsupportedCallError: If rows cannot be known to be their samples', and there is no
-                other engine to leave the batch to.
+            UnsupportedCallError: If rows cannot be assigned to samples with certainty, and
+                there is no fallback engine.
         """
         script = self._scripts.get(call.shapes)
         if script is not None:
@@ -106,24 +106,24 @@ class HookEngine(Engine):
         return self._followed(call)
 
     def _replayed(self, call: Inputs, script: Script) -> Linearization | None:
-        """Return a pass by its script; None if its calls differ, or if a check is due."""
+        """Return the replay of a script; None if the calls differ, or if a check is due."""
         if self.check_every and call.batch_size > 1:
             if (self._batches + 1) % self.check_every == 0:
-                return None  # it is the turn of this batch to be checked
+                return None  # this batch is due to be checked
             self._batches += 1
         replay = Replay(script)
         try:
             output = self.network(call, replay)
-            other = next(replay.steps, None) is not None  # a call is missing
+            differs = next(replay.steps, None) is not None  # a call is missing
         except OtherCallsError:
-            other = True
-        if other:
+            differs = True
+        if differs:
             self._other_calls += 1
             return None
         return HookLinearization(replay, output, self.parameters, self.recording, None)
 
     def _followed(self, call: Inputs) -> Linearization:
-        """Return a pass in which samples are followed, with its rows checked where that is due.
+        """Return a pass that tracks its samples, its rows checked if a check is due.
 
         Raises:
             UnsupportedCallError: As `linearize` does.
@@ -139,11 +139,11 @@ class HookEngine(Engine):
         except UnsupportedCallError as error:
             if self.otherwise is None:
                 raise
-            other = self.otherwise(self.network, self.parameters, call, str(error))
-            self._others[layout] = other
-            return other.linearize(call)
-        self.known_alone = None  # a user's data is not to be kept
-        # a model that decides by values makes other calls time and again
+            fallback = self.otherwise(self.network, self.parameters, call, str(error))
+            self._others[layout] = fallback
+            return fallback.linearize(call)
+        self.known_alone = None  # the user's data must not be retained
+        # replays of a model with data-dependent control flow would fail again and again
         usable = recorder.script.complete and self._other_calls < _OFTEN
         if checked and usable and linear.head is None:
             if len(self._scripts) >= _MOST_SCRIPTS:
@@ -158,7 +158,7 @@ class HookEngine(Engine):
         except UnsupportedCallError:
             if not recorder.strangers:
                 raise
-            # what is met again, as it was, is older than this pass: a mask or a table
+            # a tensor seen again, unmodified, existed before this pass: a mask or a table
             self._older = recorder.strangers
             recorder = self._recorder(call)
             output = self._watched(recorder, call)
@@ -176,7 +176,7 @@ class HookEngine(Engine):
 
     def _recorder(self, call: Inputs) -> Recorder:
         module = self.network.running(call)
-        if self._older or not self._constants:  # before the pass: then no sample is in them
+        if self._older or not self._constants:  # before the pass: they depend on no sample yet
             self._constants = constants_of(module)
         return Recorder(
             module,
@@ -193,10 +193,10 @@ class HookEngine(Engine):
         return output
 
     def _check(self, call: Inputs, linear: Linearization, layout: object) -> bool:
-        """Check the first batch of a layout, and one in so many of the others.
+        """Check the first batch of a layout, and one in `check_every` of the later ones.
 
         Returns:
-            Whether a batch of this layout was found to be right, now or before.
+            Whether a batch of this layout has passed a check, now or before.
 
         Raises:
             UnsupportedCallError: If rows are not those of their samples.
@@ -206,14 +206,14 @@ class HookEngine(Engine):
             return True
         rounded = self.network.device.type == "cuda" or self.network.precision is not None
         with self.network.in_full_precision():
-            if rounded:  # two right ways would differ by 1e-3 in TF32, by 1e-2 in bfloat16
+            if rounded:  # two correct computations differ by 1e-3 in TF32, 1e-2 in bfloat16
                 linear, _ = self._recorded(call)
             count = num_alone(self.parameters)
             proves = check_some_alone(
                 self.network, call, linear.output, count, self.known_alone
             )
             distance = self._checksum.distance(call, linear)
-        if distance is None:  # rows of zeros: the next batch may tell
+        if distance is None:  # rows are zero: leave it to the next batch
             return layout in self._checked
         if not distance <= tolerance(linear.output):
             raise UnsupportedCallError(f"rows are {distance:.1e} off, relative to their size")
@@ -225,8 +225,8 @@ class HookEngine(Engine):
         """See `Engine.of`.
 
         Returns:
-            An engine that knows the samples that were run alone, which this one forgets: a
-            user's data is not to be kept.
+            An engine that takes over `known_alone`, which this one drops: the user's data must
+            not be retained.
         """
         engine = copy.copy(self)
         engine.network = network
@@ -234,7 +234,7 @@ class HookEngine(Engine):
         return engine
 
     def learn(self, call: Inputs) -> None:
-        """Record one sample: sizes decide how batches are cut and scored, from the first on.
+        """Record one sample, to know sizes that decide how the first batch is split.
 
         Args:
             call: A batch, of which the first sample is run.
@@ -246,7 +246,7 @@ class HookEngine(Engine):
         """See `Engine.num_calls`.
 
         Returns:
-            The number of layers, each as often as it is called.
+            The number of calls of layers; a layer that is called twice counts twice.
         """
         return len(self._recorded(call)[1].layers)
 
@@ -254,7 +254,7 @@ class HookEngine(Engine):
         """See `Engine.for_single`.
 
         Returns:
-            Plain autograd, unless the model has tensors made in inference mode.
+            Plain autograd, unless the model has tensors created in inference mode.
         """
         if self._copies:
             return self
@@ -266,8 +266,8 @@ class HookEngine(Engine):
         """See `Engine.for_copies`.
 
         Returns:
-            An engine that refuses what it cannot be trusted with, where the layers are so small
-            that calls, not numbers, take the time.
+            An engine without a fallback, if the layers are so small that call overhead, not
+            arithmetic, dominates the time; None otherwise.
         """
         try:
             _, alone = self._recorded(call.samples(slice(0, 1)))
@@ -281,10 +281,10 @@ class HookEngine(Engine):
         return engine
 
     def row_bytes(self, held: bool) -> int:
-        """Return the working memory of one row in weight space, and at the layers' outputs.
+        """Return the bytes of one row in weight space, and of its gradients at the layers.
 
         Args:
-            held: Whether all of the row is held at once, or block after block.
+            held: Whether the whole row is in memory at once, or one block at a time.
         """
         widest = self.parameters.widest
         columns = self.parameters.num_parameters + widest if held else 2 * widest
@@ -294,9 +294,9 @@ class HookEngine(Engine):
 class Checksum:
     """Checks rows against directional derivatives that are computed without them.
 
-    The slope of a sample's output along a direction of the weights is the product of its row
-    with that direction. Forward-mode autograd, or plain autograd, knows the slope without
-    knowing rows.
+    The directional derivative of a sample's output along a direction in weight space is the
+    product of its row with that direction. Forward-mode autograd, or plain autograd, computes
+    it without the rows.
 
     Args:
         network: The model.
@@ -305,20 +305,20 @@ class Checksum:
 
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         self._network, self._parameters = network, parameters
-        # the ways that are left: slopes of forward mode, of plain autograd, or else halves
+        # the methods still in use: forward mode, plain autograd; by halves if none is left
         few = parameters.num_parameters <= _MANY_WEIGHTS
         self._ways = [self._forward_mode, self._plain_autograd] if few else []
-        self._count = 0  # of checks, so that each takes other random numbers
+        self._count = 0  # of checks; the seed of the next one
 
     def distance(self, call: Inputs, linear: Linearization) -> float | None:
-        """Return the largest error of any sample's row, relative to the row.
+        """Return the largest error of any sample's row, relative to the norm of the row.
 
         Args:
             call: A batch.
-            linear: The network at it.
+            linear: The network linearised at it.
 
         Returns:
-            None where rows are zero, which proves nothing.
+            None if rows are zero, which proves nothing.
         """
         self._count += 1
         generator = torch.Generator().manual_seed(self._count)
@@ -338,19 +338,19 @@ class Checksum:
             distance = _relative((along[:, 0, 0] - slopes).abs(), norms.sqrt())
             if distance is None or distance <= tolerance(rows):
                 break
-            # forward mode does not stop where a model says no_grad, and a derivative of one's
-            # own may be wrong: plain autograd decides, now and later
+            # forward mode ignores a model's no_grad, and a custom derivative may be wrong:
+            # plain autograd decides, now and later
             if way is not self._ways[-1]:
                 self._ways.remove(way)
         return distance
 
     def _forward_mode(self, call: Inputs, rows: Tensor, direction: Tensor) -> Tensor:
-        """Return the slopes ``r_i . (J_i v)`` along a direction of the weights, ``(B,)``."""
+        """Return directional derivatives ``r_i . (J_i v)`` by forward mode, ``(B,)``."""
         jacobian = Jacobian(self._network, self._parameters, call)
         return (jacobian.push(direction[None])[0] * rows[:, 0]).double().sum(1)
 
     def _plain_autograd(self, call: Inputs, rows: Tensor, direction: Tensor) -> Tensor:
-        """Return the same, one sample at a time: the rows of all may not fit the memory."""
+        """Return the same by plain autograd, one sample at a time: all may not fit memory."""
         loop = LoopEngine(self._network, self._parameters)
         slopes = []
         for i, row in enumerate(rows):
@@ -362,7 +362,7 @@ class Checksum:
     def _by_halves(
         linear: Linearization, rows: Tensor, generator: torch.Generator
     ) -> float | None:
-        """Return how much of the others' gradients leaks to samples whose row is zero."""
+        """Return how much gradient leaks into samples whose rows are set to zero."""
         half = torch.randperm(len(rows), generator=generator) < len(rows) // 2
         others = rows.masked_fill(half.to(rows.device)[:, None, None], 0.0)
         norms = linear.pull_back(others).squared_norms().sqrt()
@@ -370,7 +370,7 @@ class Checksum:
 
 
 def _relative(error: Tensor, size: Tensor) -> float | None:
-    """Return the largest error relative to its size; None if fewer than two have one."""
+    """Return the largest relative error; None if fewer than two sizes are non-zero."""
     usable = (size > 0) & size.isfinite()
     if bool((error[~usable].nan_to_num(0.0) > 0).any()):
         return float("inf")

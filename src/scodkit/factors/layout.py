@@ -1,4 +1,4 @@
-"""Where the samples of a batch lie in a tensor, in what a function is given, after an index."""
+"""Where the samples of a batch lie: in a tensor, in a call's arguments, after indexing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Lay(NamedTuple):
     """Where the samples lie: position ``i`` of an axis belongs to sample ``i // inner % B``.
 
     Args:
-        axis: The axis that holds them.
-        outer: How often all samples come one after the other along it.
-        inner: Neighbours along it that belong to one sample.
+        axis: The axis with the samples.
+        outer: How often the sequence of all samples is repeated along it.
+        inner: Adjacent positions along it that belong to one sample.
     """
 
     axis: int
@@ -25,24 +25,24 @@ class Lay(NamedTuple):
     inner: int = 1
 
 
-FIRST = Lay(0)  # each sample has one place on the first axis
-MIXED = Lay(-1)  # of several samples, or of unknown ones
-COUNTED = Lay(-2)  # of no sample: the numbers 0 to B - 1
-NEW = Lay(-3)  # of no sample yet, and without views: just allocated
+FIRST = Lay(0)  # the first axis is the batch axis
+MIXED = Lay(-1)  # depends on several samples, or on unknown ones
+COUNTED = Lay(-2)  # depends on no sample: the numbers 0 to B - 1
+NEW = Lay(-3)  # depends on no sample yet, and has no views: just allocated
 NOBODYS = (None, COUNTED, NEW)
 
-# where the samples lie in a tensor; None for nowhere: it is the same whatever the samples are
+# where the samples lie in a tensor; None if it does not depend on them
 Where = Lay | None
 
 
 class Call:
-    """One call of a torch function, and where the samples lie in what it was given.
+    """One call of a torch function, and where the samples lie in its arguments.
 
     Args:
-        size: ``B``.
-        where_of: Says where the samples lie in a tensor.
-        args: What the function was given.
-        kwargs: Likewise.
+        size: Batch size ``B``.
+        where_of: Returns where the samples lie in a tensor.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments.
     """
 
     def __init__(
@@ -61,26 +61,26 @@ class Call:
         self.wheres = [where_of(tensor) for tensor in self.tensors]
 
     def where_of(self, tensor: Tensor) -> Where:
-        """Return where the samples lie in one of the tensors it was given."""
+        """Return where the samples lie in one of the arguments."""
         places = zip(self.tensors, self.wheres, strict=True)
         return next(where for given, where in places if given is tensor)
 
     def argument(self, position: int, *names: str, default: Any = None) -> Any:
-        """Return an argument, by its position or one of its names."""
+        """Return an argument by its position or one of its names."""
         if len(self.args) > position:
             return self.args[position]
         return next((self.kwargs[name] for name in names if name in self.kwargs), default)
 
     def given(self) -> list[tuple[Tensor, Lay]]:
-        """Return the tensors that samples lie in."""
+        """Return the tensors that have samples, and where these lie."""
         places = zip(self.tensors, self.wheres, strict=True)
         return [(t, w) for t, w in places if w is not None and w not in NOBODYS]
 
     def only(self) -> tuple[Tensor, Lay]:
-        """Return the first tensor, where samples lie, and nowhere else.
+        """Return the first tensor, which must be the only one with samples.
 
         Raises:
-            ValueError: If they lie elsewhere.
+            ValueError: If it is not.
         """
         ((tensor, where),) = self.given()
         if tensor is not self.tensors[0]:
@@ -88,7 +88,7 @@ class Call:
         return tensor, where
 
     def alike(self) -> tuple[Tensor, Lay]:
-        """Return one of the tensors, all of which samples lie in alike.
+        """Return the first tensor with samples; they must lie in the same place in all.
 
         Raises:
             ValueError: If they do not.
@@ -100,7 +100,7 @@ class Call:
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors among some values, in lists, tuples and dicts of them, too."""
+    """Return the tensors among values, also those nested in lists, tuples and dicts."""
     tensors = []
     for value in values:
         if isinstance(value, Tensor):
@@ -113,7 +113,7 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
 
 
 def matched(given: list[tuple[Tensor, Lay]], result: Tensor) -> Where:
-    """Return where samples lie after broadcasting: axes match from the last one."""
+    """Return where samples lie after broadcasting, which aligns axes from the last one."""
     common: Where = None
     for tensor, where in given:
         moved = where._replace(axis=where.axis + result.ndim - tensor.ndim)
@@ -130,7 +130,7 @@ def matched(given: list[tuple[Tensor, Lay]], result: Tensor) -> Where:
 def indexed(call: Call, results: list[Tensor]) -> Where:
     """Return where the samples lie in ``x[index]``."""
     tensor, index = call.args
-    if call.wheres[0] in NOBODYS:  # a table: whose entries are looked up?
+    if call.wheres[0] in NOBODYS:  # a lookup in a table: the index may have samples
         single = isinstance(index, Tensor) and index.dtype != torch.bool
         return call.where_of(index) if single else MIXED
     return _kept_by_index(call, tensor, index)
@@ -142,7 +142,7 @@ def _kept_by_index(call: Call, tensor: Tensor, index: Any) -> Lay:
     where = FIRST if where is None or where is NEW else where
     if isinstance(index[0], Tensor) and call.where_of(index[0]) is COUNTED:
         return _picked_from_each(call, where, index[1:])
-    spoken_of = sum(_axes_of(i) for i in index)
+    num_indexed = sum(_axes_of(i) for i in index)
     arrays = [i for i in index if isinstance(i, (Tensor, list))]
     if len(arrays) > 1 or (arrays and any(type(i) is int for i in index)):
         return MIXED
@@ -151,7 +151,7 @@ def _kept_by_index(call: Call, tensor: Tensor, index: Any) -> Lay:
         if i is None:
             after += 1
             continue
-        taken = tensor.ndim - spoken_of if i is ... else _axes_of(i)
+        taken = tensor.ndim - num_indexed if i is ... else _axes_of(i)
         full = i is ... or (isinstance(i, slice) and _is_full(i, tensor.shape[before]))
         if before <= where.axis < before + taken:
             return where._replace(axis=after + where.axis - before) if full else MIXED
@@ -161,14 +161,14 @@ def _kept_by_index(call: Call, tensor: Tensor, index: Any) -> Lay:
 
 
 def _axes_of(index: Any) -> int:
-    """Return how many axes an index speaks of."""
+    """Return how many axes an index consumes."""
     if index is None or index is ...:
         return 0
     return index.ndim if isinstance(index, Tensor) and index.dtype == torch.bool else 1
 
 
 def _axes_left(call: Call, index: Any) -> int:
-    """Return how many axes an index leaves of those it speaks of.
+    """Return how many axes of the result come from an index.
 
     Raises:
         TypeError: If that is unknown.
@@ -189,7 +189,7 @@ def _is_full(index: slice, length: int) -> bool:
 
 
 def _picked_from_each(call: Call, where: Lay, rest: tuple[Any, ...]) -> Lay:
-    """Return where samples lie in ``x[arange(B), i, ...]``: an entry of each."""
+    """Return where samples lie in ``x[arange(B), i, ...]``: one entry per sample."""
 
     def of_each(i: Any) -> bool:
         if not isinstance(i, Tensor):
@@ -203,7 +203,8 @@ def _picked_from_each(call: Call, where: Lay, rest: tuple[Any, ...]) -> Lay:
 def written(call: Call) -> Lay:
     """Return where the samples lie in ``x`` after ``x[index] = value``."""
     (tensor, index, value), where = call.args, call.wheres[0]
-    if where is None or where is COUNTED or MIXED in call.wheres:  # others may see it, too
+    # without a place, it may share its memory with tensors that are not tracked
+    if where is None or where is COUNTED or MIXED in call.wheres:
         return MIXED
     try:
         place = _kept_by_index(call, tensor, index)

@@ -1,4 +1,4 @@
-"""Peak memory of a computation: counted while it runs, or extrapolated from small runs."""
+"""Peak memory of a computation: measured while it runs, or extrapolated from small runs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor
 
 from scodkit.numerics.torch_private import TorchDispatchMode
 
-# samples, and vectors, of the runs that are counted: one alone is often computed in other ways
+# samples, and vectors, of the measured runs: a single one is often computed differently
 COUNTED_SIZES = (2, 3)
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that are made within it, as long as they are alive.
+    """Dispatch mode that counts the bytes of the tensors created in it while they are alive.
 
-    What kernels take for themselves is not seen.
+    The workspace of kernels is not counted.
 
     Attributes:
         now: Bytes alive.
-        after_each: Operations so far, as numbers, each with the bytes alive after it.
+        after_each: The id of each operation so far, with the bytes alive after it.
 
     Examples:
         >>> with LiveBytes() as live:
@@ -53,7 +53,7 @@ class LiveBytes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Return the result of an operation, with its new storages counted."""
+        """Return the result of an operation, and count its new storages."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         for tensor in _tensors((result,)):
@@ -64,7 +64,7 @@ class LiveBytes(TorchDispatchMode):
                 size = storage.nbytes()
                 self.now += size
                 weakref.finalize(storage, self._forget, key, size)
-        self.after_each.append((id(func), self.now))  # quicker to compare
+        self.after_each.append((id(func), self.now))  # ids are faster to compare
         return result
 
     def _forget(self, key: int, size: int) -> None:
@@ -87,13 +87,13 @@ def _among(key: int, values: Iterable[object]) -> bool:
 
 
 def peak_bytes(run: Callable[[], object]) -> int | None:
-    """Return the bytes a computation takes at its peak.
+    """Return the peak memory of a computation, in bytes.
 
     Args:
         run: The computation.
 
     Returns:
-        None where a model cannot be run under a dispatch mode.
+        None if the model cannot be run under a dispatch mode.
     """
     try:
         return _watched(run).most
@@ -110,10 +110,10 @@ def _watched(run: Callable[[], object]) -> LiveBytes:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes a computation takes for ``b`` samples with ``q`` vectors each.
+    """Memory of a computation for ``b`` samples with ``q`` vectors each, in bytes.
 
-    At any moment what is alive is ``c + s b + v q + w b q``: shapes are products of sizes. So
-    four small runs tell of any size, and the peak is the largest of all moments.
+    At any moment ``c + s b + v q + w b q`` bytes are alive: shapes are products of sizes. So
+    four small runs determine any size, and the peak is the maximum over all moments.
 
     Args:
         terms: ``(moments, 4)``: ``c, s, v, w`` in bytes.
@@ -123,14 +123,14 @@ class Memory:
 
     @staticmethod
     def bound(samples: int, vectors: int, forward: int, most: int) -> Memory:
-        """Return a bound from a single run with a few vectors.
+        """Return an upper bound from a single run with a few vectors.
 
-        What was taken at all counts for each sample. Of what the way back takes, vectors may
-        share any part, as patches of images are: one vector alone counts with all of it.
+        All memory is attributed to samples. Vectors may share any part of what the backward
+        pass allocates, as they share patches of images: a single vector counts with all of it.
 
         Args:
-            samples: Of the run.
-            vectors: Of each of them.
+            samples: Samples of the run.
+            vectors: Vectors per sample.
             forward: Bytes alive after the forward pass, which all vectors share.
             most: Bytes at the peak.
         """
@@ -140,13 +140,13 @@ class Memory:
 
     @staticmethod
     def counted(run: Callable[[int, int], object]) -> Memory | None:
-        """Return the memory of a computation, by running it on a few sizes.
+        """Return the memory of a computation, measured in runs of a few sizes.
 
         Args:
-            run: Takes numbers of samples and of vectors.
+            run: Runs the computation, given the numbers of samples and of vectors.
 
         Returns:
-            None where the model cannot be run under a dispatch mode.
+            None if the model cannot be run under a dispatch mode.
         """
         sizes = [(b, q) for b in COUNTED_SIZES for q in COUNTED_SIZES]
         try:
@@ -167,7 +167,7 @@ class Memory:
         return max(0, round(float((self.terms @ sizes).max())))
 
     def most_samples(self, budget: int, vectors: int) -> int:
-        """Return how many samples stay within a budget, one at least.
+        """Return how many samples fit into a budget, at least one.
 
         Args:
             budget: Bytes.
@@ -177,7 +177,7 @@ class Memory:
         return _most(budget - fixed - vectors * vector, sample + vectors * both)
 
     def most_vectors(self, budget: int, samples: int) -> int:
-        """Return how many vectors stay within a budget, one at least.
+        """Return how many vectors fit into a budget, at least one.
 
         Args:
             budget: Bytes.
@@ -188,16 +188,16 @@ class Memory:
 
 
 def _moments(runs: list[list[tuple[int, int]]]) -> list[Tensor]:
-    """Return for each run the most bytes alive between operations that all of them have.
+    """Return for each run the peak bytes between operations that all runs have in common.
 
-    Sizes decide how often some operations are done, so they are not numbered alike; those that
-    are done as often in all runs, and in the same order, are landmarks between which the runs
-    correspond.
+    Some operations run more or less often depending on sizes, so indices do not correspond;
+    operations that occur equally often in all runs, in the same order, are landmarks between
+    which the runs correspond.
     """
     times = [Counter(name for name, _ in run) for run in runs]
     as_often = [n for n, c in times[0].most_common() if all(counts[n] == c for counts in times)]
     marks = set(as_often)
-    if not _in_one_order(runs, marks):  # seldom, and slow where there are many operations
+    if not _in_one_order(runs, marks):  # rare, and slow if there are many operations
         marks = set()
         for name in as_often:
             if _in_one_order(runs, marks | {name}):
@@ -219,6 +219,6 @@ def _in_one_order(runs: list[list[tuple[int, int]]], marks: set[int]) -> bool:
 
 
 def _most(left: Tensor, each: Tensor) -> int:
-    """Return how many fit into what is left at each moment, one at least."""
+    """Return how many fit into the bytes left at every moment, at least one."""
     fitting = (left / each)[each > 0]
     return max(1, int(fitting.min())) if len(fitting) else 2**31

@@ -1,4 +1,4 @@
-"""A batch cut into pieces within a memory budget; checks that samples do not interact."""
+"""Splits a batch into pieces within a memory budget; checks that samples do not interact."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.matmul import add_matmul, matmul, sum_dtype
 
-# directions of a sample from which on it is worth to go without rows; fewer are left to rows,
-# which give a certificate
+# directions per sample from which the closed form pays; with fewer, rows are used, which give
+# a certificate
 MANY = 100
 
-# directions up to which a sample alone is best left to plain autograd
+# directions up to which plain autograd is fastest for a single sample
 _FEW = 8
 
-# shapes of batches that it is kept for whether they go in one piece
+# entries of the cache of `FactorSource.whole`, one per shape of batch
 _MOST_SHAPES = 64
 
-# copies of outputs, moved along each column, in float64, that lengths in closed form take
+# float64 copies of the outputs, per column, that norms in closed form need
 _COPIES_OF_MOVED = 4
 
-# default budget for rows in weight space, in bytes; and the share of a GPU's
-# memory, whose other uses are not known beforehand
+# default budget for rows in weight space, in bytes; on a GPU this fraction (one in so many) of
+# its memory, whose other uses are not known in advance
 _BYTES = 2**30
 _SHARE_OF_GPU = 8
 
-# bytes of samples that keys are made of at a time
+# bytes of samples that are hashed at a time
 _AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some samples of a batch, with some of their directions.
+    """A slice of a batch's samples, with a slice of their directions.
 
     Args:
-        samples: Which samples of the batch.
+        samples: The slice of the batch.
         output: Their outputs ``(b, *shape)``.
         finite: ``(b,)``, False where an input or the output has a NaN or an infinity; the
-            rows of those samples mean nothing.
+            rows of those samples are meaningless.
         factors: Their rows in weight space, ``(b, q, n)`` per block.
         complete: True when these are the samples' last directions.
     """
@@ -65,12 +65,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class HeadPiece:
-    """Some samples of a batch, whose lengths are had in closed form.
+    """A slice of a batch's samples, whose norms have a closed form.
 
     Args:
-        head: The layer at the network's end; its inputs of bad samples are zero.
+        head: The layer at the network's end; its inputs are zero for non-finite samples.
         output: The outputs ``(b, o)``.
-        clean: The same, zero for bad samples.
+        clean: The same, zero for non-finite samples.
         finite: ``(b,)``, False where an input or the output has a NaN or an infinity.
     """
 
@@ -85,8 +85,8 @@ class Whole(NamedTuple):
 
     Args:
         engine: Pulls rows back to weight space.
-        copies: Of each sample, one for each of its directions: an ordinary backward pass
-            serves them all then. 1 for directions that are pulled back together.
+        copies: Copies of each sample, one per direction, so that one ordinary backward pass
+            computes them all; 1 to pull directions back together.
     """
 
     engine: Engine
@@ -95,16 +95,16 @@ class Whole(NamedTuple):
 
 @dataclass(frozen=True)
 class FactorSource:
-    """Everything that turns batches into Fisher factors.
+    """The Fisher factors of batches: engine, likelihood and memory budget.
 
     Args:
         engine: Pulls rows back to weight space.
-        likelihood: Says which rows.
+        likelihood: Gives the rows at the output.
         shape: Of a typical sample's output.
-        budget: Bytes that rows in weight space may take at a time. One row is always formed.
-        add_up: Adds up what is a sum over weights, where several processes divide these.
-        most_rows: As many as fit into the budget of each of those processes.
-        ways: How batches are scored in one piece, by their shapes; see `whole`.
+        budget: Bytes for rows in weight space at a time. At least one row is computed.
+        add_up: Sums over processes, where several of them share the weights.
+        most_rows: Rows that fit into the budget of each of those processes.
+        ways: Cache of `whole`, by the shapes of batches.
     """
 
     engine: Engine
@@ -119,22 +119,22 @@ class FactorSource:
 
     @property
     def directions(self) -> int:
-        """How many rows a typical sample has, ``p``."""
+        """Number of rows of a typical sample, ``p``."""
         return self.likelihood.num_directions(self.shape)
 
     def named(self) -> FactorSource:
-        """Return the same source of rows that each stand for an output."""
+        """Return a copy whose rows each correspond to one output."""
         return replace(self, likelihood=self.likelihood.named())
 
     def pieces(self, call: Inputs, *, hold: bool = False) -> Iterator[Piece]:
-        """Cut a batch into pieces and yield their factors.
+        """Split a batch into pieces and yield their factors.
 
-        Every sample comes with all its directions before the next samples start.
+        All directions of a sample come before those of the next samples.
 
         Args:
             call: The batch.
-            hold: Whether the factors will be read more than once: then their rows are formed
-                once and held, and the pieces are smaller for it.
+            hold: Whether the factors will be read more than once: then their rows are
+                materialised, and the pieces are smaller.
 
         Yields:
             The pieces, in order.
@@ -152,11 +152,11 @@ class FactorSource:
                     factors = SharedFactors(factors, self.add_up)
                 complete = first + rows_at_once >= rows.shape[1]
                 yield Piece(samples, linear.output, finite, factors, complete)
-                del factors  # or it would be there while the next rows are formed
+                del factors  # or it would be alive while the next rows are computed
             del linear
 
     def whole(self, call: Inputs) -> Whole | None:
-        """Return how to score a batch in one piece; None where it does not fit into one.
+        """Return how to score a batch in one piece; None if it does not fit into one.
 
         Args:
             call: A batch; others of the same shapes are scored the same way.
@@ -184,19 +184,19 @@ class FactorSource:
 
     @property
     def ends_in_head(self) -> bool:
-        """Whether lengths of many rows are had in closed form, see `Head`."""
+        """Whether norms of many rows are computed in closed form, see `Head`."""
         closed = self.likelihood.closed and self.engine.finds_head and self.add_up is None
         return closed and self.directions >= MANY
 
     def heads(self, call: Inputs, columns: int) -> Iterator[HeadPiece]:
-        """Cut a batch into pieces whose lengths are had in closed form.
+        """Split a batch into pieces whose norms have a closed form.
 
         Args:
             call: The batch.
             columns: ``k``, of the matrix they are projected on.
 
         Yields:
-            The pieces, in order; none after the first that has no such layer.
+            The pieces, in order, up to the first that has no such layer.
         """
         step = self.heads_at_once(columns)
         for start in range(0, call.batch_size, step):
@@ -214,7 +214,7 @@ class FactorSource:
         return HeadPiece(head, linear.output, fill_samples(linear.output, ~finite), finite)
 
     def heads_at_once(self, columns: int) -> int:
-        """Return how many samples have their lengths in closed form at a time.
+        """Return for how many samples norms are computed in closed form at a time.
 
         Args:
             columns: ``k``, of the matrix they are projected on.
@@ -222,7 +222,7 @@ class FactorSource:
         return max(1, self.budget // self.head_bytes(columns, 1))
 
     def head_bytes(self, columns: int, samples: int) -> int:
-        """Return what lengths in closed form take at least: without what led to the layer.
+        """Return the bytes of norms in closed form, without those of the layers before.
 
         Args:
             columns: ``k``, of the matrix they are projected on.
@@ -232,18 +232,18 @@ class FactorSource:
         return samples * _COPIES_OF_MOVED * columns * outputs * torch.float64.itemsize
 
     def counted_head(self, call: Inputs, columns: int) -> int | None:
-        """Return the peak bytes of lengths in closed form, by computing them once.
+        """Return the peak bytes of norms in closed form, by computing them once.
 
         Args:
             call: A batch.
             columns: ``k``, of the matrix they are projected on.
 
         Returns:
-            None where the model cannot be run under a dispatch mode.
+            None if the model cannot be run under a dispatch mode.
         """
         few = call.samples(slice(0, self.heads_at_once(columns)))
         source = replace(self, engine=self.engine.unchecked())
-        # one number that stands for all: the matrix itself may be the larger part
+        # a single zero, expanded: the matrix itself may take more memory than the norms
         matrix = self._zeros(1, 1).expand(self.engine.parameters.num_parameters, columns)
 
         def run() -> None:
@@ -255,24 +255,24 @@ class FactorSource:
 
     @property
     def splits_samples(self) -> bool:
-        """Whether the directions of one sample come in several pieces, if they are held."""
+        """Whether one sample's directions come in several pieces, if materialised."""
         return self.directions > self.rows_at_once(hold=True)
 
     def rows_at_once(self, hold: bool) -> int:
-        """Return how many rows in weight space are formed at a time.
+        """Return how many rows in weight space are computed at a time.
 
         Args:
-            hold: Whether they are held.
+            hold: Whether they are materialised.
         """
         if self.most_rows is not None:
             return self.most_rows
         return max(1, self.budget // self.engine.row_bytes(hold))
 
     def samples_at_once(self, hold: bool) -> int:
-        """Return how many samples have their rows formed at a time.
+        """Return for how many samples rows are computed at a time.
 
         Args:
-            hold: Whether these are held.
+            hold: Whether the rows are materialised.
         """
         directions = max(1, self.directions)
         samples = max(1, self.rows_at_once(hold) // directions)
@@ -281,15 +281,15 @@ class FactorSource:
         return samples
 
     def counted(self, call: Inputs, *, hold: bool, columns: int = 1) -> int | None:
-        """Return the peak bytes of a batch in rows, by forming its first piece.
+        """Return the peak bytes of a batch's rows, by computing those of its first piece.
 
         Args:
             call: A batch.
-            hold: Whether the rows are held, or projected as they are formed.
+            hold: Whether the rows are materialised, or projected as they are computed.
             columns: ``k``, of the matrix they are added to, or projected on.
 
         Returns:
-            None where the model cannot be run under a dispatch mode.
+            None if the model cannot be run under a dispatch mode.
         """
         whole = None if hold else self.whole(call)
         copies = 1 if whole is None else whole.copies
@@ -309,13 +309,13 @@ class FactorSource:
             else:
                 factors.project(matrix)
 
-        if not hold:  # lets the matrix grow as long as it has to be, before anything counts
-            with contextlib.suppress(Exception):  # then nothing is counted, either
+        if not hold:  # grow the matrix to its final size, outside the measurement
+            with contextlib.suppress(Exception):  # the measurement will fail, too
                 run(call.first(2))
         return peak_bytes(lambda: run(call.samples(slice(0, self.samples_at_once(hold)))))
 
     def _zeros(self, *size: int) -> Tensor:
-        """Return zeros where the weights are, of the dtype they are summed in."""
+        """Return zeros on the weights' device, in the dtype they are summed in."""
         weights = self.engine.parameters.weights(self.engine.network.model).values()
         return torch.zeros(*size, dtype=sum_dtype(*weights), device=self.engine.network.device)
 
@@ -333,10 +333,10 @@ class FactorSource:
 
 
 class _Zeros:
-    """A tall matrix of zeros, in the memory of as many rows as are read at once.
+    """A tall matrix of zeros that allocates only as many rows as are read at once.
 
     Args:
-        rows: The first of them, ``(n, k)``; more are made when they are asked for.
+        rows: The first rows, ``(n, k)``; more are allocated when they are read.
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -350,7 +350,7 @@ class _Zeros:
 
 
 def _add(factors: Factors, matrix: Tall) -> None:
-    """Use factors as a sketch ``(N, k)`` does."""
+    """Use factors as the update of a sketch ``(N, k)`` does."""
     for columns, rows in factors.blocks():
         flat = rows.flatten(0, 1)
         add_matmul(matrix[columns], flat.mT, matmul(flat, matrix[columns]))
@@ -358,8 +358,8 @@ def _add(factors: Factors, matrix: Tall) -> None:
 
 
 def fill_samples(tensor: Tensor, where: Tensor, value: float = 0.0) -> Tensor:
-    """Return a tensor ``(B, ...)`` with a value in place of some samples, ``(B,)``."""
-    # no look at `where` itself: on a GPU it would have to be waited for
+    """Return a tensor ``(B, ...)`` with the samples of a mask ``(B,)`` set to a value."""
+    # the values of `where` are not read: on a GPU that would synchronise
     return tensor.masked_fill(where.view(-1, *(1,) * (tensor.ndim - 1)), value)
 
 
@@ -368,7 +368,7 @@ def finite_samples(call: Inputs, output: Tensor) -> Tensor:
 
     Args:
         call: The batch.
-        output: What the model made of it, ``(B, *shape)``.
+        output: The model's output, ``(B, *shape)``.
     """
     # the largest magnitudes: infinite or NaN where an entry is
     largest = [
@@ -386,7 +386,7 @@ def sample_keys(call: Inputs) -> Tensor:
     for tensor in call.tensors():
         raw = tensor.detach().contiguous().reshape(call.batch_size, -1)
         raw = raw.view(torch.uint8).reshape(call.batch_size, -1)
-        # odd multipliers that differ by place, in wrapping arithmetic: alike on every device
+        # odd multipliers that differ by position, in wrapping arithmetic: equal on all devices
         place = torch.arange(raw.shape[1], device=raw.device) * 2654435761 | 1
         # a few at a time: products take eight times the bytes
         chunks = torch.split(raw, max(1, _AT_ONCE // max(1, raw.shape[1])))
@@ -395,10 +395,10 @@ def sample_keys(call: Inputs) -> Tensor:
 
 
 class MemoryBudget:
-    """An attribute: bytes that per-sample gradients may take at a time, by default a share.
+    """Descriptor for a memory budget: bytes for per-sample gradients at a time.
 
-    Owners have a ``_network``. The more samples a GPU works on at a time, the faster it is: an
-    eighth of its memory, 1 GiB at least.
+    Owners have a ``_network``. The default is 1 GiB; on a GPU, which is faster the more samples
+    it processes at a time, an eighth of its memory, but at least 1 GiB.
 
     Examples:
         >>> class Owner:
@@ -417,7 +417,7 @@ class MemoryBudget:
         """Set the bytes.
 
         Raises:
-            OptionError: If that is not a number of them.
+            OptionError: If the value is not a positive integer.
         """
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OptionError(
@@ -436,10 +436,10 @@ def default_budget(device: torch.device) -> int:
     return max(_BYTES, whole // _SHARE_OF_GPU)
 
 
-# relative distance allowed between two ways to round the same numbers
+# relative distance allowed between two computations that differ by rounding
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _TOLERANCE_HALF = 1e-1
-# and between a sample's output alone and in a batch, which differ by the order of sums alone
+# and between a sample's output alone and in a batch, which differ only by the order of sums
 _TOLERANCE_ALONE = {torch.float64: 1e-10, torch.float32: 3e-4}
 
 # samples that are run alone, and fewer for models whose rows are large
@@ -471,7 +471,7 @@ def tolerance(like: Tensor) -> float:
 
 
 def relative_distance(actual: Tensor, expected: Tensor) -> float:
-    """Return ``|actual - expected| / |expected|``; infinite where that is no number."""
+    """Return ``|actual - expected| / |expected|``; infinite where that is NaN."""
     error = float(torch.linalg.vector_norm(actual - expected, dtype=torch.float64))
     size = float(torch.linalg.vector_norm(expected, dtype=torch.float64))
     if error == 0:
@@ -480,7 +480,7 @@ def relative_distance(actual: Tensor, expected: Tensor) -> float:
 
 
 def num_alone(parameters: ParameterSet) -> int:
-    """Return how many samples to run alone, to compare a batch with."""
+    """Return how many samples to run alone and compare with a batch."""
     return _FEWER_SAMPLES if parameters.num_parameters > _LARGE else _SAMPLES
 
 
@@ -491,28 +491,28 @@ def distinct(call: Inputs, count: int) -> list[int]:
         call: A batch.
         count: How many to return at most.
     """
-    nothing = torch.zeros(call.batch_size, 1, device=call.tensors()[0].device)
-    finite = finite_samples(call, nothing).tolist()
+    no_output = torch.zeros(call.batch_size, 1, device=call.tensors()[0].device)
+    finite = finite_samples(call, no_output).tolist()
     first = {key: i for i, key in reversed(list(enumerate(sample_keys(call).tolist())))}
-    unlike = sorted(first.values())
-    return [i for i in unlike if finite[i]][:count] or unlike[:count]
+    indices = sorted(first.values())
+    return [i for i in indices if finite[i]][:count] or indices[:count]
 
 
 def pick(call: Inputs, which: list[int]) -> Inputs:
-    """Return some samples of a batch."""
+    """Return the samples of a batch at some indices."""
     return call.map(lambda t: t[torch.tensor(which, device=t.device)])
 
 
 def check_alone(network: Network, together: Tensor, alone: Tensor) -> None:
-    """Refuse samples whose output alone differs from that in a batch.
+    """Make sure that samples have the same output alone as in a batch.
 
     Args:
         network: The model.
         together: Their outputs in a batch, ``(b, *shape)``.
-        alone: The same of each alone.
+        alone: Their outputs one at a time, ``(b, *shape)``.
 
     Raises:
-        BatchError: If it does.
+        BatchError: If they do not.
     """
     limit = _TOLERANCE_ALONE.get(network.precision or alone.dtype, _TOLERANCE_HALF)
     if together.is_cuda and torch.backends.cuda.matmul.allow_tf32:
@@ -536,23 +536,23 @@ def check_some_alone(
     Args:
         network: The model.
         call: The batch.
-        output: What the model made of it.
+        output: The model's output.
         count: How many samples.
-        known: Samples that were run alone before; if these are the same, they are not again.
+        known: Samples that were run alone before; they are not run again if they are the same.
 
     Returns:
         Whether that proves anything: samples with equal outputs prove nothing.
     """
-    which = distinct(call, count)
-    few = pick(call, which)
+    indices = distinct(call, count)
+    few = pick(call, indices)
     if known is not None and _equal(few, known.samples):
         alone = known.output
     else:
         with torch.no_grad():
             alone = torch.cat(
-                [network(few.samples(slice(i, i + 1))) for i in range(len(which))]
+                [network(few.samples(slice(i, i + 1))) for i in range(len(indices))]
             )
-    check_alone(network, output[torch.tensor(which, device=output.device)], alone)
+    check_alone(network, output[torch.tensor(indices, device=output.device)], alone)
     return bool((alone != alone[:1]).any())
 
 

@@ -1,8 +1,8 @@
 """Matrix-free products with the curvature of a batch, within a memory budget.
 
-``C = sum_i J_i^T F_theta_i J_i`` times a few columns takes one pass of them forward through the
-network, the output's Fisher information in closed form, and one backward pass: whatever the
-number of outputs, and without the gradient of any single sample.
+``C = sum_i J_i^T F_theta_i J_i`` times a few columns takes one Jacobian-vector product each,
+the output's Fisher information in closed form, and one backward pass: whatever the number of
+outputs, and without per-sample gradients.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from scodkit.model.network import Network, differentiable_attention
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.matmul import sum_dtype
 
-# samples of a batch whose slopes are looked at alone, and whose passes are counted
+# samples of a batch that are compared alone, and whose operations are counted
 _ALONE = 2
 _COUNTED = 2
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """``C = sum_i L_i L_i^T`` of some samples, in products only.
+    """``C = sum_i L_i L_i^T`` over samples, as a matrix-free operator.
 
     Args:
         jacobian: Of the network at those samples.
-        likelihood: What matters at the output.
-        columns_at_once: Columns that fit the memory at a time.
+        likelihood: Of the output; gives its Fisher information.
+        columns_at_once: Columns that fit into memory at a time.
     """
 
     jacobian: Jacobian
@@ -48,20 +48,20 @@ class Curvature:
 
     @property
     def num_data(self) -> int:
-        """How many samples."""
+        """Number of samples."""
         return len(self.jacobian.output)
 
     @property
     def num_rows(self) -> int:
-        """How many rows the factors of the samples would have: a bound on the rank."""
+        """Number of rows the factors of the samples would have: a bound on the rank."""
         return self.num_data * self.likelihood.num_directions(self.jacobian.output.shape[1:])
 
     def add_times(self, vectors: Tensor, total: Tensor) -> Tensor:
         """Add ``C v`` to the columns of a matrix, in place.
 
         Args:
-            vectors: A few ``v`` in weight space, ``(t, N)``.
-            total: Where to add, ``(N, t)``.
+            vectors: Vectors ``v`` in weight space, ``(t, N)``.
+            total: The matrix to add to, ``(N, t)``.
 
         Returns:
             The sum of all ``v . C v``, a scalar in float64.
@@ -79,20 +79,20 @@ class Curvature:
                 "expected finite products with the curvature, but they overflow in "
                 f"{vectors.dtype}; type fit(..., products=False), or monitor a model in float64"
             )
-        for columns, rows in pulled:  # shaped like the weights: flat would be another copy
+        for columns, rows in pulled:  # shaped like the weights: flattening would copy
             total[columns].view(*rows.shape[1:], len(rows)).add_(rows.movedim(0, -1))
         return trace
 
 
 @dataclass(frozen=True)
 class ProductPiece:
-    """Some samples of a batch.
+    """A slice of a batch's samples with their curvature.
 
     Args:
-        samples: Which samples of the batch.
+        samples: The slice of the batch.
         finite: ``(b,)``, False where an input or the output has a NaN or an infinity.
-        good: ``(b,)``, False where one of those or a gradient has.
-        curvature: Of the good ones; None where there are none.
+        good: ``(b,)``, False where an input, the output or a gradient has one.
+        curvature: Of the good samples; None if there are none.
     """
 
     samples: slice
@@ -103,12 +103,12 @@ class ProductPiece:
 
 @dataclass(frozen=True)
 class Portions:
-    """How a batch is cut to fit a memory budget.
+    """How a batch is split to fit a memory budget.
 
     Args:
         samples: Samples at a time.
         columns: Columns at a time.
-        bytes: What these take together.
+        bytes: Memory for these together.
     """
 
     samples: int
@@ -117,15 +117,15 @@ class Portions:
 
     @staticmethod
     def of(memory: Memory, budget: int, batch_size: int, columns: int) -> Portions:
-        """Return the largest portions, one sample and one column at least.
+        """Return the largest portions, at least one sample and one column.
 
         Args:
-            memory: What samples take with a column each.
+            memory: Of samples with a column each.
             budget: Bytes to stay within.
             batch_size: Samples in a batch.
-            columns: ``T``, columns there are.
+            columns: Number of columns ``T``.
         """
-        # half of the memory for samples, or there would be none for columns
+        # half of the memory for samples, or there might be none for columns
         samples = min(memory.most_samples(budget // 2, 1), max(1, batch_size))
         width = min(memory.most_vectors(budget, samples), columns)
         return Portions(samples, width, memory.at(samples, width))
@@ -133,17 +133,17 @@ class Portions:
 
 @dataclass(frozen=True)
 class ProductSource:
-    """Everything that turns batches into products with their curvature.
+    """The curvature operators of batches: model, weights, likelihood and memory budget.
 
     Args:
         network: The model.
         parameters: The chosen weights.
-        together: Whether several columns go through the model at once.
-        likelihood: What matters at the output.
-        columns: ``T``, columns that will be asked for.
+        together: Whether products are vectorised over columns.
+        likelihood: Of the output; gives its Fisher information.
+        columns: Number of columns ``T`` to multiply with.
         budget: Bytes to stay within.
-        memory: What samples and columns take; None for one sample at a time.
-        checked: Sizes of batches whose samples are known to be the same alone.
+        memory: Of samples and columns; None for one sample at a time.
+        checked: Batch sizes at which samples are known not to interact.
     """
 
     network: Network
@@ -156,18 +156,18 @@ class ProductSource:
     checked: set[int] = field(default_factory=set, compare=False)
 
     def of(self, network: Network) -> ProductSource:
-        """Return the same for the same model, run in another precision."""
+        """Return a copy for the same model, run in another precision."""
         return replace(self, network=network)
 
     def pieces(self, call: Inputs) -> Iterator[ProductPiece]:
-        """Cut a batch into pieces that fit the memory.
+        """Split a batch into pieces that fit into memory.
 
         Args:
             call: The batch.
 
         Yields:
-            The pieces, in order. A bad sample is left out of its piece's curvature: it would
-            spoil the sum of all.
+            The pieces, in order. A non-finite sample is left out of its piece's curvature: it
+            would spoil the whole sum.
         """
         portions = self.portions(call.batch_size)
         for start in range(0, call.batch_size, portions.samples):
@@ -177,7 +177,7 @@ class ProductSource:
             self._check(part, whole)
             finite = finite_samples(part, whole.output)
             good, jacobian = self._good(part, whole, finite)
-            del whole  # and with it the graph of bad samples
+            del whole  # and with it the graph of non-finite samples
             curvature = None
             if jacobian is not None:
                 curvature = Curvature(jacobian, self.likelihood, portions.columns)
@@ -188,42 +188,42 @@ class ProductSource:
         if call.batch_size == 1 or call.batch_size in self.checked:
             return
         proves = check_some_alone(self.network, call, jacobian.output, _ALONE)
-        # and so must their slopes be, along a direction of the weights
+        # the same for directional derivatives, along a direction in weight space
         generator = torch.Generator().manual_seed(call.batch_size)
         direction = torch.randn(1, self.parameters.num_parameters, generator=generator)
         direction = direction.to(jacobian.output)
-        which = distinct(call, _ALONE)
-        alone = [self._at(call.samples(slice(i, i + 1))).push(direction)[0] for i in which]
-        check_alone(self.network, jacobian.push(direction)[0][which], torch.cat(alone))
+        indices = distinct(call, _ALONE)
+        alone = [self._at(call.samples(slice(i, i + 1))).push(direction)[0] for i in indices]
+        check_alone(self.network, jacobian.push(direction)[0][indices], torch.cat(alone))
         if proves:
             self.checked.add(call.batch_size)
 
     def portions(self, batch_size: int) -> Portions:
-        """Return how batches of a size are cut."""
+        """Return how batches of a size are split."""
         if self.memory is None:
-            # a column, its product and a temporary; each round costs passes of every sample
+            # a column, its product and a temporary; each portion costs passes of every sample
             column = 3 * self.parameters.num_parameters * torch.float64.itemsize
             width = min(self.columns, max(1, self.budget // column))
             return Portions(1, width, width * column)
         return Portions.of(self.memory, self.budget, batch_size, self.columns)
 
     def counted(self, call: Inputs) -> Memory | None:
-        """Return the memory of products, counted on a few samples and columns.
+        """Return the memory of products, measured on a few samples and columns.
 
         Args:
             call: A batch, of which the first samples are run.
 
         Returns:
-            None where the model cannot be run under a dispatch mode.
+            None if the model cannot be run under a dispatch mode.
         """
         size, device = self.parameters.num_parameters, self.network.device
-        # as the sketch will be: the model's first weights may be frozen, in half precision
+        # the sketch's dtype: the model's first weights may be frozen, in half precision
         dtype = sum_dtype(*self.parameters.weights(self.network.model).values())
         total = torch.zeros(size, max(COUNTED_SIZES), dtype=dtype, device=device)
 
         def run(samples: int, columns: int) -> None:
             curvature = Curvature(self._at(call.first(samples)), self.likelihood, columns)
-            with contextlib.suppress(NonFiniteError):  # it has taken its memory by then
+            with contextlib.suppress(NonFiniteError):  # raised after all memory is allocated
                 curvature.add_times(total.new_ones(columns, size), total[:, :columns])
 
         return Memory.counted(run)
@@ -234,7 +234,7 @@ class ProductSource:
     def _good(
         self, call: Inputs, jacobian: Jacobian, finite: Tensor
     ) -> tuple[Tensor, Jacobian | None]:
-        """Return which samples can be used, and the Jacobian at those, None if at none."""
+        """Return which samples have finite gradients, and the Jacobian at these, if any."""
         if bool(finite.all()) and self._is_smooth(jacobian):
             return finite, jacobian
         good = finite.clone()
@@ -245,7 +245,7 @@ class ProductSource:
         return good, self._at(call.map(lambda t: t[good]))
 
     def _is_smooth(self, jacobian: Jacobian) -> bool:
-        """Return whether no entry of a Jacobian is a NaN or infinite, on both ways through."""
+        """Return whether a Jacobian is finite, in the forward and the backward direction."""
         size = self.parameters.num_parameters
         along = jacobian.push(jacobian.output.new_ones(1, size))
         back = (rows for _, rows in jacobian.pull(torch.ones_like(along)))
@@ -259,12 +259,12 @@ def _are_finite(*tensors: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Passes:
-    """What one sample costs.
+    """Cost of one sample.
 
     Args:
         forward: Floating-point operations of a forward pass.
-        backward: Floating-point operations of a backward pass to the chosen weights. To take
-            a vector forward, from the weights to the output, costs as many.
+        backward: Floating-point operations of a backward pass to the chosen weights; a
+            Jacobian-vector product costs as many beyond its forward pass.
     """
 
     forward: int
@@ -272,12 +272,12 @@ class Passes:
 
 
 def count_passes(network: Network, parameters: ParameterSet, call: Inputs) -> Passes:
-    """Return the operations of a forward and a backward pass, counted in one of each.
+    """Return the operations of a forward and a backward pass, counted by running each once.
 
-    Products of matrices and convolutions are counted, other operations are not.
+    Matrix products and convolutions are counted, other operations are not.
 
     Args:
-        network: The model, held in eval mode.
+        network: The model, in eval mode.
         parameters: The chosen weights.
         call: A batch, of which the first samples are run.
     """
@@ -289,7 +289,7 @@ def count_passes(network: Network, parameters: ParameterSet, call: Inputs) -> Pa
         list(jacobian.pull(rows))
     return Passes(
         forward=forward.get_total_flops() // few.batch_size,
-        # every weight is multiplied once at least
+        # every weight is multiplied at least once
         backward=max(
             backward.get_total_flops() // few.batch_size, 2 * parameters.num_parameters
         ),
@@ -297,16 +297,16 @@ def count_passes(network: Network, parameters: ParameterSet, call: Inputs) -> Pa
 
 
 class Jacobian:
-    """A network at one batch: its output, its Jacobian and the transpose of that.
+    """A network linearised at one batch: its output, its Jacobian and the transpose of that.
 
-    The cost of a product does not depend on the number of outputs, and no gradient of a single
-    sample is ever formed.
+    The cost of a product does not depend on the number of outputs, and no per-sample gradient
+    is ever formed.
 
     Args:
-        network: The model, held in eval mode.
+        network: The model, in eval mode.
         parameters: The chosen weights.
         call: The batch.
-        together: Whether several vectors go through the model at once; one after the other
+        together: Whether products are vectorised over vectors (`vmap`); one vector at a time
             otherwise, for models that cannot be vectorised.
     """
 
@@ -317,7 +317,7 @@ class Jacobian:
         self._parameters = parameters
         self._call = call
         self._together = together
-        # leaves of our own; the other weights lose theirs, so that no graph leads to them
+        # separate leaves; the other weights are detached, so that no graph leads to them
         self._weights = {
             name: weight.requires_grad_()
             for name, weight in parameters.weights(network.model).items()
@@ -334,7 +334,7 @@ class Jacobian:
 
     @functools.cached_property
     def output(self) -> Tensor:
-        """What the model returned, ``(B, *shape)``, detached."""
+        """The model's output, ``(B, *shape)``, detached."""
         return self._graph.detach()
 
     def push(self, tangents: Tensor) -> Tensor:
@@ -366,14 +366,14 @@ class Jacobian:
             return torch.stack([along({n: t[i] for n, t in named.items()}) for i in count])
 
     def pull(self, cotangents: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Return ``sum_i J_i^T r_i`` for every vector of one row ``r_i`` per sample.
+        """Return ``sum_i J_i^T r_i`` for every vector, which has a row ``r_i`` per sample.
 
         Args:
             cotangents: Vectors at the flattened output, ``(t, B, d)``.
 
         Yields:
-            Ranges of columns with their share of the sums, ``(t, *shape of the parameter)``.
-            Those of weights the output does not depend on are left out: they are zero.
+            Ranges of columns with their part of the sums, ``(t, *shape of the parameter)``.
+            Weights that the output does not depend on are left out: their part is zero.
         """
         if not self._graph.requires_grad:
             return
@@ -381,8 +381,8 @@ class Jacobian:
         if self._together:
             pulled = self._gradients(shaped)
         else:
-            each = zip(*map(self._gradients, shaped), strict=True)
-            pulled = [None if parts[0] is None else torch.stack(parts) for parts in each]
+            by_weight = zip(*map(self._gradients, shaped), strict=True)
+            pulled = [None if parts[0] is None else torch.stack(parts) for parts in by_weight]
         for block, gradient in zip(self._parameters.blocks, pulled, strict=True):
             if gradient is not None and gradient.numel():
                 yield block.columns, gradient
@@ -392,7 +392,7 @@ class Jacobian:
             return self._network.at({**self._others, **weights}, self._call)
 
     def _gradients(self, rows: Tensor) -> list[Tensor | None]:
-        """Return the pull-back of rows at the output, batched if they go together."""
+        """Return the gradients of the weights for rows at the output, batched if vectorised."""
         gradients = torch.autograd.grad(
             self._graph,
             list(self._weights.values()),
@@ -406,7 +406,7 @@ class Jacobian:
 
 @functools.cache
 def _load_forward_mode() -> None:
-    """Load torch's forward-mode rules, which warn of deprecated calls of torch's own."""
+    """Load torch's forward-mode rules, which emit deprecation warnings about torch itself."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         jvp(torch.exp, (torch.zeros(1),), (torch.ones(1),))

@@ -1,4 +1,4 @@
-"""From rows at the output back to the layers, and from there to rows in weight space."""
+"""Backward pass from rows at the output to the layers, and from there to weight space."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from scodkit.factors.rules.layer import project_whole
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.torch_private import out_of_map, pull_back
 
-# bytes of an average layer's output on a GPU, up to which directions are folded into the batch
-# where few kernels count for most (some run decomposed), and up to which they go back one by
-# one within a single call; above that each alone keeps the GPU busy
+# bytes of an average layer's output on a GPU: up to _FOLDED directions are folded into the
+# batch where the number of kernels matters most (some run decomposed); up to _BATCHED they go
+# through one batched call; above that a single direction keeps the GPU busy
 _FOLDED = 1 << 20
-# bytes of gradients at all layers up to which they are held together: fewer calls
+# bytes of the gradients at all layers up to which they are kept together: fewer calls
 _AT_ONCE = 1 << 24
 _BATCHED = 1 << 25
 
-# bytes of rows: below the first, blocks are put together for one product; above the second,
+# bytes of rows: below the first, blocks are concatenated for one product; above the second,
 # and on a CPU above the first, the copy costs more than the call it saves
 _TINY = 1 << 20
 _LARGE_ON_GPU = 1 << 25
@@ -43,14 +43,14 @@ Take = Callable[[int, Tensor], None]
 
 @dataclass
 class Edges:
-    """Where in a graph the layers' outputs were made.
+    """Gradient edges of the layers' outputs.
 
-    Kept because an in-place operation may since have moved an output further along the graph.
+    Recorded at the call: a later in-place operation moves an output along the graph.
 
     Args:
         of_layers: One for each layer.
-        starts: Which of the layers have nothing before them that needs gradients.
-        output_bytes: Size of all layers' outputs together.
+        starts: Indices of the layers with nothing before them that requires gradients.
+        output_bytes: Total size of the layers' outputs.
         shared: First columns of parameters that are used more than once, or in parts.
     """
 
@@ -66,11 +66,11 @@ def backward(
     """Pull rows back to every layer.
 
     Args:
-        output: The end of the graph.
-        edges: The layers in it.
+        output: The output of the network, with its graph.
+        edges: The layers in the graph.
         rows: At the output, ``(b, q, d)``.
-        take: Given the index of a layer, and the gradients at its output ``(q, *shape)``; not
-            called for layers that nothing arrives at.
+        take: Called with the index of a layer and the gradients at its output, ``(q,
+            *shape)``; not called for layers that get no gradient.
         few_kernels: Prefer launching few kernels on a GPU over launching them quickly.
     """
     count = rows.shape[1]
@@ -116,21 +116,21 @@ def _hand_over(deltas: Iterable[Tensor | None], take: Take) -> None:
 def _stream(
     output: Tensor, edges: Edges, rows: Tensor, take: Take, *, batched: bool = False
 ) -> list[Tensor]:
-    """Pull back one row, handing over gradients as they arrive at the layers.
+    """Pull back one row, passing on gradients as they arrive at the layers.
 
-    Autograd visits only what leads to an edge it is asked for: those of the layers that start
-    the graph. Nearly always every other layer lies on the way there; those that do not are
-    asked for in a second pass.
+    Autograd visits only nodes on a path to a requested edge: those of the layers that start
+    the graph. Nearly always every other layer lies on such a path; those that do not are
+    requested in a second backward pass.
 
     Args:
-        output: The end of the graph.
-        edges: The layers in it.
-        rows: At the output, of its shape; or ``(q, *shape)``, in one call that maps over them.
+        output: The output of the network, with its graph.
+        edges: The layers in the graph.
+        rows: At the output, of its shape; or ``(q, *shape)``, in one vmapped call.
         take: See `backward`.
         batched: Whether there are several rows.
 
     Returns:
-        The gradients that were asked for, which a map over directions has to return.
+        The requested gradients, which a function under `vmap` has to return.
     """
     missing = set(range(len(edges.of_layers))).difference(edges.starts)
     returned: list[Tensor] = []
@@ -141,7 +141,7 @@ def _stream(
             missing.discard(i)
             take(i, out_of_map(delta, len(rows)) if batched else delta)
 
-    def ask(layers: list[int]) -> None:
+    def request(layers: list[int]) -> None:
         ends = [edges.of_layers[i] for i in layers]
         deltas = _gradients(output, ends, rows, batched=batched) if ends else ()
         for i, delta in zip(layers, deltas, strict=True):
@@ -156,16 +156,16 @@ def _stream(
         for i in missing
     ]
     try:
-        ask(edges.starts)
+        request(edges.starts)
     finally:
         for handle in handles:
             handle.remove()
-    ask(sorted(missing))
+    request(sorted(missing))
     return returned
 
 
 def _folded(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
-    """Pull rows ``(q, ...)`` back with the directions in the batch: few, larger kernels."""
+    """Pull rows ``(q, ...)`` back with directions as a vmap axis: fewer, larger kernels."""
 
     def take_all(i: int, delta: Tensor) -> None:
         _AllDirections.apply(delta, len(rows), partial(take, i))  # type: ignore[no-untyped-call]
@@ -174,17 +174,17 @@ def _folded(output: Tensor, edges: Edges, rows: Tensor, take: Take) -> None:
 
 
 class _AllDirections(torch.autograd.Function):
-    """Lets a function see a gradient for all directions, from within a map over them."""
+    """Passes the gradient of all directions to a function, from within a vmap over them."""
 
     @staticmethod
     def forward(delta: Tensor, count: int, see: Callable[[Tensor], None]) -> Tensor:
-        """Return a gradient that is the same for all directions, once it was seen."""
+        """Return a gradient that is the same for all directions, after passing it on."""
         see(delta.expand(count, *delta.shape))
         return delta.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep nothing: there is no second derivative."""
+        """Save nothing: there is no second derivative."""
 
     @staticmethod
     def vmap(
@@ -194,17 +194,17 @@ class _AllDirections(torch.autograd.Function):
         count: int,
         see: Callable[[Tensor], None],
     ) -> tuple[Tensor, int]:
-        """Return one that differs, and its axis, once it was seen."""
+        """Return a gradient that differs by direction, and its vmapped axis; pass it on."""
         see(delta.movedim(in_dims[0], 0))
         return delta.detach(), in_dims[0]
 
 
 class Watched(Protocol):
-    """A forward pass in which calls on chosen parameters were remembered.
+    """A forward pass whose calls on chosen parameters were recorded.
 
     Attributes:
         layers: The calls, in order.
-        edges: Where in the graph their outputs were made.
+        edges: Gradient edges of their outputs.
     """
 
     layers: list[Layer]
@@ -212,14 +212,14 @@ class Watched(Protocol):
 
 
 class HookLinearization(Linearization):
-    """A network at one batch, by the layers of a watched forward pass.
+    """A network linearised at one batch, from the layers of a recorded forward pass.
 
     Args:
         watched: The forward pass.
         output: Of the network, with its graph.
         parameters: The chosen weights.
         few_kernels: See `backward`.
-        head: The chosen layer, where that is a single one at the network's end.
+        head: The chosen layer, if it is a single one at the network's end.
     """
 
     def __init__(
@@ -241,16 +241,16 @@ class HookLinearization(Linearization):
         """See `Linearization.pull_back`.
 
         Returns:
-            Rows that are formed when they are read.
+            Rows that are computed when they are read.
         """
         return HookFactors(self, rows)
 
 
 class HookFactors(Factors):
-    """Rows formed from layers and the gradients at their outputs, each time they are read.
+    """Rows computed from layers and the gradients at their outputs, each time they are read.
 
     Args:
-        linear: The network at the batch.
+        linear: The network linearised at the batch.
         rows: The rows at the output, ``(b, q, d)``.
     """
 
@@ -259,11 +259,11 @@ class HookFactors(Factors):
         self.num_rows = rows.shape[0] * rows.shape[1]
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
-        """Return ranges of columns with their rows, small neighbours together."""
+        """Return ranges of columns with their rows; small adjacent blocks are merged."""
         return self.hold().blocks()
 
     def hold(self) -> Factors:
-        """Return the rows, formed once and for all, each layer's as its gradients arrive."""
+        """Return the rows, materialised as the gradients arrive at each layer."""
         blocks: list[tuple[slice, Tensor]] = []
         small = _Neighbours(self._limit)
         self._each(lambda columns, rows: blocks.extend(small.add(columns, _dense(rows))))
@@ -274,15 +274,15 @@ class HookFactors(Factors):
 
         Returns:
             The same. Unless layers are so large that directions are pulled back one by one,
-            gradients are dropped as soon as they are used; large outer products are never
-            formed.
+            gradients are freed as soon as they are used; large outer products are never
+            materialised.
         """
         parameters, device = self._linear.parameters, self._rows.device
         size = self.num_rows * parameters.num_parameters * self._rows.itemsize
         if size <= _TINY and device.type != "cuda":
             part = matrix[slice(0, parameters.num_parameters)]
             if part.dtype == self._rows.dtype and part.device == device:
-                # in one product: in a small network, calls take most of the time
+                # in one product: in a small network, call overhead dominates the time
                 return project_whole(self._all_columns(), part)
         sums, small = Sums(), _Neighbours(self._limit)
 
@@ -310,9 +310,9 @@ class HookFactors(Factors):
 
     @torch.no_grad()
     def _each(self, use: Callable[[slice, Rows], None]) -> None:
-        """Hand over the rows of each chosen parameter, on the way back.
+        """Run the backward pass, and pass on the rows of each chosen parameter.
 
-        Uses of a parameter are summed; where none has a part in the output, rows are zero.
+        All uses of a parameter are summed; rows are zero if none affects the output.
         """
         linear, layers = self._linear, self._linear.layers
         missing = linear.parameters.by_start.copy()
@@ -330,7 +330,7 @@ class HookFactors(Factors):
                 part = slice(place.columns.start - start, place.columns.stop - start)
                 sums[start][:, :, part] += _dense(rows)
 
-        # nothing arrives where there are no layers, or no graph
+        # there are no gradients without layers, or without a graph
         if layers and linear.graph.requires_grad:
             few = linear.few_kernels
             backward(linear.graph, linear.edges, self._rows, take, few_kernels=few)
@@ -353,10 +353,10 @@ def _dense(rows: Rows) -> Tensor:
 
 
 class _Neighbours:
-    """Puts small blocks that are neighbours together, so that a product with them pays.
+    """Merges small adjacent blocks, to have fewer and larger products.
 
     Args:
-        limit: Bytes of rows to hold back at most.
+        limit: Bytes of rows to buffer at most.
     """
 
     def __init__(self, limit: int) -> None:
@@ -365,7 +365,7 @@ class _Neighbours:
         self._bytes = 0
 
     def add(self, columns: slice, rows: Tensor) -> list[tuple[slice, Tensor]]:
-        """Return the blocks that are large enough now that there is another one."""
+        """Return the blocks that are ready once this one is buffered."""
         size = rows.numel() * rows.itemsize
         if size > self._limit:
             return [(columns, rows)]
@@ -375,7 +375,7 @@ class _Neighbours:
         return ready
 
     def rest(self) -> list[tuple[slice, Tensor]]:
-        """Return what waits, runs of neighbours as one."""
+        """Return the buffered blocks, with runs of adjacent ones merged."""
         runs: list[list[tuple[slice, Tensor]]] = []
         for columns, rows in sorted(self._waiting, key=lambda block: block[0].start):
             if runs and runs[-1][-1][0].stop == columns.start:

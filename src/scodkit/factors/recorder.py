@@ -1,7 +1,7 @@
-"""Watches a forward pass: which layers it calls on chosen parameters, and with what samples.
+"""Records a forward pass: its calls on chosen parameters, and where their samples lie.
 
-Every torch function a model calls is looked at, in this thread only: nothing of the model is
-changed, and several threads may watch the same model at once.
+A torch function mode sees every torch function the model calls, in this thread only: the model
+is not changed, and several threads may record the same model at once.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from scodkit.model.inputs import ordinary
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.torch_private import attention, set_grad_enabled
 
-# what they return is, to autograd, no longer the parameter
+# functions whose result is a constant to autograd, not the parameter
 _CONSTANTS = frozenset({Tensor.detach, Tensor.data.__get__})  # type: ignore[attr-defined]
 
 _OPERANDS = 2
 
 
 class Recorder(TorchFunctionMode):
-    """A context in which a model's calls on chosen parameters are remembered.
+    """A torch function mode that records a model's calls on chosen parameters.
 
     Args:
         model: The model that will run.
         parameters: The chosen weights.
-        size: Of the batch.
+        size: Batch size.
         constants: See `Samples`.
-        older: Likewise.
-        copies: Whether the model has weights or buffers made in inference mode, which
+        older: See `Samples`.
+        copies: Whether the model has weights or buffers created in inference mode, which
             autograd refuses to save.
 
     Attributes:
-        layers: The calls, in order.
+        layers: The calls on chosen parameters, in order.
         script: All calls of torch functions.
-        edges: Where in the graph their outputs were made.
-        places: Where tensors with chosen weights sit, by id: parameters, and cuts of them.
+        edges: Gradient edges of the layers' outputs.
+        places: Columns of tensors with chosen weights, by id: parameters, and parts of them.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class Recorder(TorchFunctionMode):
         self.places = {id(named[n]): Place(block, block) for n, block in columns.items()}
         self._alive: list[Tensor] = [
             named[name] for name in columns
-        ]  # ids hold while their tensors live
+        ]  # an id is valid only while its tensor is alive
         self._batch = Batch(size)
-        # a sample alone owns all there is
+        # everything belongs to a single sample
         constants = constants_of(model) if constants is None else constants
         self._samples = Samples(size, constants, older) if size > 1 else None
         self.script = Script(constants)
         self.script.complete = not copies
         self._copies = copies
-        # by a parameter's first column: bytes of a number at the output of its last use
+        # by a parameter's first column: item size of the output of its last use
         self._itemsizes: dict[int, int | None] = {c.start: None for c in columns.values()}
 
     def __torch_function__(
@@ -87,11 +87,10 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Return the result of a call, which is remembered if it takes chosen parameters.
+        """Return the result of a call, and record it if it takes chosen parameters.
 
         Raises:
-            UnsupportedCallError: If it computes something from a chosen parameter that no
-                rule covers.
+            UnsupportedCallError: If no rule covers what it computes from a chosen parameter.
         """
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
@@ -115,7 +114,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def watch(self, tensor: Tensor) -> None:
-        """Follow the samples of an input from here on.
+        """Track the samples of an input.
 
         Args:
             tensor: The copy that the model is run on.
@@ -126,17 +125,17 @@ class Recorder(TorchFunctionMode):
 
     @property
     def strangers(self) -> Strangers:
-        """Tensors that were neither inputs nor made by a call of this pass."""
+        """Tensors that were neither inputs nor returned by a call of this pass."""
         return {} if self._samples is None else self._samples.strangers
 
     def check(self, output: Tensor) -> None:
-        """Refuse an output whose samples may be mixed.
+        """Make sure that each sample's output depends on that sample alone.
 
         Args:
             output: Of the model.
 
         Raises:
-            UnsupportedCallError: If that cannot be known.
+            UnsupportedCallError: If samples are mixed, or may be.
         """
         if self._samples is None:
             return
@@ -173,7 +172,7 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
         layer = RULES[func](self._batch, *args, **kwargs)
-        # with nothing before it to differentiate, a layer's own weights start the graph
+        # if nothing before the layer is differentiated, its own weights start the graph
         first = not any(
             isinstance(value, Tensor) and value.grad_fn and id(value) not in self.places
             for value in (*args, *kwargs.values())
@@ -189,12 +188,12 @@ class Recorder(TorchFunctionMode):
             return ordinary(tensor) if self._copies else tensor
 
         def run() -> Tensor:
-            changed, named = _mapped(args, kwargs, constant)
-            result: Tensor = func(*changed, **named)
+            constants, named = _mapped(args, kwargs, constant)
+            result: Tensor = func(*constants, **named)
             return result
 
         output = run()
-        if not output.requires_grad:  # of the others only the shape counts, as in expand_as
+        if not output.requires_grad:  # only the shape of the rest is used, as in expand_as
             first = True
             output = run()
         self._place(layer, func, args, kwargs, output)
@@ -224,7 +223,7 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any],
         output: Tensor,
     ) -> None:
-        """Tell a layer where the samples are in its output.
+        """Set where the samples lie in the output of a layer.
 
         Raises:
             UnsupportedCallError: If that is unknown.
@@ -235,7 +234,7 @@ class Recorder(TorchFunctionMode):
             self._check_known()
             where = self._samples.of(output)
             if where is None and output.ndim and len(output) == batch.size:
-                # the same for all samples so far: a place for each, if it is used as such
+                # the same for all samples so far: take the first axis as the batch axis
                 where = FIRST
                 self._samples.put(output, where)
             if where is None or where is MIXED:
@@ -247,11 +246,11 @@ class Recorder(TorchFunctionMode):
 
     @property
     def layout(self) -> object:
-        """On which axes the samples lie in the layers."""
+        """The batch axis of each layer's output."""
         return tuple(layer.batch.lay.axis for layer in self.layers)
 
     def head(self, output: Tensor) -> Head | None:
-        """Return the chosen layer, where it is a single one and its output the network's.
+        """Return the chosen layer if it is the only one and its output is the network's.
 
         Args:
             output: Of the network, with its graph.
@@ -267,7 +266,7 @@ class Recorder(TorchFunctionMode):
             return None
         places = [self.places.get(id(tensor)) for tensor in (layer.weight, layer.bias)]
         chosen = [place for place in places if place is not None]
-        # parts of parameters are left to rows, and so are chosen ones without influence
+        # rows are used for parts of parameters, and if a chosen one does not affect the output
         whole = all(place.columns == place.block for place in chosen)
         if not whole or len(chosen) < len(self._itemsizes):
             return None
@@ -278,7 +277,7 @@ class Recorder(TorchFunctionMode):
         """Return the bytes of a row in weight space.
 
         Args:
-            sum_bytes: Of a number where several uses of a parameter, or of parts, are summed.
+            sum_bytes: Item size where several uses, or parts, of a parameter are summed.
         """
         blocks = {place.block.start: place.block for place in self.places.values()}
         total = 0
@@ -290,7 +289,7 @@ class Recorder(TorchFunctionMode):
     def _seen_from(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return an attribute of a parameter, or a part of it.
+        """Return the result of a call without a rule: an attribute or a view of a parameter.
 
         Raises:
             UnsupportedCallError: If it is something else.
@@ -304,7 +303,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _is_part(self, part: Tensor, whole: object) -> bool:
-        """Return whether this is a contiguous view of a parameter; note which columns."""
+        """Return whether a tensor is a contiguous view of a parameter; record its columns."""
         if not isinstance(whole, Tensor) or id(whole) not in self.places:
             return False
         shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
@@ -324,7 +323,7 @@ def _mapped(
     return tuple(_on(value, function) for value in args), named
 
 
-# no closure of its own name: such a cycle would keep every forward pass alive for a while
+# no recursive closure: the reference cycle would keep forward passes alive until collected
 def _on(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return function(value)

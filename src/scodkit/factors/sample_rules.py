@@ -1,8 +1,8 @@
-"""Torch functions that keep every sample of a batch to itself, and where it lies afterwards.
+"""Torch functions that keep the samples of a batch apart, and where these lie in the result.
 
-A rule is asked after the call: it is given where the samples lay in the arguments, and the
-results, and says where they lie in these, one answer for all or a list with one for each. A
-rule that raises cannot tell: they count as mixed, as after any function without a rule.
+A rule is called after the function: from where the samples lie in the arguments, and from the
+results, it returns where they lie in the results, one place for all or a list with one each. A
+rule that raises cannot tell: the results count as mixed, as do those of functions without one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scodkit.factors.layout import (
     tensors_in,
 )
 
-_MATRIX = 2  # axes of one
+_MATRIX = 2  # axes of a matrix
 
 Rule = Callable[[Call, list[Tensor]], Where | list[Where]]
 
@@ -36,19 +36,19 @@ Rule = Callable[[Call, list[Tensor]], Where | list[Where]]
 
 
 def _number_by_number(call: Call, results: list[Tensor]) -> list[Where]:
-    """Return places by broadcasting: axes match from the last; that of samples never grows."""
+    """Return places by broadcasting from the last axis; the batch axis may not be expanded."""
     given = call.given()
     return [matched(given, result) for result in results]
 
 
 def _chosen(call: Call, results: list[Tensor]) -> Where | list[Where]:
-    """Return places after ``torch.where``; of a condition alone it returns positions."""
+    """Return places after ``torch.where``, which returns indices for a condition alone."""
     alone = len(call.args) + len(call.kwargs) == 1
     return MIXED if alone else _number_by_number(call, results)
 
 
 def _refolded(call: Call, results: list[Tensor]) -> Where:
-    """Return places in another shape: numbers keep their order, so the digit is looked for."""
+    """Return places after a reshape: entries keep their order, and so samples their stride."""
     tensor, where = call.tensors[0], call.wheres[0]
     if where is None or where in NOBODYS:
         return None
@@ -65,7 +65,7 @@ def _refolded(call: Call, results: list[Tensor]) -> Where:
 
 
 def _turned(order: Callable[[Call, list[int]], list[int]]) -> Rule:
-    """Return the rule for axes that change places; ``order`` returns the old ones in order."""
+    """Return the rule for a permutation; ``order`` returns the old axes in their new order."""
 
     def rule(call: Call, results: list[Tensor]) -> Where:
         tensor, where = call.only()
@@ -112,23 +112,23 @@ def _inserted(call: Call, axes: list[int]) -> list[int]:
 
 def _squeezed(call: Call, axes: list[int]) -> list[int]:
     dims = call.argument(1, "dim", default=axes)
-    gone = {dim % len(axes) for dim in ([dims] if isinstance(dims, int) else dims)}
+    named = {dim % len(axes) for dim in ([dims] if isinstance(dims, int) else dims)}
     shape = call.tensors[0].shape
-    return [axis for axis in axes if axis not in gone or shape[axis] != 1]
+    return [axis for axis in axes if axis not in named or shape[axis] != 1]
 
 
 def _along(position: int = 1, default: Any = None, together: bool = False) -> Rule:
-    """Return the rule for work along some axes; these may vanish, or a new one come up.
+    """Return the rule for functions along given axes, which may remove these or add one.
 
     Args:
-        position: Which argument says along which axes.
-        default: What it is if it is left out; None for all axes.
-        together: Whether samples may lie in several tensors, alike.
+        position: Index of the argument with the axes.
+        default: Its default value; None for all axes.
+        together: Whether several tensors may have samples, in the same place in each.
     """
 
     def rule(call: Call, results: list[Tensor]) -> Where | list[Where]:
         dims = call.argument(position, "dim", "axis", "dims", default=default)
-        if isinstance(dims, Tensor):  # the larger of two, and the like
+        if isinstance(dims, Tensor):  # an element-wise overload, such as max(a, b)
             return _number_by_number(call, results)
         tensor, where = call.alike() if together else call.only()
         dims = [dims] if type(dims) is int else dims
@@ -141,18 +141,18 @@ def _along(position: int = 1, default: Any = None, together: bool = False) -> Ru
 
 
 def _beside(ndim: int, where: Lay, dims: Sequence[int], after: int) -> Lay:
-    come = max(0, after - ndim)
-    used = {dim % (ndim + come) for dim in dims}
-    if come:
+    added = max(0, after - ndim)
+    used = {dim % (ndim + added) for dim in dims}
+    if added:
         return where._replace(axis=where.axis + sum(dim <= where.axis for dim in used))
     if where.axis in used:
         return MIXED
-    gone = sum(dim < where.axis for dim in used) if after < ndim else 0
-    return where._replace(axis=where.axis - gone)
+    removed = sum(dim < where.axis for dim in used) if after < ndim else 0
+    return where._replace(axis=where.axis - removed)
 
 
 def _with_index(rule: Rule) -> Rule:
-    """Return the rule for a function that also takes an index, of no sample."""
+    """Return the rule for a function that also takes an index that has no samples."""
 
     def without_index(call: Call, results: list[Tensor]) -> Where | list[Where]:
         call.only()
@@ -174,13 +174,13 @@ def _flipped(call: Call, results: list[Tensor]) -> Where:
 
 
 def _windowed(call: Call, results: list[Tensor]) -> Where:
-    """Return places after ``x.unfold(axis, size, step)``: windows take a new last axis."""
+    """Return places after ``x.unfold(axis, size, step)``: windows are a new last axis."""
     tensor, where = call.only()
     return MIXED if call.argument(1, "dimension") % tensor.ndim == where.axis else where
 
 
 def _apart_from(axes: Callable[[Call], int], together: bool = False) -> Rule:
-    """Return the rule for work on the last axes; samples lie in front of these, and stay."""
+    """Return the rule for functions of the last axes; samples stay on an axis before these."""
 
     def rule(call: Call, results: list[Tensor]) -> Where:
         tensor, where = call.alike() if together else call.only()
@@ -202,7 +202,7 @@ def _normalised(call: Call) -> int:
 
 
 def _in_front(ndim: int | None = None, together: bool = False) -> Rule:
-    """Return the rule for batches: samples lie on the first of ``ndim`` axes, and stay."""
+    """Return the rule for functions of batches: samples stay on the first of ``ndim`` axes."""
 
     def rule(call: Call, results: list[Tensor]) -> Where:
         tensor, where = call.alike() if together else call.only()
@@ -221,7 +221,7 @@ def _by_channel(call: Call, results: list[Tensor]) -> Where:
 
 
 def _multiplied(call: Call, results: list[Tensor]) -> Where:
-    """Return places in a product: of rows, of columns, or of pairs of matrices."""
+    """Return places in a matrix product: samples are rows, columns or batched matrices."""
     if tensors_in(call.kwargs.values()):
         return MIXED
     result, (*added, left, right) = results[0], call.tensors
@@ -235,14 +235,14 @@ def _multiplied(call: Call, results: list[Tensor]) -> Where:
         place = where.axis - tensor.ndim  # from the end
         if tensor.ndim < _MATRIX or place == summed:
             return MIXED
-        # a vector takes the axis with it that it is summed over with
+        # a product with a vector removes the axis that is summed over
         place += vector is not None and place < vector
         places.add(where._replace(axis=result.ndim + place))
     return places.pop() if len(places) == 1 else MIXED
 
 
 def _compared(call: Call, results: list[Tensor]) -> Where:
-    """Return places in distances of the rows of one matrix to those of another."""
+    """Return places after ``cdist``: pairwise distances between rows of two matrices."""
     places = set()
     for tensor, where in call.given():
         place = where.axis - tensor.ndim  # from the end
@@ -254,18 +254,18 @@ def _compared(call: Call, results: list[Tensor]) -> Where:
 
 
 def _by_letters(call: Call, results: list[Tensor]) -> Where:
-    """Return places after ``einsum``: the samples' letter is one, and comes out again."""
+    """Return places after ``einsum``: the samples have one letter, kept in the result."""
     terms, out = call.args[0].replace(" ", "").split("->")
-    found = set()
+    places = set()
     for term, tensor, where in zip(terms.split(","), call.tensors, call.wheres, strict=True):
         if where is not None and where not in NOBODYS:
             letters = term.replace("...", "." * (tensor.ndim - len(term.replace("...", ""))))
             letter = letters[where.axis]
             if letter == "." or letters.count(letter) > 1:
                 return MIXED
-            found.add((letter, where.outer, where.inner))
-    letter, outer, inner = found.pop()
-    if found or out.count(letter) != 1:
+            places.add((letter, where.outer, where.inner))
+    letter, outer, inner = places.pop()
+    if places or out.count(letter) != 1:
         return MIXED
     out = out.replace("...", "." * (results[0].ndim - len(out.replace("...", ""))))
     return Lay(out.index(letter), outer, inner)
@@ -282,7 +282,7 @@ def _one_hot(call: Call, results: list[Tensor]) -> Where:
 
 
 def _recurrent(call: Call, results: list[Tensor]) -> Where | list[Where]:
-    """Return places in outputs and states ``(layers, B, h)``; packed ones are mixed."""
+    """Return places in outputs and states ``(layers, B, h)``; packed sequences are mixed."""
     first, weights, batch_first = call.args[0], call.args[2], call.args[8]
     where = call.where_of(first)
     if not isinstance(weights, list) or where is None or where.axis != (not batch_first):
@@ -330,7 +330,7 @@ _ASKED = """
 size dim ndimension numel nelement stride is_contiguous is_floating_point is_complex is_signed
 element_size storage_offset get_device is_inference data_ptr __len__ is_same_size is_tensor
 result_type _nested_tensor_from_mask_left_aligned
-"""  # torch's encoder asks the last before it packs samples, which it does without gradients
+"""  # torch's encoder calls the last one before packing samples, which it does in no_grad
 _READ = """
 shape ndim dtype device is_cuda is_cpu layout requires_grad is_leaf grad_fn itemsize nbytes
 is_sparse is_quantized is_nested is_meta
@@ -403,7 +403,7 @@ def _functions(names: str) -> Iterator[Any]:
 
 
 def _reading(names: str) -> Iterator[Any]:
-    """Return what torch calls when attributes of tensors are read."""
+    """Yield the functions torch calls when attributes of tensors are read."""
     yield from (getattr(Tensor, name).__get__ for name in names.split())
 
 
@@ -420,5 +420,5 @@ def _table() -> dict[Callable[..., Any], Rule]:
 
 
 RULES = _table()
-ASKING = frozenset([*_functions(_ASKED), *_reading(_READ)])  # nothing of a sample's numbers
+ASKING = frozenset([*_functions(_ASKED), *_reading(_READ)])  # metadata only, no values
 MAKING = frozenset([*_functions(_MADE), *_functions(_MADE_LIKE)])

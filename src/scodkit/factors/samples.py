@@ -1,9 +1,9 @@
-"""Where the samples of a batch lie in every tensor of a forward pass.
+"""Tracks the batch axis: where the samples lie in every tensor of a forward pass.
 
-The hook engine gives rows to samples by where they lie. So that this is right by construction,
-each torch function between the batch and the output is looked up in a table of those that are
-known to keep every sample to itself. What any other function makes of samples counts as mixed:
-no layer, and not the output, may come from it.
+The hook engine assigns rows to samples by where they lie. To make this right by construction,
+each torch function between the batch and the output is looked up in a table of functions that
+are known to keep samples apart. The result of any other function counts as mixed: neither a
+layer's input nor the output may depend on it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from scodkit.factors.sample_rules import ASKING, MAKING, RULES
 
 _NAME = "_scodkit_samples"
 
-# by id, and with their versions; held, so that no other tensor has the same id
+# tensors and their versions, by id; references are held, so that no id is reused
 Strangers = dict[int, tuple[Tensor, int]]
 
 
 class Samples:
-    """Follows the samples of one batch through a forward pass.
+    """Tracks the samples of one batch through a forward pass.
 
     Args:
-        size: ``B``, at least two.
+        size: Batch size ``B``, at least two.
         constants: The model's own tensors, from `constants_of`, before the pass begins.
-        older: Others that were there before, as they were.
+        older: Other tensors that existed before the pass, with their versions.
 
     Attributes:
-        lost: The function after which nothing is known any more; empty if there was none.
-        strangers: Tensors that were neither inputs nor made by a call of this pass.
+        lost: Name of the function after which nothing is known; empty if there was none.
+        strangers: Tensors that were neither inputs nor returned by a call of this pass.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Samples:
         self._constants, self._older = constants, older or {}
 
     def put(self, tensor: Tensor, where: Where) -> None:
-        """Note where the samples lie in a tensor."""
+        """Record where the samples lie in a tensor."""
         setattr(tensor, _NAME, (self, where))
 
     def of(self, tensor: Tensor) -> Where:
@@ -80,13 +80,13 @@ class Samples:
         kwargs: Mapping[str, Any],
         result: Any,
     ) -> None:
-        """Note where the samples lie in what a torch function has returned.
+        """Record where the samples lie in the result of a torch function.
 
         Args:
             func: The function.
-            args: What it was given.
-            kwargs: Likewise.
-            result: What it returned.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            result: Its result.
         """
         if func in ASKING and MIXED not in map(self.of, tensors_in(args)):
             return
@@ -97,7 +97,7 @@ class Samples:
         elif func is Tensor.__setitem__:
             results, wheres = [args[0]], [written(call)]
         elif not results or kwargs.get("out") is not None:
-            self._lose(func)  # a value of one sample may now decide on another's
+            self._lose(func)  # from here on a value of one sample may affect another
             return
         else:
             wheres = self._ruled(func, call, results)
@@ -112,15 +112,15 @@ class Samples:
     ) -> None:
         for tensor, where in zip(call.tensors, call.wheres, strict=True):
             if where is NEW:
-                self.put(tensor, None)  # there may be views of it from now on
+                self.put(tensor, None)  # it may have views from now on
         for tensor, where in zip(results, wheres, strict=True):
             changed = call.tensors and tensor is call.tensors[0] and where not in NOBODYS
             if changed and where != call.wheres[0] and call.wheres[0] is not NEW:
-                self._lose(func)  # written over, and with it all that share its memory
+                self._lose(func)  # overwritten, and with it all tensors that share its memory
             self.put(tensor, where)
 
     def _without(self, func: Callable[..., Any], call: Call) -> Where:
-        """Return where samples lie in what was made without any: nowhere, if that is known."""
+        """Return where samples lie in the result of a call whose arguments have none."""
         if func is torch.arange and len(call.args) == 1 and call.args[0] == self.size:
             return COUNTED
         return NEW if func in MAKING else None if call.wheres else MIXED
@@ -134,7 +134,7 @@ class Samples:
             return mixed
         try:
             wheres = rule(call, results)
-        except Exception:  # it cannot tell, or was given arguments that it does not know of
+        except Exception:  # the rule cannot tell, or does not know these arguments
             return mixed
         wheres = wheres if isinstance(wheres, list) else [wheres] * len(results)
         return [
@@ -152,6 +152,6 @@ class Samples:
 
 
 def constants_of(model: nn.Module) -> dict[int, Tensor]:
-    """Return the tensors of a model, registered or not, by id; they are held."""
+    """Return the tensors of a model, registered or not, by id (with references to them)."""
     attributes = [vars(module).values() for module in model.modules()]
     return {id(tensor): tensor for values in attributes for tensor in tensors_in(values)}

@@ -1,10 +1,10 @@
-"""Compares a forward pass with an earlier one of the same shapes, call by call.
+"""Records the trace of a forward pass, and replays it on later batches of the same shapes.
 
-To find out what every function of a pass makes of the samples takes longer than a small
-network. So the calls of the first batch of a shape are written down, with what each was given:
-numbers, the model's own tensors, results of earlier calls. A later pass that makes the same
-calls with the same arguments does the same with its samples; any other is abandoned at the
-first difference.
+Tracking the samples through every function of a pass takes longer than running a small
+network. So the calls of the first batch of a shape are recorded with their arguments: numbers,
+the model's own tensors, results of earlier calls. A later pass that makes the same calls with
+the same arguments treats its samples the same way; any other is abandoned at the first
+difference.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _COMPARED = _PLAIN | {tuple, torch.Size}
 
 
 class OtherCallsError(Exception):
-    """A pass makes other calls than the one that was recorded."""
+    """A pass makes other calls than the recorded one."""
 
 
 class _Slot(int):
-    """The number of a tensor among those that a pass was given or has made."""
+    """The index of a tensor among the inputs and results of a pass."""
 
 
 class _Older(NamedTuple):
-    """A tensor from before the pass that is not one of the model's: a mask, or a table."""
+    """A tensor that existed before the pass and is not the model's: a mask, or a table."""
 
     tensor: Tensor
     version: int
@@ -73,13 +73,13 @@ class Step(NamedTuple):
 
     Args:
         func: The function.
-        values: What it was given, keywords last: plain values and the model's tensors as they
+        values: Its arguments, keywords last: plain values and the model's tensors as they
             are, other tensors by their slot.
-        names: Of the keywords.
-        graph: Whether autograd has to see it.
-        layer: What was remembered of a call on chosen parameters, without its inputs.
-        inputs: Where among the values the layer's inputs are.
-        weights: Where the chosen parameters are, each with the tensor that stands for it.
+        names: Of the keyword arguments.
+        graph: Whether autograd has to record it.
+        layer: The layer of a call on chosen parameters, without its inputs.
+        inputs: Indices of the layer's inputs among the values.
+        weights: Indices of the chosen parameters, each with the tensor to use in its place.
     """
 
     func: Callable[..., Any]
@@ -99,9 +99,9 @@ class Script:
 
     Attributes:
         steps: The calls.
-        complete: False where one was given something that cannot be compared, or cannot be
-            made again as it was; later calls are not written down then.
-        edges: What is known of them in every such pass: without those of a graph.
+        complete: False if a call has an argument that cannot be compared, or a layer that
+            cannot be rebuilt; no later calls are recorded then.
+        edges: What all passes have in common; without the gradient edges of one graph.
     """
 
     def __init__(self, constants: Mapping[int, Tensor]) -> None:
@@ -112,7 +112,7 @@ class Script:
         self._slots = 0
 
     def mark(self, made: Any) -> None:
-        """Number the tensors that a pass is given, or that a call has returned."""
+        """Number the tensors in an input of the pass, or in the result of a call."""
         for tensor in tensors_in((made,)):
             setattr(tensor, _MARK, (self, self._slots))
             self._slots += 1
@@ -124,13 +124,13 @@ class Script:
         kwargs: Mapping[str, Any],
         graph: bool,
     ) -> None:
-        """Write down a call, before it is made.
+        """Record a call, before it is made.
 
         Args:
             func: The function.
-            args: What it is given.
-            kwargs: Likewise.
-            graph: Whether autograd has to see it.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            graph: Whether autograd has to record it.
         """
         if not self.complete:
             return
@@ -142,29 +142,29 @@ class Script:
         self.steps.append(Step(func, values, tuple(kwargs), graph))
 
     def add_layer(self, layer: Layer, given: list[Any], weights: dict[int, Tensor]) -> None:
-        """Note that the last call was one on chosen parameters.
+        """Mark the last call as one on chosen parameters.
 
         Args:
-            layer: What is remembered of it.
-            given: What it was given, keywords last.
-            weights: What stood for the chosen parameters, by their ids.
+            layer: The layer of the call.
+            given: Its arguments, keywords last.
+            weights: The tensors used in place of the chosen parameters, by the ids of these.
         """
         if not self.complete:
             return
         ids = list(map(id, given))
         try:
             inputs = tuple(ids.index(id(tensor)) for tensor in layer.inputs)
-        except ValueError:  # made of what was given
+        except ValueError:  # an input of the layer was computed from the arguments
             self.complete = False
             return
         swaps = tuple((i, weights[key]) for i, key in enumerate(ids) if key in weights)
-        # without the inputs, or a whole pass would stay in memory
+        # without the inputs, which would keep the whole pass in memory
         self.steps[-1] = self.steps[-1]._replace(
             layer=layer.again(()), inputs=inputs, weights=swaps
         )
 
     def _value(self, value: Any) -> Any:
-        """Return what to compare a value with in later passes.
+        """Return the form of an argument that later passes are compared with.
 
         Raises:
             TypeError: If it cannot be compared.
@@ -190,15 +190,15 @@ class Script:
 
 
 class Replay(TorchFunctionMode):
-    """A context in which a model repeats the calls of a script; the first other one raises.
+    """A torch function mode that replays a script; the first call that differs raises.
 
     Args:
         script: Of an earlier pass over a batch of the same shapes.
 
     Attributes:
         layers: The calls on chosen parameters, in order.
-        edges: Where in the graph their outputs were made.
-        steps: The calls that are still to come.
+        edges: Gradient edges of the layers' outputs.
+        steps: The remaining calls.
     """
 
     def __init__(self, script: Script) -> None:
@@ -208,11 +208,11 @@ class Replay(TorchFunctionMode):
         self.edges = Edges([], known.starts, known.output_bytes, known.shared)
         self.steps = iter(script.steps)
         self._slots = 0
-        # in marks of tensors; the replay itself would hold on to them, and they to it
+        # for the marks of tensors: with the replay itself they would form a reference cycle
         self._token = object()
 
     def watch(self, tensor: Tensor) -> None:
-        """Number a tensor that the pass is given."""
+        """Number an input of the pass."""
         setattr(tensor, _MARK, (self._token, self._slots))
         self._slots += 1
 
@@ -223,7 +223,7 @@ class Replay(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Return the result of a call, if it is the next of the script.
+        """Return the result of a call if it is the next one of the script.
 
         Raises:
             OtherCallsError: If it is not.
@@ -256,10 +256,10 @@ class Replay(TorchFunctionMode):
         return result
 
     def _layer(self, step: Step, given: tuple[Any, ...]) -> Tensor:
-        """Return the output of a call on chosen parameters, which is remembered.
+        """Return the output of a call on chosen parameters, and record the layer.
 
         Raises:
-            OtherCallsError: If no gradient leads to it.
+            OtherCallsError: If the output does not require a gradient.
         """
         assert step.layer is not None
         inputs = tuple(map(given.__getitem__, step.inputs))
@@ -272,14 +272,14 @@ class Replay(TorchFunctionMode):
             output: Tensor = step.func(*swapped[:count], **named)
         else:
             output = step.func(*swapped)
-        if not output.requires_grad:  # as others did in the recording
+        if not output.requires_grad:  # it did in the recording
             raise OtherCallsError
         self.edges.of_layers.append(get_gradient_edge(output))
         self.layers.append(step.layer.again(inputs))
         return output
 
     def _same(self, value: Any, known: Any) -> bool:
-        """Return whether an argument is the one that was recorded."""
+        """Return whether an argument equals the recorded one."""
         kind = type(known)
         if kind is _Slot:
             mark = getattr(value, _MARK, None)

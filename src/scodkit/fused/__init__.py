@@ -1,4 +1,4 @@
-"""One score for people who do not want to choose: evidence of several kinds, fused."""
+"""`Fused`: one score that combines several kinds of evidence, without choices to make."""
 
 from scodkit.fused.choose import Budget as Budget
 from scodkit.fused.fused import Fused as Fused

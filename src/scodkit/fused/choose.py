@@ -1,4 +1,4 @@
-"""What `Fused` is made of: layers, rank and sketch, chosen on the first batch of a fit."""
+"""Selects layers, rank and sketch of `Fused` on the first batch of a fit."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from scodkit.monitor import Monitor
 from scodkit.scoring.evidence import is_classifier
 from scodkit.sketch import Nystrom
 
-# paper's size of a sketch: so many vectors for each one kept, and a few
+# size of the paper's sketch: _PER_RANK vectors for each one kept, plus _MORE
 _PER_RANK, _MORE = 6, 4
 _MOST_RANK, _LEAST_RANK = 100, 5
 
-# scores that are timed for a budget of time
+# scores that are timed if the budget limits the time
 _TIMED = 5
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a score may take.
+    """Memory and time for a score.
 
     Args:
-        bytes: Memory of what is kept for scoring: half for the basis; a quarter, and at most
-            64 MiB, for training features (of a thousand samples at least).
-        milliseconds: Time of a scored batch of one sample, with the prediction itself; None for
-            as long as it takes. If the choice of layers takes longer on the first sample of
-            the training data, the last layer alone is taken.
+        bytes: Memory for scoring: half for the basis; a quarter, and at most 64 MiB, for
+            training features (of at least a thousand samples).
+        milliseconds: Time of a scored batch of one sample, including the prediction; None for
+            no limit. If the selected layers take longer on the first sample of the training
+            data, only the last layer is used.
     """
 
     bytes: int = 2**28
@@ -63,16 +63,16 @@ def choose(
     budget: Budget,
     **options: Any,
 ) -> Parts:
-    """Return the parts to fit, chosen on the first batch of training data.
+    """Return the parts to fit, selected on the first batch of training data.
 
     Args:
         monitor: One of the same model and likelihood, with any weights.
         batch: The first batch.
-        parameters: Which weights; None to choose them.
+        parameters: Which weights; None to select them.
         rank: Directions to keep; None for as many as the budget allows.
-        layer: Name of the module whose input are the features; None to choose it.
-        budget: Memory and time that a score may take.
-        options: Of the monitor to be made.
+        layer: Name of the module whose inputs are the features; None to select it.
+        budget: Memory and time for a score.
+        options: Of the monitor to create.
     """
     network, likelihood = monitor._network, monitor.likelihood
     selection, why = parameters, "weights: as given"
@@ -107,7 +107,7 @@ def choose(
 
 
 def _parameters_of(monitor: Monitor, layer: str, passed: ForwardPass) -> list[str]:
-    """Return the names of a layer's parameters; none if the model has them elsewhere."""
+    """Return the names of a layer's parameters; none if the model has other names for them."""
     names = [f"{layer}.{name}" for name, _ in passed.layer.named_parameters()]
     return names if set(names) <= set(dict(monitor.model.named_parameters())) else []
 
@@ -120,7 +120,7 @@ def _sized(
     budget: Budget,
     options: dict[str, Any],
 ) -> tuple[Monitor, str]:
-    """Return a monitor of some weights, with rank and sketch within the budget, and why."""
+    """Return a monitor of a selection, with rank and sketch within the budget, and why."""
     chosen = select(selection, monitor._network, call)
     weights, allowed = chosen.num_parameters, budget.bytes // 4  # numbers in float32
     if rank is None:  # the basis in half of the memory
@@ -142,10 +142,10 @@ def _sized(
 def _milliseconds(monitor: Monitor, call: Inputs) -> float:
     """Return the median time of a score of one sample, after a fit on the first batch."""
     monitor.fit([call], progress=False, check_deterministic=False, together=False)
-    ask = monitor.output_variance if is_classifier(monitor.likelihood) else monitor.score
-    one, times = call.samples(slice(0, 1)), []
+    score = monitor.output_variance if is_classifier(monitor.likelihood) else monitor.score
+    sample, times = call.samples(slice(0, 1)), []
     for _ in range(_TIMED + 1):
-        began = perf_counter()
-        ask(one).cpu()
-        times.append(perf_counter() - began)
+        start = perf_counter()
+        score(sample).cpu()
+        times.append(perf_counter() - start)
     return 1e3 * statistics.median(times[1:])

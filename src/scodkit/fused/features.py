@@ -1,7 +1,7 @@
-"""Features of training data, the input of a network's last layer, in a few megabytes.
+"""Features of training data (the inputs of a network's last layer) in a few megabytes.
 
-Their mean in each predicted class, one covariance for all classes, and a random choice of them.
-All of it can be added up over batches and merged over parts of the data.
+The mean of each predicted class, one covariance for all classes, and a random subset. All of
+it can be accumulated over batches and merged over parts of the data.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from scodkit.numerics.torch_private import Convolution
 from scodkit.scoring.score import Energies, score
 from scodkit.sketch.eigenbasis import Eigenbasis
 
-# the neighbour whose distance counts, where there are so many samples
+# the neighbour whose distance counts, if there are enough samples
 _NEIGHBOUR = 50
 
-# features beyond which they are added up in so many random groups, each with a random sign: on
-# average that keeps squared distances (Charikar et al. 2002)
+# more features than this are hashed into so many groups and summed with random signs (count
+# sketch): squared distances are kept in expectation (Charikar et al. 2002)
 _WIDEST = 2048
 
 # squared distance of unit vectors, below which rounding of a cosine decides
@@ -47,12 +47,12 @@ _MOMENTS = ("counts", "means", "scatter", "precision")
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """One forward pass, with what went into a layer and came out of it.
+    """The output of one forward pass, with the input and output of a layer.
 
     Args:
         output: Of the model, ``(B, *shape)``.
         layer_input: Of the layer, ``(B, ...)``.
-        layer_output: What the layer made of it.
+        layer_output: Of the layer.
         layer: The layer.
     """
 
@@ -74,24 +74,24 @@ class ForwardPass:
     @property
     def ends_in_layer(self) -> bool:
         """Whether the model's outputs are those of a Linear layer, all or the first ones."""
-        made, output = self.layer_output, self.output
+        last, output = self.layer_output, self.output
         return (
             isinstance(self.layer, nn.Linear)
-            and isinstance(made, Tensor)
-            and made.ndim == output.ndim == 2
-            and made.shape[1] >= output.shape[1]
-            and torch.equal(made[:, : output.shape[1]].nan_to_num(), output.nan_to_num())
+            and isinstance(last, Tensor)
+            and last.ndim == output.ndim == 2
+            and last.shape[1] >= output.shape[1]
+            and torch.equal(last[:, : output.shape[1]].nan_to_num(), output.nan_to_num())
         )
 
 
 def last_layer(network: Network, call: Inputs) -> str:
-    """Return the name of the layer whose input are the features.
+    """Return the name of the layer whose inputs are the features.
 
-    The Linear layer that is called last, for outputs ``(B, d)``; for maps and sequences, and
-    for networks without one, the Linear or convolutional layer that is called last.
+    For outputs ``(B, d)`` the Linear layer that is called last; for maps and sequences, and
+    for networks without a Linear layer, the Linear or convolutional layer called last.
 
     Args:
-        network: The model, held in eval mode.
+        network: The model, in eval mode.
         call: Its inputs.
 
     Raises:
@@ -124,10 +124,10 @@ def last_layer(network: Network, call: Inputs) -> str:
 
 
 def forward_pass(network: Network, call: Inputs, name: str) -> ForwardPass:
-    """Run the model once, and keep what goes into a layer and comes out of it.
+    """Run the model once, and record the input and output of a layer.
 
     Args:
-        network: The model, held in eval mode.
+        network: The model, in eval mode.
         call: Its inputs.
         name: Of the layer.
 
@@ -173,17 +173,17 @@ def variance_of_logits(
     bias: slice | None,
     prior_scale: float,
 ) -> Tensor:
-    """Return ``tr V`` of outputs that are a Linear layer's, chosen alone, in closed form.
+    """Return ``tr V`` of the outputs of a Linear layer, chosen alone, in closed form.
 
     Its Jacobian is ``I (x) (a, 1)``: a vector of weights ``u`` moves the output by
     ``U_W a + u_b``.
 
     Args:
         features: ``a``, ``(B, m)`` in float64.
-        outputs: How many of the layer's are the model's, the first ones.
+        outputs: How many of the layer's outputs are the model's, counted from the first.
         basis: The eigenbasis of the layer's weights.
-        weight: Where its weight sits among the chosen columns.
-        bias: Where its bias does; None if it has none.
+        weight: Columns of its weight among the chosen ones.
+        bias: Columns of its bias; None if it has none.
         prior_scale: ``eps``.
 
     Returns:
@@ -200,7 +200,7 @@ def variance_of_logits(
 
 
 def narrowed(features: Tensor) -> Tensor:
-    """Return at most 2048 features of each sample, ``(B, m)``, made of more where there are."""
+    """Return at most 2048 features of each sample, ``(B, m)``: a count sketch of more."""
     width = features.shape[1]
     if width <= _WIDEST:
         return features
@@ -212,10 +212,10 @@ def narrowed(features: Tensor) -> Tensor:
 
 
 def most_samples(features: int, allowed: int) -> int:
-    """Return how many samples to keep, in so many bytes with the covariance.
+    """Return how many samples to keep, within a limit that includes the covariance.
 
     Args:
-        features: Of each sample.
+        features: Number of features per sample.
         allowed: Bytes.
     """
     width = min(features, _WIDEST)
@@ -227,16 +227,16 @@ class FeatureBank:
     """The training features that later ones are compared with.
 
     Args:
-        classes: Number of classes; 1 where samples are of no single one.
-        most: Samples to keep: those of a random choice that depends on the samples alone.
+        classes: Number of classes; 1 if a sample has no single class.
+        most: Samples to keep: a random subset that depends on the samples alone.
     """
 
     def __init__(self, classes: int, most: int) -> None:
         self.most = most
         self._moments = Moments(classes)
-        self._samples: list[Tensor] = []  # of length 1, (b, m) in float32
+        self._samples: list[Tensor] = []  # of unit norm, (b, m) in float32
         self._keys: list[Tensor] = []
-        self._prepared: dict[str, Tensor] | None = None  # what distances need
+        self._prepared: dict[str, Tensor] | None = None  # cache for distances
 
     def add(
         self, features: Tensor, labels: Tensor, keys: Tensor, precision: float = 0.0
@@ -247,7 +247,7 @@ class FeatureBank:
             features: ``(B, m)`` in float64, finite.
             labels: The predicted classes, ``(B,)``.
             keys: Random numbers that depend on the samples alone, ``(B,)`` in int64.
-            precision: Relative rounding of the features.
+            precision: Relative rounding error of the features.
 
         Raises:
             BatchError: If there are more or fewer features than before.
@@ -263,7 +263,7 @@ class FeatureBank:
         self._keep(normalize(features).float(), keys)
 
     def merge(self, other: FeatureBank) -> None:
-        """Add the features of another bank, which is left alone."""
+        """Add the features of another bank, which is not modified."""
         self._moments.merge(other._moments)
         self._keep(other.samples, other.keys)
 
@@ -275,14 +275,14 @@ class FeatureBank:
             self._choose()
 
     def _choose(self) -> None:
-        """Keep the samples with the smallest keys, in whatever order they came."""
+        """Keep the samples with the smallest keys, independent of their order."""
         keys, samples = torch.cat(self._keys), torch.cat(self._samples)
         order = keys.argsort(stable=True)[: self.most]
         self._keys, self._samples = [keys[order]], [samples[order]]
 
     @property
     def samples(self) -> Tensor:
-        """The features that are kept, scaled to length 1, ``(n, m)`` in float32."""
+        """The kept features, scaled to unit norm, ``(n, m)`` in float32."""
         if len(self._keys) > 1 or len(self._keys[0]) > self.most:
             self._choose()
         return self._samples[0]
@@ -290,14 +290,14 @@ class FeatureBank:
     @property
     def keys(self) -> Tensor:
         """Their keys, ``(n,)``."""
-        assert self.samples is not None  # which are chosen by them
+        assert self.samples is not None  # the access selects samples and keys
         return self._keys[0]
 
     def distance_to_neighbours(self, features: Tensor) -> Tensor:
-        """Return the logarithm of the distance to a near neighbour, ``(B,)`` in float64.
+        """Return the log of the distance to the k-th nearest neighbour, ``(B,)`` in float64.
 
-        Of features scaled to length 1. The 50th neighbour, or the root of their number for
-        fewer than 2,500 of them.
+        Features are scaled to unit norm. ``k`` is 50, or the square root of the number of
+        samples if there are fewer than 2,500.
 
         Args:
             features: ``(B, m)`` in float64.
@@ -314,7 +314,7 @@ class FeatureBank:
         return (2 - 2 * torch.cat(found).double()).clamp_min(_SAME).log() / 2
 
     def distance_to_classes(self, features: Tensor) -> Tensor:
-        """Return the logarithm of the squared Mahalanobis distance to the nearest class.
+        """Return the log of the squared Mahalanobis distance to the nearest class.
 
         Args:
             features: ``(B, m)`` in float64.
@@ -335,7 +335,7 @@ class FeatureBank:
         return self._prepared
 
     def on(self, device: torch.device) -> FeatureBank:
-        """Return the bank on a device: this one, if it is there."""
+        """Return the bank on a device: itself if it is already there."""
         if self.samples.device == device:
             return self
         moved = {name: tensor.to(device) for name, tensor in self.pack().items()}
@@ -353,7 +353,7 @@ class FeatureBank:
 
     @staticmethod
     def unpack(tensors: Mapping[str, Tensor], most: int) -> FeatureBank:
-        """Return the bank that `pack` took apart.
+        """Return the bank from the tensors of `pack`.
 
         Args:
             tensors: By name.
@@ -366,7 +366,7 @@ class FeatureBank:
 
     @staticmethod
     def merged(banks: Iterable[FeatureBank]) -> FeatureBank:
-        """Return the bank of all features of several, which are left alone."""
+        """Return a bank with the features of several, which are not modified."""
         first, *others = banks
         whole = FeatureBank.unpack({n: t.clone() for n, t in first.pack().items()}, first.most)
         for other in others:

@@ -1,4 +1,4 @@
-"""`Fused`: the detector that chooses its own evidence."""
+"""`Fused`: the detector that selects its evidence itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from scodkit.scoring.evidence import (
 )
 from scodkit.scoring.score import Scored
 
-# one in so many held-out samples standardises the parts; p-values are of the others
+# one in so many held-out samples standardises the parts; the others give p-values
 _STANDARDISE = 4
 _FEWEST = 8
 
@@ -39,22 +39,22 @@ _FEWEST = 8
 class Fused:
     """A score fused from several kinds of evidence, for when none is known to be the best.
 
-    Classifiers: how many posterior standard deviations the winning logit stands above the mean
-    logit, the energy, the distance to the nearest training features and to the nearest class.
-    All others: the SCOD score, and the share of it that the training data leaves open. Labels
-    are not needed. Scores are of held-out data's making, so `calibrate` comes before them.
+    Classifiers: the distance of the largest logit from the mean logit in posterior standard
+    deviations, the energy, the distance to the nearest training features and to the nearest
+    class. All others: the SCOD score, and the unexplained share. Labels are not needed. Scores
+    are standardised on held-out data, so `calibrate` must come before scoring.
 
     Args:
-        model: Any trained ``nn.Module``; left as found.
-        likelihood: What distribution its output parametrises.
+        model: Any trained ``nn.Module``; not modified.
+        likelihood: The distribution that its output parametrises.
         parameters: Which weights, as for `Monitor`; None for the last Linear layer of a
             classifier that ends in one (then no backward pass is needed), and for
             ``LastLayers(fraction=0.15)`` otherwise.
         rank: Directions of curvature to keep; None for as many as the budget allows, up to 100.
         prior_scale: ``eps``, as for `Monitor`.
-        layer: Name of the module whose input are a classifier's features; None for the layer
+        layer: Name of the module whose inputs are a classifier's features; None for the layer
             that is called last.
-        budget: Memory and time that a score may take.
+        budget: Memory and time for a score.
         inputs: As for `Monitor`.
         outputs: As for `Monitor`.
 
@@ -87,7 +87,7 @@ class Fused:
     ) -> None:
         picks: dict[str, Any] = {"inputs": inputs, "outputs": outputs}
         self._options: dict[str, Any] = {"prior_scale": prior_scale, **picks}
-        # refuses what cannot be right at once; a fit makes another, of the weights it chooses
+        # validates the options at once; a fit creates another one, for the weights it selects
         self._unfitted = Monitor(
             model, likelihood, 1 if rank is None else rank, **self._options
         )
@@ -113,12 +113,12 @@ class Fused:
 
     @property
     def monitor(self) -> Monitor:
-        """The monitor whose curvature the score rests on, over the weights that were chosen."""
+        """The monitor of the selected weights, whose curvature the score is based on."""
         return self._ready().monitor
 
     @property
     def layer_name(self) -> str | None:
-        """Name of the module whose input are the features; None if there are none."""
+        """Name of the module whose inputs are the features; None if there are none."""
         return self._ready().layer
 
     @property
@@ -141,8 +141,8 @@ class Fused:
             on_bad: Raise on a sample with a NaN or an infinity, or skip it.
 
         Returns:
-            The detector itself, fitted. An earlier calibration is dropped; a fit that raises
-            leaves it as it was before.
+            The detector itself, fitted. An earlier calibration is dropped; if the fit raises,
+            the detector is unchanged.
         """
         first, stream = data.open_stream(loader)
         parts = choose(
@@ -166,8 +166,8 @@ class Fused:
             progress: Show a progress bar.
 
         Returns:
-            The detector itself; an earlier calibration is dropped. If anything goes wrong, it
-            is as it was before.
+            The detector itself; an earlier calibration is dropped. If the update raises, the
+            detector is unchanged.
         """
         parts = self._ready()
         _, stream = data.open_stream(loader)
@@ -177,7 +177,7 @@ class Fused:
         """Add the data of a detector fitted on another part of the training data.
 
         Args:
-            other: One of the same model and options; left alone.
+            other: One of the same model and options; not modified.
 
         Returns:
             This detector, as if fitted on both parts; an earlier calibration is dropped. A
@@ -195,17 +195,18 @@ class Fused:
     ) -> Self:
         """Standardise the parts on held-out data, and turn scores into p-values.
 
-        A quarter of the samples, chosen at random, standardises the parts; the others, which it
-        has not seen, are what p-values count (split conformal). So ``n`` held-out samples allow
-        false-alarm rates down to ``1 / (3 n / 4 + 1)``.
+        A quarter of the samples, chosen at random, standardises the parts; p-values are
+        computed from the others (split conformal). So ``n`` held-out samples allow false-alarm
+        rates down to ``1 / (3 n / 4 + 1)``.
 
         Args:
             loader: In-distribution batches that were not used for fitting.
-            by: Maps outputs to groups that are calibrated apart, as for `Monitor.calibrate`.
+            by: Maps outputs to groups that are calibrated separately, as for
+                `Monitor.calibrate`.
             progress: Show a progress bar.
 
         Returns:
-            The detector itself, calibrated. If anything goes wrong it is as it was before.
+            The detector itself, calibrated. If the calibration raises, it is unchanged.
 
         Raises:
             CalibrationError: If there are fewer than 8 samples, or some are not finite.
@@ -218,8 +219,8 @@ class Fused:
             digests = data.digests_of(monitor._network.inputs_of(batch))
             samples.add(digests)
             keys.append(sample_keys(digests).cpu())
-            output, own = self._ready()(batch)
-            parts.append(own.cpu())
+            output, batch_parts = self._ready()(batch)
+            parts.append(batch_parts.cpu())
             if by is not None:
                 groups.append(groups_of(by, output))
         all_parts, order = torch.cat(parts), torch.cat(keys).argsort(stable=True)
@@ -230,7 +231,7 @@ class Fused:
         scores = standard.contributions(all_parts[others]).sum(1)
         calibration = Calibration(scores, None if by is None else torch.cat(groups)[others])
         self._standard, self.calibration, self._by = standard, calibration, by
-        monitor._by = by  # so that a file tells the function again
+        monitor._by = by  # so that a saved file names the function
         again = data.seen_again(monitor.fitted.samples, samples.all())
         if again is not None:
             warnings.warn(
@@ -244,10 +245,10 @@ class Fused:
 
     @staticmethod
     def _check_held_out(parts: Tensor) -> None:
-        """Refuse held-out data that parts cannot be standardised on.
+        """Make sure that parts can be standardised on held-out data.
 
         Raises:
-            CalibrationError: If there is too little of it, or some is not finite.
+            CalibrationError: If there are too few samples, or some are not finite.
         """
         if len(parts) < _FEWEST:
             raise CalibrationError(
@@ -295,9 +296,9 @@ class Fused:
         Args:
             batch: As the loader yields it.
         """
-        found = self(batch).p_value
-        assert found is not None
-        return found
+        p_value = self(batch).p_value
+        assert p_value is not None
+        return p_value
 
     def flag(
         self, batch: object, false_alarm: float = 0.05, *, confidence: float | None = None
@@ -327,7 +328,7 @@ class Fused:
         return dict(zip(self.names, parts.unbind(1), strict=True))
 
     def explain(self, batch: object) -> FusedExplanation:
-        """Return which part accuses each sample, and how strongly; print it for words.
+        """Return how much each part contributes to the score of each sample; printable.
 
         Args:
             batch: As the loader yields it.
@@ -340,7 +341,7 @@ class Fused:
         return FusedExplanation(self.names, parts, contributions, score, p_value)
 
     def summary(self) -> str:
-        """Return what was chosen, why, and how parts are weighed, as lines of text."""
+        """Return the selection, the reasons for it, and the weights of the parts, as text."""
         chosen, basis = self._ready(), self.monitor.basis
         lines = [*chosen.why]
         lines.append(
@@ -351,10 +352,10 @@ class Fused:
             size = chosen.bank.samples
             lines.append(f"training features kept: {len(size):,} of {size.shape[1]} numbers")
         if self._standard is not None and self.calibration is not None:
-            standard, held = self._standard, self.calibration.num_data
+            standard, count = self._standard, self.calibration.num_data
             lines.append(
-                f"standardised on {standard.num_data} held-out samples; p-values count {held} "
-                f"others: false-alarm rates from {1 / (held + 1):.2g}"
+                f"standardised on {standard.num_data} held-out samples; p-values count {count} "
+                f"others: false-alarm rates from {1 / (count + 1):.2g}"
             )
             for name, *row in zip(
                 self.names, standard.median, standard.spread, standard.weight, strict=True
@@ -366,7 +367,7 @@ class Fused:
         return "\n".join(lines)
 
     def compile(self, example: object, *, fuse: bool = False) -> Self:
-        """Record the scored forward pass, so that batches of one shape cost far less.
+        """Record the scored forward pass, which makes batches of one shape much faster.
 
         Args:
             example: A batch of the shape to come.
@@ -385,8 +386,8 @@ class Fused:
         """Write the detector to one file, atomically; the model itself is not in it.
 
         Args:
-            path: Where to.
-            sketch: Keep what `update` and `merge` need, as in `Monitor.save`.
+            path: The file.
+            sketch: Include the state that `update` and `merge` need, as in `Monitor.save`.
         """
         fused_file.save(
             path,
@@ -411,12 +412,12 @@ class Fused:
         """Read a detector written by `save`.
 
         Args:
-            path: Where from.
+            path: The file.
             model: The model it was fitted on, with the same weights.
-            likelihood: Needed only where a file cannot describe it, as for `Monitor.load`.
-            by: The same function it was calibrated with, if there was one.
-            inputs: The same function it was made with, if there was one.
-            outputs: Likewise.
+            likelihood: Needed only if a file cannot describe it, as for `Monitor.load`.
+            by: The function it was calibrated with, if there was one.
+            inputs: The function it was created with, if there was one.
+            outputs: The function it was created with, if there was one.
 
         Returns:
             The detector, on the model's device.
@@ -439,12 +440,12 @@ class Fused:
         return fused
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of what is kept for scoring, besides the model, by name."""
+        """Return the memory for scoring in bytes, besides the model, by name."""
         bank, basis = self._ready().bank, self.monitor.basis
-        kept = {"basis": basis.vectors.nbytes + basis.values.nbytes}
+        sizes = {"basis": basis.vectors.nbytes + basis.values.nbytes}
         if bank is not None:
-            kept["features"] = sum(tensor.nbytes for tensor in bank.pack().values())
-        return kept
+            sizes["features"] = sum(tensor.nbytes for tensor in bank.pack().values())
+        return sizes
 
     def __repr__(self) -> str:
         fitted = "not fitted" if self._parts is None else "fitted"

@@ -1,4 +1,4 @@
-"""A saved `Fused`: the monitor's own file, with features and held-out scores around it."""
+"""A saved `Fused`: the monitor's file embedded in one with features and held-out scores."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def save(
     """Write a detector to one file, atomically.
 
     Args:
-        path: Where to.
+        path: The file.
         parts: Fitted.
         standard: How parts are standardised; None if it is not calibrated.
-        calibration: Held-out scores, likewise.
-        budget: Bytes that were allowed.
-        sketch: Keep what updates and merges need.
+        calibration: Held-out scores; None if it is not calibrated.
+        budget: Memory budget in bytes.
+        sketch: Include the state that updates and merges need.
     """
     artifact.check_place(Path(path))
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def save(
         "bytes": budget,
     }
     if parts.bank is not None:
-        tensors |= {_FEATURES + name: own for name, own in parts.bank.pack().items()}
+        tensors |= {_FEATURES + name: tensor for name, tensor in parts.bank.pack().items()}
     if standard is not None and calibration is not None:
         for name in ("median", "spread", "weight"):
             tensors[_STANDARD + name] = getattr(standard, name)
@@ -84,12 +84,12 @@ def load(
     """Read a detector, and check that it belongs to a model.
 
     Args:
-        path: Where from.
+        path: The file.
         model: The model.
         options: Of `Monitor.load`.
 
     Returns:
-        The parts, how they are standardised, held-out scores, and the bytes that were allowed.
+        The parts, their standardisation, held-out scores, and the memory budget in bytes.
     """
     header, tensors = artifact.read(path, _KIND, _HEADER)
     content = artifact.tensor((None,), {torch.uint8}, lambda _: True, "bytes")
@@ -115,15 +115,15 @@ def load(
 
 
 def _bank(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FeatureBank | None:
-    """Return the features of a file, whose shapes must go together."""
-    own = {n.removeprefix(_FEATURES): t for n, t in tensors.items() if n.startswith(_FEATURES)}
-    if not own:
+    """Return the features of a file, after checking that their shapes are consistent."""
+    bank = {n.removeprefix(_FEATURES): t for n, t in tensors.items() if n.startswith(_FEATURES)}
+    if not bank:
         return None
     wide = {torch.float64}
     matrix = artifact.tensor((None, None), wide)
-    artifact.fields({"means": matrix}, others=True)("the features", own)
-    classes, width = own["means"].shape
-    count = min(header["most"], int(own["counts"].sum())) if "counts" in own else 0
+    artifact.fields({"means": matrix}, others=True)("the features", bank)
+    classes, width = bank["means"].shape
+    count = min(header["most"], int(bank["counts"].sum())) if "counts" in bank else 0
     artifact.fields(
         {
             "counts": artifact.tensor((classes,), wide, _none_negative, "counts"),
@@ -133,8 +133,8 @@ def _bank(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FeatureBa
             "samples": artifact.tensor((count, width), {torch.float32}),
             "keys": artifact.tensor((count,), {torch.int64}),
         }
-    )("the features", own)
-    return FeatureBank.unpack(own, header["most"])
+    )("the features", bank)
+    return FeatureBank.unpack(bank, header["most"])
 
 
 def _none_negative(tensor: Tensor) -> bool:
@@ -144,13 +144,13 @@ def _none_negative(tensor: Tensor) -> bool:
 def _standard(
     header: Mapping[str, Any], tensors: Mapping[str, Tensor], count: int
 ) -> Standard | None:
-    """Return how parts are standardised; None in the file of one that is not calibrated."""
+    """Return how parts are standardised; None if the saved detector is not calibrated."""
     if not header["standardised_on"]:
         return None
-    own = {n.removeprefix(_STANDARD): t for n, t in tensors.items() if n.startswith(_STANDARD)}
+    rows = {n.removeprefix(_STANDARD): t for n, t in tensors.items() if n.startswith(_STANDARD)}
     number = artifact.tensor((count,), {torch.float64})
     amount = artifact.tensor((count,), {torch.float64}, _none_negative, "numbers >= 0")
-    artifact.fields({"median": number, "spread": amount, "weight": amount})("the parts", own)
-    if not bool((own["spread"] > 0).all()):
+    artifact.fields({"median": number, "spread": amount, "weight": amount})("the parts", rows)
+    if not bool((rows["spread"] > 0).all()):
         artifact.refuse("spreads > 0", "a spread of 0")
-    return Standard(**own, num_data=header["standardised_on"])
+    return Standard(**rows, num_data=header["standardised_on"])

@@ -27,15 +27,15 @@ _REGRESSION = ("scod", "unexplained share")
 
 
 class Parts:
-    """Turns batches into the parts of a score.
+    """Computes the parts of a score.
 
     Args:
         monitor: Of the chosen weights.
-        layer: Name of the module whose input are the features; None if there are none.
+        layer: Name of the module whose inputs are the features; None if there are none.
         bank: Training features; None if there are none.
-        closed: Whether the chosen weights are those of one Linear layer that makes the outputs:
+        closed: Whether the chosen weights are those of one Linear layer at the network's end:
             then the variance of logits has a closed form.
-        why: What was chosen, in words.
+        why: Description of the selection.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Parts:
         self.monitor, self.layer, self.bank = monitor, layer, bank
         self.closed, self.why = closed, why
         self._captured: Captured | None = None
-        self._storage: tuple[int, ...] = ()  # of the recording: where the weights lay
+        self._storage: tuple[int, ...] = ()  # addresses of the weights at the recording
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class Parts:
         """Summarise training data in one pass.
 
         Args:
-            loader: Says how many batches there are.
+            loader: Gives the number of batches.
             stream: All of its batches.
             options: Of `Monitor.fit`.
         """
@@ -70,10 +70,10 @@ class Parts:
         self._share_bank()
 
     def update(self, loader: Any, stream: Iterable[Any], **options: Any) -> Parts:
-        """Return the same parts with new training data; the monitor is changed.
+        """Return parts with new training data added; the monitor is modified.
 
         Args:
-            loader: Says how many batches there are.
+            loader: Gives the number of batches.
             stream: All of its batches.
             options: Of `Monitor.update`.
         """
@@ -86,10 +86,10 @@ class Parts:
         return fresh
 
     def merge(self, other: Parts) -> Parts:
-        """Return the parts of both fits' data; this one's monitor is changed.
+        """Return the parts of both fits' data; this one's monitor is modified.
 
         Args:
-            other: Of the same model, left alone.
+            other: Of the same model, not modified.
 
         Raises:
             MergeError: If their features are of different layers.
@@ -106,10 +106,10 @@ class Parts:
         return Parts(self.monitor, self.layer, bank, self.closed, self.why)
 
     def used_once(self, batch: object) -> bool:
-        """Return whether one call of a forward pass uses the chosen weights, and no other.
+        """Return whether exactly one call of a forward pass uses the chosen weights.
 
         Args:
-            batch: Of which the first sample is run.
+            batch: A batch, of which the first sample is run.
         """
         with self.monitor._ready().prepared(batch, None, "a fit") as (call, source, _):
             return bool(source.engine.num_calls(call.samples(slice(0, 1))) == 1)
@@ -134,12 +134,12 @@ class Parts:
             self.bank.add(passed.features[good], labels[good], keys[good], rounding)
 
     def _share_bank(self) -> None:
-        """Let every process of a group have the features of all of them."""
+        """Gather and merge the features of all processes, in every process."""
         processes = Processes.here()
         if self.bank is not None and processes.count > 1:
             packed = {name: tensor.cpu() for name, tensor in self.bank.pack().items()}
-            everyone = processes.gathered(packed)
-            banks = [FeatureBank.unpack(own, self.bank.most) for own in everyone]
+            gathered = processes.gathered(packed)
+            banks = [FeatureBank.unpack(tensors, self.bank.most) for tensors in gathered]
             self.bank = FeatureBank.merged(banks).on(self.monitor._network.device)
 
     # --- Evidence ---
@@ -156,8 +156,8 @@ class Parts:
             return self._of_regression(batch)
         scorer = self.monitor._ready()
         if self.monitor._network.inputs_of(batch, scorer.fitted.form).batch_size == 0:
-            nothing = torch.empty(0, len(self.names), dtype=torch.float64)
-            return scorer(batch, None).output, nothing
+            empty = torch.empty(0, len(self.names), dtype=torch.float64)
+            return scorer(batch, None).output, empty
         with scorer.prepared(batch, None, "a score") as (call, _, basis):
             recorded = self._captured
             if recorded is not None and recorded.fits(call.tensors()) and self._is_current():
@@ -168,12 +168,12 @@ class Parts:
     def _of_classifier(
         self, call: Inputs, basis: Eigenbasis, *, checked: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs and parts of a batch that is not empty, of a model that is held.
+        """Return outputs and parts of a non-empty batch, while the model is held.
 
         Args:
             call: The batch.
             basis: The eigenbasis, on the model's device.
-            checked: Whether outputs are known to be those of the layer.
+            checked: Whether the outputs are known to be those of the layer.
         """
         assert self.layer is not None
         assert self.bank is not None
@@ -206,12 +206,12 @@ class Parts:
         return output, parts.masked_fill(~good[:, None], torch.inf)
 
     def _of_regression(self, batch: object) -> tuple[Tensor, Tensor]:
-        found = self.monitor.evidence(batch)
+        evidence = self.monitor.evidence(batch)
         tiny = torch.finfo(torch.float64).tiny
-        share = found.unexplained_share.nan_to_num(1.0)  # of what no weight changes
-        logs = [found.score.double().clamp_min(tiny).log(), share.clamp_min(tiny).log()]
-        bad = found.score == torch.inf
-        return found.output, torch.stack(logs, dim=1).masked_fill(bad[:, None], torch.inf)
+        share = evidence.unexplained_share.nan_to_num(1.0)  # NaN if no weight has an effect
+        logs = [evidence.score.double().clamp_min(tiny).log(), share.clamp_min(tiny).log()]
+        bad = evidence.score == torch.inf
+        return evidence.output, torch.stack(logs, dim=1).masked_fill(bad[:, None], torch.inf)
 
     def compile(self, example: object, *, fuse: bool) -> None:
         """Record the pass for batches of one shape; see `Fused.compile`.
@@ -221,7 +221,7 @@ class Parts:
             fuse: On CUDA, compile before recording.
 
         Raises:
-            CaptureError: If logits take backward passes, or the pass cannot be recorded.
+            CaptureError: If logits need backward passes, or the pass cannot be recorded.
         """
         if self.bank is None:
             self.monitor.compile(example, fuse=fuse)
@@ -236,12 +236,12 @@ class Parts:
             def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
                 return self._of_classifier(call.with_tensors(tensors), basis, checked=True)
 
-            run(call.tensors())  # what is prepared once is not to be recorded
+            run(call.tensors())  # one-time preparations must not be recorded
             self._captured = capture(run, call.tensors(), fuse=fuse)
             self._storage = self.monitor._network.storage()
 
     def _is_current(self) -> bool:
-        """Return whether the recording is of the weights that the model has now."""
+        """Return whether the recording is of the model's current weights."""
         if self._storage == self.monitor._network.storage():
             return True
         self._captured = None
@@ -256,12 +256,12 @@ class Parts:
 
 
 class _Tap:
-    """The batches of a loader, each shown to a function before it is passed on.
+    """The batches of a loader, each passed to a callback before it is yielded.
 
     Args:
-        loader: Says how many batches and samples there are.
+        loader: Gives the numbers of batches and samples.
         stream: All of its batches.
-        see: Shown every batch; None for nobody.
+        see: Called with every batch; None for no callback.
     """
 
     def __init__(
@@ -282,12 +282,12 @@ class _Tap:
 
 
 def part_names(likelihood: Likelihood) -> tuple[str, ...]:
-    """Return the names of the parts that a likelihood's score has."""
+    """Return the names of the parts of a score, by its likelihood."""
     return _CLASSIFICATION if is_classifier(likelihood) else _REGRESSION
 
 
 def num_classes(likelihood: Likelihood, output: Tensor) -> int:
-    """Return how many classes a sample can be of; 1 where it has several variables.
+    """Return the number of classes; 1 if a sample has several variables.
 
     Args:
         likelihood: `Categorical` or `Bernoulli`.

@@ -1,1 +1,1 @@
-"""The user's network: its inputs, its weights, and how it is run without being touched."""
+"""The user's network: its inputs, its weights, and the copy that is run in its place."""

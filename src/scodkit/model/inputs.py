@@ -1,4 +1,4 @@
-"""What a batch may look like: the model's inputs in it, their form and their ranges."""
+"""The model's inputs: how they are picked from a batch, their form and their ranges."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Ranges = dict[str, tuple[float, float]]
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# where a dict has its labels, which are no inputs
+# keys of labels in a dict, which are not inputs
 LABEL_KEYS = ("label", "labels", "target", "targets")
 
-# how many widths of its range outside of it a value is far. With n values seen, and tails that
-# fall exponentially, a new one gets there with probability n^-4, with normal tails hardly ever;
-# values of [0, 1] that were multiplied by 16 or 255 do
+# a value is far if it is outside its range by so many widths of the range. With n values seen,
+# and exponential tails, a new one gets there with probability n^-4, with normal tails hardly
+# ever; values of [0, 1] that were multiplied by 16 or 255 do
 _FAR = 3
-# calls on a GPU of which one is looked at
+# one in so many calls on a GPU is checked
 _CALLS = 32
 
 _ONE_BY_ONE = (
@@ -76,7 +76,7 @@ class Inputs:
 
     @staticmethod
     def of(picked: object) -> Inputs:
-        """Return the call that a tensor, a tuple, a list or a dict stands for.
+        """Return the call with a tensor, a tuple, a list or a dict as its arguments.
 
         Raises:
             BatchError: If it is something else.
@@ -98,7 +98,7 @@ class Inputs:
         )
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors, positional ones first, keywords in their order."""
+        """Return the tensors: positional ones first, then keywords in their order."""
         return self._tensors
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
@@ -107,10 +107,10 @@ class Inputs:
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> Inputs:
         """Return the same call with other tensors, in the order of `tensors`."""
-        fresh = iter(tensors)
-        args = [next(fresh) if isinstance(v, Tensor) else v for v in self.args]
+        values = iter(tensors)
+        args = [next(values) if isinstance(v, Tensor) else v for v in self.args]
         kwargs = self.kwargs and {
-            k: next(fresh) if isinstance(v, Tensor) else v for k, v in self.kwargs.items()
+            k: next(values) if isinstance(v, Tensor) else v for k, v in self.kwargs.items()
         }
         return Inputs(tuple(args), kwargs)
 
@@ -124,15 +124,15 @@ class Inputs:
             raise BatchError("expected samples in the first batch, got none; leave it out")
 
     def samples(self, which: slice) -> Inputs:
-        """Return the call restricted to some samples."""
+        """Return the call restricted to a slice of samples."""
         return self.with_tensors([t[which] for t in self._tensors])
 
     def repeated(self, count: int) -> Inputs:
-        """Return the call with each sample several times, one after the other."""
+        """Return the call with each sample repeated in place, as ``repeat_interleave``."""
         return self.with_tensors([t.repeat_interleave(count, 0) for t in self._tensors])
 
     def joined(self, other: Inputs) -> Inputs:
-        """Return the samples of both calls; those of this one, if they do not go together."""
+        """Return the samples of both calls; only this one's if shapes or dtypes differ."""
 
         def alike(call: Inputs) -> list[Any]:
             return [(shape[1:], dtype) for shape, dtype in call.shapes]
@@ -143,16 +143,16 @@ class Inputs:
         return self.with_tensors(map(torch.cat, pairs))
 
     def first(self, count: int) -> Inputs:
-        """Return the call with its first samples, the last of them again if there are fewer."""
+        """Return the call with its first samples; the last is repeated if there are fewer."""
         order = torch.arange(count).clamp_max(self.batch_size - 1)
         return self.map(lambda t: t[order.to(t.device)])
 
 
 def _check_not_nested(values: Iterable[object]) -> None:
-    """Refuse tensors inside of other values.
+    """Make sure that no tensor is nested inside another argument.
 
     Raises:
-        BatchError: If there are such.
+        BatchError: If one is.
     """
     for value in values:
         inner = list(value.values()) if isinstance(value, Mapping) else value
@@ -166,7 +166,7 @@ def _check_not_nested(values: Iterable[object]) -> None:
 
 @dataclass(frozen=True)
 class Form:
-    """The form of the batches of a fit, which later batches are compared with.
+    """The form of a fit's batches, which later batches are compared with.
 
     Args:
         parts: Number of elements of a tuple or list; 1 for anything else.
@@ -187,7 +187,7 @@ class Form:
         return asdict(self)
 
     def check(self, call: Inputs) -> None:
-        """Refuse a sample without a batch axis: some layers would take it for a batch.
+        """Refuse a sample without a batch axis: some layers would treat it as a batch.
 
         Raises:
             BatchError: If every input lacks one axis.
@@ -202,13 +202,13 @@ class Form:
 
 
 def default_inputs(batch: object, forward: Callable[..., Any], form: Form | None) -> object:
-    """Return what the model is called with where nobody said how to pick it from a batch.
+    """Return the model's inputs in a batch by default rules, without a user's ``inputs``.
 
     Args:
         batch: As the loader yields it: of a tuple or list the first element is taken, of a dict
             the keys that ``forward`` names, without labels.
-        forward: Of the model.
-        form: What the batches of the fit looked like, where that is known.
+        forward: The model's method.
+        form: Of the fit's batches, if known.
 
     Raises:
         BatchError: If the batch has no inputs of the model, or looks like several batches.
@@ -236,9 +236,9 @@ def default_inputs(batch: object, forward: Callable[..., Any], form: Form | None
 def _check_one_batch(batch: Sequence[object], form: Form | None) -> None:
     """Refuse several batches in place of one, of which all but the first would be dropped.
 
-    Tensors of one form may also be inputs and targets, as an autoencoder has them: they are
-    taken for that where the batches of the fit had as many parts or, if nobody knows, where
-    they have as many samples.
+    Tensors of equal form may also be inputs and targets, as for an autoencoder: they are
+    treated as such if the batches of the fit had as many parts or, if that is unknown, if they
+    have equally many samples.
 
     Raises:
         BatchError: If the elements look like batches.
@@ -257,7 +257,7 @@ def _check_one_batch(batch: Sequence[object], form: Form | None) -> None:
 
 
 def ordinary(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor made under inference_mode: autograd refuses to save those."""
+    """Return a tensor that autograd can save: a copy if it was created in inference mode."""
     if not tensor.is_inference():
         return tensor
     with torch.inference_mode(False):
@@ -268,12 +268,12 @@ def ordinary(tensor: Tensor) -> Tensor:
 
 
 def widen(seen: dict[str, Tensor], call: Inputs) -> None:
-    """Take a batch into the ranges seen so far, without waiting for a GPU.
+    """Extend the ranges seen so far by a batch, in place, without synchronising with a GPU.
 
     Token ids and boolean masks have no range; values that are not finite are left out.
 
     Args:
-        seen: By input, its smallest value (negated) and its largest, ``(2,)``; changed.
+        seen: Smallest value (negated) and largest of each input, ``(2,)``; changed in place.
         call: The batch.
     """
     for key, value in chain(enumerate(call.args), call.kwargs.items()):
@@ -284,13 +284,13 @@ def widen(seen: dict[str, Tensor], call: Inputs) -> None:
 
 
 def ranges_of(seen: Mapping[str, Tensor]) -> Ranges:
-    """Return the ranges that `widen` found, without inputs that never were finite."""
+    """Return the ranges collected by `widen`, without inputs that were never finite."""
     listed = {name: ends.tolist() for name, ends in seen.items()}
     return {name: (-low, high) for name, (low, high) in listed.items() if high > -math.inf}
 
 
 def seen_in(ranges: Ranges, device: torch.device) -> dict[str, Tensor]:
-    """Return ranges as `widen` takes them, the reverse of `ranges_of`."""
+    """Return ranges in the form that `widen` takes, the inverse of `ranges_of`."""
     return {
         name: torch.tensor([-low, high], dtype=torch.float64, device=device)
         for name, (low, high) in ranges.items()
@@ -298,7 +298,7 @@ def seen_in(ranges: Ranges, device: torch.device) -> dict[str, Tensor]:
 
 
 def joined_ranges(one: Ranges | None, other: Ranges | None) -> Ranges | None:
-    """Return the ranges of two sets of data together; None where one is not known."""
+    """Return the union of the ranges of two data sets; None if one is unknown."""
     if one is None or other is None:
         return None
     both = dict(one)
@@ -309,7 +309,7 @@ def joined_ranges(one: Ranges | None, other: Ranges | None) -> Ranges | None:
 
 
 def extremes(value: Tensor) -> Tensor:
-    """Return the smallest finite value (negated) and the largest; minus infinity for none."""
+    """Return the smallest finite value (negated) and the largest; -inf if there is none."""
     finite = value.isfinite()
     low = torch.where(finite, value, math.inf).amin()
     return torch.stack([-low, torch.where(finite, value, -math.inf).amax()]).double()
@@ -318,18 +318,18 @@ def extremes(value: Tensor) -> Tensor:
 class RangeWatch:
     """Warns, once, of inputs that are far outside the range of the fit.
 
-    A classifier that is sure of everything has no gradients left: inputs that somebody forgot
-    to scale then get scores near 0. A look at their range notices most of that. On a GPU the
-    first call and every 32nd after it are looked at: waiting for the values would idle it, and
-    a scaling that was forgotten is forgotten every time.
+    A saturated classifier has no gradients left: inputs that were not scaled as in training
+    then get scores near 0. A check of their range detects most of that. On a GPU the first
+    call and every 32nd after it are checked: synchronising would idle it, and scaling that is
+    missing is missing in every call.
 
     Args:
-        seen: The ranges of the fit; None where they are not known.
+        seen: The ranges of the fit; None if they are unknown.
     """
 
     def __init__(self, seen: Ranges | None) -> None:
         self.seen = seen
-        # by position or keyword; a single value has no width to measure with
+        # by position or keyword; the range of a constant input has no width
         self._ranges = {
             int(name) if name.isdigit() else name: (low, high)
             for name, (low, high) in (seen or {}).items()
@@ -338,13 +338,13 @@ class RangeWatch:
         self._calls = 0
 
     def look(self, call: Inputs) -> bool:
-        """Look at a batch.
+        """Check the ranges of a batch.
 
         Args:
             call: The batch.
 
         Returns:
-            Whether all inputs were seen to be finite; False also where not all were looked at.
+            Whether all inputs are known to be finite; False also if not all were checked.
         """
         num_finite = 0
         for name, value in chain(enumerate(call.args), call.kwargs.items()):
@@ -360,7 +360,7 @@ class RangeWatch:
             low, high = map(float, torch.aminmax(value.detach()))
             if math.isfinite(low + high):
                 num_finite += 1
-            else:  # such samples score infinity: look at the others
+            else:  # non-finite samples score infinity: check the range of the others
                 negated, high = extremes(value.detach()).tolist()
                 low = -negated
             if min(low - first, last - high) < -_FAR * (last - first):

@@ -1,8 +1,8 @@
-"""The user's model, seen as a function of its inputs and (chosen) weights.
+"""The user's model as a function of its inputs and (chosen) weights.
 
-Everything that differs between models is handled here and nowhere else: what part of a batch
-goes in, what part of the result counts as the output, wrappers, devices, train mode, grad mode.
-The model is left exactly as it was found: what is run is its twin, on copies of the inputs.
+Everything that differs between models is handled here and nowhere else: which part of a batch
+is the input, which part of the result is the output, wrappers, devices, train mode, grad mode.
+The model itself is not modified: its twin is run instead, on copies of the inputs.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from scodkit.model.structure import OF_EVERY_MODULE
 from scodkit.model.twin import Twin, Watcher
 from scodkit.numerics.matmul import tf32_products
 
-# torch chooses kernels for the whole process: one thread at a time may change that
+# torch's choice of kernels is global to the process: one thread at a time may change it
 _SWITCH = threading.RLock()
 _ANOMALIES = threading.Lock()
-_anomalies_off = 0  # how many contexts keep torch's anomaly detection off
-_anomalies_before = (False, True)  # whether it was on, and whether it looked for NaN
+_anomalies_off = 0  # number of contexts that keep torch's anomaly detection off
+_anomalies_before = (False, True)  # whether it was on, and whether it checked for NaN
 
-_DEVICES = ("cpu", "cuda", "mps", "xpu")  # those with an autocast switch of their own
+_DEVICES = ("cpu", "cuda", "mps", "xpu")  # device types with an autocast switch of their own
 
 _NOTHING = contextlib.nullcontext()
 
-# tensors that the message of a `StaleMonitorError` names
+# number of tensors named in the message of a `StaleMonitorError`
 _NAMED = 4
 
 _version = attrgetter("_version")
@@ -46,19 +46,18 @@ _place = Tensor.data_ptr
 
 
 class Network:
-    """A trained model together with how batches enter it and outputs leave it.
+    """A trained model with the mappings from batches to inputs and from results to outputs.
 
     Args:
-        model: Any ``nn.Module``; DDP, DataParallel and ``torch.compile`` wrappers are looked
-            through.
-        inputs: Maps a batch to what the model is called with: a tensor, a tuple (positional)
-            or a dict (keywords). By default tensors go in as they are, of a tuple or list
-            the first element, of a dict the keys the model's ``forward`` names, without labels.
-        outputs: Maps what the model returns to the tensor that parametrises the prediction.
-            By default the tensor itself, or ``.logits`` where there is one.
+        model: Any ``nn.Module``; DDP, DataParallel and ``torch.compile`` wrappers are removed.
+        inputs: Maps a batch to the model's arguments: a tensor, a tuple (positional) or a dict
+            (keywords). By default a tensor is passed as it is, of a tuple or list the first
+            element, of a dict the keys the model's ``forward`` names, without labels.
+        outputs: Maps the model's result to the tensor that parametrises the prediction. By
+            default the tensor itself, or ``.logits`` if there is one.
 
     Attributes:
-        precision: What the model is run in, where that is not its own; see `at_precision`.
+        precision: Autocast dtype, None for the model's own dtypes; see `at_precision`.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Network:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are (the first one's device, for models spread over several)."""
+        """The device of the weights (of the first one, for models spread over several)."""
         first = self._twin.first
         if first is None:
             first = next(self.model.parameters(), torch.empty(0))
@@ -87,10 +86,10 @@ class Network:
 
         Args:
             batch: As the loader yields it; or the inputs themselves.
-            form: What the batches of the fit looked like, where that is known.
+            form: Of the fit's batches, if known.
 
         Raises:
-            BatchError: If no tensors can be found in the batch, or it looks otherwise.
+            BatchError: If the batch has no tensors, or another form.
             OptionError: If the model has no weights yet.
         """
         picked = batch
@@ -105,18 +104,18 @@ class Network:
         device = self.device
         if device.type == "meta":
             raise OptionError("expected a model with weights, got one on meta; load them first")
-        cuda = device.type == "cuda"  # only there is a copy waited for by what uses it
+        cuda = device.type == "cuda"  # only there do later operations wait for the copy
         for tensor in call.tensors():
             if tensor.device != device or tensor.is_inference():
                 return call.map(lambda t: ordinary(t.to(device, non_blocking=cuda)))
         return call
 
     def __call__(self, call: Inputs, watcher: Watcher | None = None) -> Tensor:
-        """Return the output ``(B, *shape)`` of the model as it stands.
+        """Return the output ``(B, *shape)`` of the model with its current weights.
 
         Args:
             call: The inputs.
-            watcher: Entered while the model is run; shown the tensors that it is run on.
+            watcher: Entered while the model is run; given the tensors that it is run on.
 
         Raises:
             ModelCallError: If the model fails on inputs of another dtype than its weights'.
@@ -128,7 +127,7 @@ class Network:
                 if result is None or watcher is not None or torch.is_grad_enabled():
                     result = self._twin.run(call, None, watcher)
             output = self._output(result, call.batch_size)
-            if watcher is not None and output is not result:  # it is to see outputs= as well
+            if watcher is not None and output is not result:  # it must see outputs= as well
                 with watcher:
                     output = self._output(result, call.batch_size)
             return output
@@ -137,23 +136,23 @@ class Network:
             raise
 
     def _check_dtypes(self, call: Inputs, error: RuntimeError) -> None:
-        """Explain a failure by inputs of another dtype than the weights', where that is likely.
+        """Explain a failure by inputs of another dtype than the weights', if that is likely.
 
         Raises:
             ModelCallError: If it is.
         """
-        own = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
-        given = {t.dtype for t in call.tensors() if t.is_floating_point()}
+        weights = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        inputs = {t.dtype for t in call.tensors() if t.is_floating_point()}
         advice = ""
-        if own and not given and self._takes(call, min(own, key=str)):
-            given = {t.dtype for t in call.tensors()}
+        if weights and not inputs and self._takes(call, min(weights, key=str)):
+            inputs = {t.dtype for t in call.tensors()}
             advice = "x.float() / 255 for bytes of images, or "
-        if self.precision is None and given - own and own:
-            wanted = " or ".join(sorted(map(str, own)))
+        if self.precision is None and inputs - weights and weights:
+            dtypes = " or ".join(sorted(map(str, weights)))
             raise ModelCallError(
-                f"expected inputs in {wanted}, as the model's weights are, got "
-                f"{', '.join(sorted(map(str, given)))}, and the model failed on them; type "
-                f"{advice}x.to({wanted.split(' ')[0]})"
+                f"expected inputs in {dtypes}, as the model's weights are, got "
+                f"{', '.join(sorted(map(str, inputs)))}, and the model failed on them; type "
+                f"{advice}x.to({dtypes.split(' ')[0]})"
             ) from error
 
     def _takes(self, call: Inputs, dtype: torch.dtype) -> bool:
@@ -161,47 +160,47 @@ class Network:
         try:
             with torch.no_grad():
                 self._twin.run(call.map(lambda t: t.to(dtype)))
-        except Exception:  # it is about something else, then
+        except Exception:  # the failure has another cause
             return False
         return True
 
     def at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
         """Return the output ``(B, *shape)`` with some weights replaced."""
         tensors = itertools.chain(self.model.named_parameters(), self.model.named_buffers())
-        # autograd refuses to save what was made in inference mode
+        # autograd refuses to save tensors created in inference mode
         copies = {name: ordinary(t.detach()) for name, t in tensors if t.is_inference()}
         return self.run_at({**copies, **weights}, call)
 
     def run_at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
-        """Return the same as `at`, of a model that has no weights made in inference mode."""
+        """Return the same as `at`, for a model without tensors created in inference mode."""
         with self._autocast():
             return self._output(self._twin.run(call, weights), call.batch_size)
 
     def running(self, example: Inputs) -> nn.Module:
-        """Return what is run for the model, held in eval mode: its twin, or the model itself.
+        """Return the module that is run, in eval mode: the twin, or the model itself.
 
         Args:
-            example: Inputs to tell with whether the model can have a twin.
+            example: Inputs to find out whether the model can have a twin.
         """
         self._twin.prove(example)
         with self._twin.held() as module:
             return module
 
     def of(self, model: nn.Module) -> Network:
-        """Return the same around a model of our own, which is run without a twin."""
-        other = copy.copy(self)
-        other.model, other._twin = model, Twin(model, apart=False)
-        return other
+        """Return a copy around a model that is not the user's, and is run without a twin."""
+        network = copy.copy(self)
+        network.model, network._twin = model, Twin(model, apart=False)
+        return network
 
     def at_precision(self, precision: torch.dtype | None) -> Network:
         """Return the same model under ``torch.autocast`` to a dtype; None for its own."""
-        other = copy.copy(self)
-        other.precision = precision
-        return other
+        network = copy.copy(self)
+        network.precision = precision
+        return network
 
     @contextlib.contextmanager
     def in_full_precision(self) -> Iterator[None]:
-        """Run the model in its own dtypes meanwhile, and without TF32."""
+        """Run the model in its own dtypes and without TF32 inside this context."""
         precision, self.precision = self.precision, None
         try:
             with contextlib.ExitStack() as stack:
@@ -239,14 +238,14 @@ class Network:
         return output if output.ndim > 1 else output[:, None]
 
     def evaluating(self) -> contextlib.AbstractContextManager[Any]:
-        """Hold the model's twin, in eval mode, with gradients possible.
+        """Hold the model's twin, in eval mode, with gradients enabled.
 
-        One thread at a time: function transforms exchange its weights for the time of a call.
-        May be nested. Nothing of the caller's context reaches the model: neither grad mode nor
+        One thread at a time: function transforms replace its weights during a call. Reentrant.
+        The caller's context does not affect the model: neither grad mode nor
         ``torch.autocast`` nor anomaly detection.
 
         Returns:
-            A context.
+            A context manager.
         """
         cast = any(map(torch.is_autocast_enabled, _DEVICES))
         without_cudnn = self._recurrent and self.device.type == "cuda"
@@ -264,10 +263,10 @@ class Network:
             _not_detecting_anomalies(),
             contextlib.ExitStack() as stack,
         ):
-            # the model's own dtypes are what certificates are for
+            # certificates hold for the model's own dtypes
             for kind in filter(torch.is_autocast_enabled, _DEVICES):
                 stack.enter_context(torch.autocast(kind, enabled=False))
-            if without_cudnn:  # its RNNs refuse eval mode
+            if without_cudnn:  # its RNNs have no backward pass in eval mode
                 tf32 = torch.backends.cudnn.allow_tf32
                 stack.enter_context(_cudnn(enabled=False, allow_tf32=tf32))
             stack.enter_context(self._twin.held())
@@ -275,20 +274,21 @@ class Network:
 
     @property
     def volatile(self) -> frozenset[str]:
-        """Names of the buffers that a call of the model was seen to change."""
+        """Names of the buffers that a call of the model is known to have changed."""
         return self._twin.volatile
 
     def storage(self) -> tuple[int, ...]:
         """Return the twin's revision, and the addresses of weights and buffers.
 
-        Other modules, hooks or attributes are another revision; other tensors lie elsewhere.
+        A change of modules, hooks or attributes increases the revision; other tensors have
+        other addresses.
         """
         where = tuple(tensor.data_ptr() for tensor in self._twin.tensors())
         return (self._twin.revision, *where)
 
 
 def _cudnn(enabled: bool, allow_tf32: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which only these two of cuDNN's switches are turned."""
+    """Return a context that sets these two of cuDNN's flags and keeps the others."""
     cudnn = torch.backends.cudnn
     return cudnn.flags(
         enabled,
@@ -300,7 +300,7 @@ def _cudnn(enabled: bool, allow_tf32: bool) -> contextlib.AbstractContextManager
 
 @contextlib.contextmanager
 def differentiable_attention() -> Iterator[None]:
-    """Keep torch from attention kernels that are for inference or for one derivative only."""
+    """Disable attention kernels without a backward pass, or without second derivatives."""
     with _SWITCH, sdpa_kernel(SDPBackend.MATH):
         before = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -312,7 +312,7 @@ def differentiable_attention() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _not_detecting_anomalies() -> Iterator[None]:
-    """Switch anomaly detection off: function transforms fail under it."""
+    """Disable anomaly detection: function transforms fail under it."""
     global _anomalies_off, _anomalies_before
     with _ANOMALIES:
         if not _anomalies_off:
@@ -337,13 +337,13 @@ def state_to_copy(owner: object, *parts: object) -> dict[str, Any]:
 
     Args:
         owner: The detector.
-        parts: What else may hold functions it was made with.
+        parts: Other objects with functions that the user passed in.
 
     Raises:
         OptionError: If pickle cannot find one of its functions by name.
     """
     caller = sys._getframe(2).f_globals["__name__"]
-    if caller == "copy" or "cloudpickle" in caller:  # these take any function
+    if caller == "copy" or "cloudpickle" in caller:  # these accept any function
         return vars(owner)
     for part in (owner, *parts):
         for name, value in getattr(part, "__dict__", {}).items():
@@ -359,7 +359,7 @@ def state_to_copy(owner: object, *parts: object) -> dict[str, Any]:
 
 def _bare(model: nn.Module) -> nn.Module:
     """Return the model inside wrappers that change how it runs but not what it computes."""
-    # importing it takes seconds; a compiled model has imported it already
+    # importing dynamo takes seconds; whoever compiled a model has imported it already
     compiler = sys.modules.get("torch._dynamo")
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -374,15 +374,15 @@ def _bare(model: nn.Module) -> nn.Module:
 
 
 class StateWatch:
-    """Notices that a model has changed, in microseconds as long as it has not.
+    """Detects that a model has changed, in microseconds as long as it has not.
 
-    Looked at are the identities of all modules, parameters and buffers, the version counters of
-    all tensors, and where parameters lie in memory. What is written past the counters, through
-    ``.data`` or a numpy view, is seen by a look at the contents alone.
+    Compares the identities of all modules, parameters and buffers, the version counters of all
+    tensors, and the addresses of parameters. Writes that bypass the counters, through ``.data``
+    or a numpy view, are only detected by comparing the contents.
 
     Args:
-        network: The model, as it is meant to stay.
-        renewal: What to type to fit again, for messages.
+        network: The model, in the state to compare with.
+        renewal: Code to type to fit again, for messages.
     """
 
     def __init__(
@@ -392,13 +392,13 @@ class StateWatch:
     ) -> None:
         self._network, self._renewal = network, renewal
         self._noted = _Noted(network)
-        self._seen: int | None = None  # revision of the twin that has the noted objects
+        self._seen: int | None = None  # revision of the twin with the recorded objects
 
     def unmoved(self) -> bool:
-        """Return whether nothing has happened that may have changed the model."""
+        """Return whether the model is unchanged, as far as identities and counters show."""
         noted, twin = self._noted, self._network._twin
         revision = twin.revision if twin.up_to_date() else None
-        # a twin that is up to date has seen to the identities
+        # a twin that is up to date has compared the identities already
         if revision is None or revision != self._seen:
             if not noted.same_objects():
                 return False
@@ -412,15 +412,15 @@ class StateWatch:
     def settled(
         self, fingerprints: Fingerprints, parameters: ParameterSet, doing: str
     ) -> Fingerprints:
-        """Look at the model's contents, and go by what it is now from here on.
+        """Compare the model's contents, and take its current state as the new reference.
 
         Args:
-            fingerprints: Of the model that was noted.
+            fingerprints: Of the recorded model.
             parameters: The chosen weights.
             doing: What is about to be done, for the message.
 
         Returns:
-            The fingerprints, which leave out what the model was seen to change itself.
+            The fingerprints, without buffers that the model is known to change itself.
 
         Raises:
             StaleMonitorError: If the model is not the one of the fit any more.
@@ -434,14 +434,14 @@ class StateWatch:
         ]
         known = exempt <= set(fingerprints.exempt)
         difference = _other_layer(noted.layers, now.layers)
-        # a buffer not known to change is part of the fingerprints: then only counters tell
+        # a buffer that turns out volatile is still part of the fingerprints: rely on counters
         if difference is None and (moved or known):
             difference = fingerprints.difference_to(model, parameters)
         if difference is not None:
-            some = ", ".join(moved[:_NAMED]) + (" ..." if len(moved) > _NAMED else "")
+            listed = ", ".join(moved[:_NAMED]) + (" ..." if len(moved) > _NAMED else "")
             raise StaleMonitorError(
                 f"expected the model of the fit for {doing}, but {difference}"
-                + (f" (touched since: {some})" if moved else "")
+                + (f" (touched since: {listed})" if moved else "")
                 + f"; load the weights of that time, or fit again: {self._renewal}"
             )
         if not known:
@@ -452,33 +452,32 @@ class StateWatch:
 
 
 class _Noted:
-    """A model at a glance: where its tensors and layers are kept, and what is there.
+    """A snapshot of a model: identities, versions and addresses of its tensors and layers.
 
     Args:
         network: The model; buffers that its own forward pass changes are left out.
 
     Attributes:
-        owners, keys, values: The dicts that keep tensors and layers, under what, and which.
-        children, sizes: The dicts of layers, which may grow, and how many are in each.
-        counted, versions: The tensors with a version counter, and what it is at.
-        placed, places: The parameters, which may be moved without a new one being made, and
-            where they lie in memory.
+        owners, keys, values: The dicts with tensors and layers, their keys and values.
+        children, sizes: The dicts of layers, which may grow, and their lengths.
+        counted, versions: The tensors with a version counter, and its values.
+        placed, places: The parameters, which may be moved in place, and their addresses.
         layers: The layers by name.
-        marks: Identity, version and place of each tensor by name.
+        marks: Identity, version and address of each tensor by name.
     """
 
     def __init__(self, network: Network) -> None:
         self.exempt = exempt = network.volatile
         modules = dict(network.model.named_modules())
-        kept = {
+        slots = {
             name: (owner, key)
             for prefix, module in modules.items()
             for owner in (module._parameters, module._buffers, module._modules)
             for key in list(owner.keys())
             if (name := f"{prefix}.{key}".lstrip(".")) not in exempt
         }
-        self.owners: list[Any] = [owner for owner, _ in kept.values()]
-        self.keys = [key for _, key in kept.values()]
+        self.owners: list[Any] = [owner for owner, _ in slots.values()]
+        self.keys = [key for _, key in slots.values()]
         self.values: list[Any] = list(map(getitem, self.owners, self.keys))
         self.children = [module._modules for module in modules.values()]
         self.sizes = list(map(len, self.children))
@@ -487,7 +486,7 @@ class _Noted:
         self.versions = list(map(_version, self.counted))
         self.placed = [t for t in tensors if isinstance(t, nn.Parameter) and _has_place(t)]
         self.places = list(map(_place, self.placed))
-        named = dict(zip(kept, self.values, strict=True))
+        named = dict(zip(slots, self.values, strict=True))
         self.layers = {name: v for name, v in named.items() if isinstance(v, nn.Module)}
         versions = dict(zip(map(id, self.counted), self.versions, strict=True))
         places = dict(zip(map(id, self.placed), self.places, strict=True))
@@ -498,18 +497,18 @@ class _Noted:
         }
 
     def same_objects(self) -> bool:
-        """Return whether the same layers and tensors are at the same places."""
+        """Return whether the same layers and tensors are under the same names."""
         try:
             return (
                 all(map(is_, map(getitem, self.owners, self.keys), self.values))
                 and list(map(len, self.children)) == self.sizes
             )
-        except KeyError:  # something was taken out
+        except KeyError:  # a layer or tensor was removed
             return False
 
 
 def _has_place(tensor: Tensor) -> bool:
-    """Return whether a tensor has a place in memory, as some kinds have not."""
+    """Return whether a tensor has an address, which some subclasses do not."""
     try:
         return _place(tensor) is not None
     except (RuntimeError, NotImplementedError, ValueError):
@@ -517,7 +516,7 @@ def _has_place(tensor: Tensor) -> bool:
 
 
 def _other_layer(before: Mapping[str, nn.Module], now: Mapping[str, nn.Module]) -> str | None:
-    """Return in words which layer came or went, or took the place of one unlike it."""
+    """Return a description of a layer that was added, removed or replaced; None if none was."""
     for name in {**before, **now}:
         if name not in now:
             return f"the layer {name} is gone"
@@ -530,15 +529,15 @@ def _other_layer(before: Mapping[str, nn.Module], now: Mapping[str, nn.Module]) 
 
 
 def _alike(old: nn.Module, new: nn.Module) -> bool:
-    """Return whether a layer does what another did, but for its tensors and layers inside."""
-    own, other = (
+    """Return whether two layers are equal, apart from their tensors and child layers."""
+    before, after = (
         {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
         for module in (old, new)
     )
     return (
         type(old) is type(new)
-        and own.keys() == other.keys()
-        and all(_equal(own[name], other[name]) for name in own)
+        and before.keys() == after.keys()
+        and all(_equal(before[name], after[name]) for name in before)
     )
 
 
@@ -547,5 +546,5 @@ def _equal(one: object, other: object) -> bool:
         if isinstance(one, Tensor) and isinstance(other, Tensor):
             return one is other or torch.equal(one, other)
         return one is other or (type(one) is type(other) and bool(one == other))
-    except Exception:  # arrays and others that do not say yes or no
+    except Exception:  # arrays and other objects whose comparison is not a bool
         return False

@@ -1,8 +1,8 @@
-"""Which weights the monitor reasons about, where each one is, and their fingerprints.
+"""Selection of the weights to monitor, their layout in a flat vector, and fingerprints.
 
-A choice (``"all"``, `LastLayers`, names and globs, a callable) is resolved once, against a
+A selection (``"all"``, `LastLayers`, names and globs, a callable) is resolved once, against a
 model and, for `LastLayers`, one forward pass; the result is a `ParameterSet`, in which each
-weight has a place in the flat vector.
+weight has an index in the flat vector.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from scodkit.numerics.torch_private import Convolution
 if TYPE_CHECKING:
     from scodkit.model.network import Network
 
-# layers after a network's last convolution, norms included, that still count as its head
+# largest number of layers after a network's last convolution, norms included, that still
+# count as its head
 _LONGEST_HEAD = 8
 
 _LISTED = 12  # names of parameters in an error
@@ -37,9 +38,9 @@ _LISTED = 12  # names of parameters in an error
 class LastLayers:
     """The last layers of the network, in the order the forward pass first calls them.
 
-    A layer is a module that owns parameters itself. With ``fraction`` the choice follows the
+    A layer is a module with parameters of its own. With ``fraction`` the choice follows the
     SCOD paper: at least two layers, and back to the last convolution if there is one close to
-    the end. (That of a vision transformer is at its start.)
+    the end. (The only one of a vision transformer is at its start.)
 
     Args:
         fraction: Share of the layers to keep, in (0, 1].
@@ -70,12 +71,12 @@ class LastLayers:
 
 @dataclass(frozen=True)
 class Block:
-    """One parameter and its place in the flat vector of all chosen ones.
+    """One parameter and its range in the flat vector of all chosen ones.
 
     Args:
         name: Qualified name, as in ``model.named_parameters()``.
         shape: Shape of the parameter.
-        columns: Where it sits among the ``N`` chosen numbers.
+        columns: Its range among the ``N`` chosen weights.
     """
 
     name: str
@@ -105,7 +106,7 @@ class ParameterSet:
 
     @cached_property
     def by_start(self) -> dict[int, slice]:
-        """The columns of each parameter, by the first of them, in order."""
+        """The columns of each parameter by its first column, in order."""
         return {block.columns.start: block.columns for block in self.blocks}
 
     @property
@@ -119,23 +120,23 @@ class ParameterSet:
         return {name: ordinary(named[name].detach()) for name in self.names}
 
     def itemsize(self, model: nn.Module) -> int:
-        """Return the bytes of one chosen weight, the widest where they differ."""
+        """Return the item size of the chosen weights in bytes, the largest if they differ."""
         return max(int(weight.itemsize) for weight in self.weights(model).values())
 
     def divided(self, index: int, count: int) -> tuple[tuple[str, ...], range]:
-        """Return one of several parts, of whole parameters and about as many weights each.
+        """Return one of several parts of whole parameters, with about equally many weights.
 
         Args:
-            index: Which part, from 0.
-            count: How many parts there are.
+            index: Index of the part, from 0.
+            count: Number of parts.
 
         Returns:
-            Names of its parameters, and where these sit among the ``N`` weights.
+            Names of its parameters, and their range among the ``N`` weights.
 
         Raises:
             ParameterSelectionError: If there are too few parameters for so many parts.
         """
-        # a parameter belongs to the part its middle is in
+        # a parameter belongs to the part that contains its middle
         middles = [(b.columns.start + b.columns.stop - 1) // 2 for b in self.blocks]
         owners = [middle * count // self.num_parameters for middle in middles]
         part = [b for b, owner in zip(self.blocks, owners, strict=True) if owner == index]
@@ -159,11 +160,11 @@ Selection = (
 
 
 def select(selection: Selection, network: Network, example: Inputs) -> ParameterSet:
-    """Resolve a choice of parameters.
+    """Resolve a selection of parameters.
 
     Args:
         selection: ``"all"``, `LastLayers`, names or glob patterns, or a callable on
-            ``(name, parameter)``; or a set that is resolved already. Frozen parameters count;
+            ``(name, parameter)``; or a set that is already resolved. Frozen parameters count;
             tied ones count once.
         network: The model.
         example: A batch the model can be called with (`LastLayers` needs the call order).
@@ -225,7 +226,7 @@ def _tile(chosen: Mapping[str, Tensor], selection: Selection) -> ParameterSet:
 
 
 def _matching(patterns: Sequence[str], model: nn.Module) -> list[nn.Parameter]:
-    # a tied parameter may be asked for by any of its names
+    # a tied parameter may be selected by any of its names
     named = dict(model.named_parameters(remove_duplicate=False))
     chosen: list[nn.Parameter] = []
     for pattern in patterns:
@@ -251,7 +252,7 @@ def _last_layers(
         # rounded first: 0.28 * 25 is a little over 7 in binary
         share = math.ceil(round(selection.fraction * len(layers), 9))
         first = len(layers) - max(2, share)
-        # one that many layers follow is no part of a network's end: it makes tokens of pixels
+        # a convolution with many layers after it is not near the end: it embeds patches
         end = range(max(0, len(layers) - _LONGEST_HEAD - 1), len(layers))
         convolutions = [i for i in end if isinstance(layers[i], Convolution)]
         first = max(0, min([first, *convolutions[-1:]]))
@@ -262,7 +263,7 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
     """Return the modules that own parameters, by first call.
 
     A module whose weights are used without calling it (the projection inside
-    ``nn.MultiheadAttention``) stands right behind the parent that uses them.
+    ``nn.MultiheadAttention``) comes right after the parent that uses them.
     """
     order: dict[nn.Module, int] = {}
 
@@ -275,8 +276,8 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
         network(few)
     ranks: dict[str, int] = {}
     layers: dict[nn.Module, int] = {}
-    inside: set[nn.Module] = set()  # of parametrizations, which are a part of their layer
-    for name, module in model.named_modules():  # parents first; one shared by several once
+    inside: set[nn.Module] = set()  # modules of parametrizations, which belong to their layer
+    for name, module in model.named_modules():  # parents first; a shared module only once
         ranks[name] = order.get(module, ranks.get(name.rpartition(".")[0], -1))
         if parametrize.is_parametrized(module):
             inside.update(module.parametrizations.modules())
@@ -286,7 +287,7 @@ def _layers_in_call_order(network: Network, example: Inputs) -> list[nn.Module]:
 
 
 def _own_parameters(layer: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters a layer owns, those behind its parametrizations included."""
+    """Return a layer's own parameters, including those of its parametrizations."""
     parameters = list(layer.parameters(recurse=False))
     if parametrize.is_parametrized(layer):
         parameters += list(layer.parametrizations.parameters())  # type: ignore[union-attr]
@@ -303,7 +304,7 @@ def state_fingerprint(model: nn.Module, but: Iterable[str] = ()) -> str:
         model: The model.
         but: Names of buffers to leave out.
     """
-    # not state_dict: it leaves out buffers that are not saved, and may hold other objects
+    # not state_dict: it omits non-persistent buffers, and may contain other objects
     parameters = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))
     for name in but:
@@ -313,12 +314,12 @@ def state_fingerprint(model: nn.Module, but: Iterable[str] = ()) -> str:
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Hashes that tie a fit to the weights it was made with.
+    """Hashes that tie a fit to the weights of its model.
 
     Args:
-        parameters: Of the chosen weights.
-        model: Of the model's whole state, buffers included.
-        exempt: Buffers left out of it, as the model's own forward pass changes them.
+        parameters: Hash of the chosen weights.
+        model: Hash of the model's whole state, buffers included.
+        exempt: Buffers left out of it, because the model's forward pass changes them.
     """
 
     parameters: str
@@ -329,7 +330,7 @@ class Fingerprints:
     def of(
         model: nn.Module, parameters: ParameterSet, exempt: Iterable[str] = ()
     ) -> Fingerprints:
-        """Return the hashes of a model as it stands."""
+        """Return the hashes of a model in its current state."""
         names = tuple(sorted(exempt))
         weights = digest_of(parameters.weights(model))
         return Fingerprints(weights, state_fingerprint(model, names), names)
@@ -339,7 +340,7 @@ class Fingerprints:
         return {"parameters": self.parameters, "model": self.model}
 
     def difference(self, other: Fingerprints) -> str | None:
-        """Return in words what differs, or None."""
+        """Return a description of what differs, or None."""
         if self.parameters != other.parameters:
             return "the chosen weights differ"
         if self.model != other.model:
@@ -347,13 +348,13 @@ class Fingerprints:
         return None
 
     def difference_to(self, model: nn.Module, parameters: ParameterSet) -> str | None:
-        """Return in words how a model's contents differ, or None.
+        """Return a description of how a model's contents differ, or None.
 
         Args:
-            model: As it is now.
+            model: The model in its current state.
             parameters: The chosen weights of the fit.
         """
-        gone = set(parameters.names) - dict(model.named_parameters()).keys()
-        if gone:
-            return f"of the chosen weights {min(gone)} is gone"
+        missing = set(parameters.names) - dict(model.named_parameters()).keys()
+        if missing:
+            return f"of the chosen weights {min(missing)} is gone"
         return self.difference(Fingerprints.of(model, parameters, self.exempt))

@@ -1,4 +1,4 @@
-"""Copies of a model's modules around the same weights, and whether they are up to date."""
+"""Copies of a model's modules that share its weights, and checks that they are current."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from torch import Tensor, nn
 
 from scodkit.numerics.torch_private import OPERATORS, foreach_copy
 
-# where a parameter or a buffer is: among those of a module, by its name there
+# where a parameter or a buffer is: the dict of a module, and the key in it
 Place = tuple[dict[str, Any], str]
 
-# the buffers of a module: its name, if it has one, what it holds now, and what it is to hold
+# the buffers of a module: its name, if it has one, the live dict, and its pristine contents
 Slot = tuple[str | None, dict[str, Any], dict[str, Any]]
 
-# types that hold nothing, that are copied, and at which a search for modules ends
+# types without references, types that are copied, and types at which a search for modules ends
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype})
 _CONTAINERS = frozenset({list, dict, set, deque, OrderedDict, defaultdict})
 _ENDS = (Tensor, type, types.ModuleType, *OPERATORS)
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 
-_MOST = 20_000  # objects to visit in a search for modules behind one of an unknown type
+_MOST = 20_000  # objects to visit in a search for modules from one of an unknown type
 
-# attributes of every module; those that end like this change with the hooks or the buffers
-# they belong to
+# attributes of every module; those with these endings change together with the hooks or
+# buffers they belong to
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _BESIDE = ("_with_kwargs", "_always_called", "_buffers_set")
 
-# bytes of a buffer up to which it is copied on every call: not every change is counted (the
-# running statistics of BatchNorm are not). Larger ones are tables, and go by their counter.
+# bytes of a buffer up to which it is copied on every call: version counters miss some changes
+# (running statistics of BatchNorm). Larger ones are tables, copied when their counter changes.
 _COPIED = 1 << 22
 
-_END = object()  # ends both sides of a comparison, so that a longer one differs
+_END = object()  # sentinel at the end of both sides of a comparison: a longer one differs
 
 _version = operator.attrgetter("_version")
 _chained = itertools.chain.from_iterable
 
 
 class NoTwinError(Exception):
-    """The model reaches its modules in a way that cannot be redirected to the twin."""
+    """The model has references to its modules that cannot be redirected to the twin."""
 
 
 class Structure:
-    """The modules of a twin, and how to tell that the model has changed since they were made.
+    """The modules of a twin, and a snapshot to detect changes of the model since.
 
     Args:
         model: The model.
@@ -61,23 +61,25 @@ class Structure:
         module: The twin of the model.
         tensors: Its weights and buffers.
         places: Where they are, by name.
-        first: The first parameter; None of a model without any.
+        first: The first parameter; None if the model has none.
         clones: Buffers of the model with their copies in the twin, by id.
 
     Raises:
-        NoTwinError: If the model cannot have one.
+        NoTwinError: If the model cannot have a twin.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._made: dict[int, tuple[Any, Any]] = {}  # by id of the original, which lives on
+        self._made: dict[
+            int, tuple[Any, Any]
+        ] = {}  # by id of the original, which is kept alive
         self._harmless: dict[int, object] = {}
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._watched: list[Iterable[object]] = []  # what the model is made of, live
-        self._state: list[object] = []  # what it was made of
-        self._empty: list[Any] = []  # containers that are to stay empty
-        self._flags: set[int] = set()  # positions in that of the modes, train or eval
+        self._watched: list[Iterable[object]] = []  # live views of the model's contents
+        self._state: list[object] = []  # the snapshot of these contents
+        self._empty: list[Any] = []  # containers that must stay empty
+        self._flags: set[int] = set()  # indices of the training flags in the snapshot
         self._modules: list[nn.Module] = []
-        self._attributes: list[tuple[Any, Any]] = []  # of the twin: live, and as made
+        self._attributes: list[tuple[Any, Any]] = []  # of the twin: live, and pristine
         self._slots: list[Slot] = []
         self.clones: dict[int, tuple[Tensor, Tensor]] = {}
         self.module: nn.Module = self._twin(model)
@@ -91,7 +93,7 @@ class Structure:
         self._index()
 
     def _index(self) -> None:
-        """List the buffers for comparisons, and in groups that are copied at once."""
+        """List the buffers for comparisons, and group them to be copied in one call."""
         self.tensors = [*self.module.parameters(), *self.module.buffers()]
         self._buffers = [*_chained(made.values() for _, _, made in self._slots), _END]
         self._counted = [clone for _, clone in self.clones.values()]
@@ -101,7 +103,7 @@ class Structure:
         for original, clone in self.clones.values():
             if original.numel() * original.itemsize <= _COPIED or original.is_inference():
                 pair = self._alike.setdefault((original.dtype, original.device), ([], []))
-                pair[0].append(clone.data)  # past the counter, which tells of forward passes
+                pair[0].append(clone.data)  # bypasses the counter, kept for forward passes
                 pair[1].append(original)
             else:
                 self._large.append((clone.data, original, -1))
@@ -109,7 +111,7 @@ class Structure:
     # --- Comparison with the model ---
 
     def is_current(self) -> bool:
-        """Return whether the model is still made of the same objects; modes may differ."""
+        """Return whether the model still has the same objects; training flags may differ."""
         if any(self._empty) or not all(
             map(operator.is_, map(type, self._modules), self._kinds)
         ):
@@ -134,10 +136,10 @@ class Structure:
                 self._large[i] = clone, original, original._version
                 clone.copy_(original)
 
-    # --- Undoing what a forward pass wrote ---
+    # --- Undoing the writes of a forward pass ---
 
     def put_back_buffers(self) -> Set[str]:
-        """Put back the buffers that changed.
+        """Restore the buffers that changed.
 
         Returns:
             Their names.
@@ -146,7 +148,7 @@ class Structure:
         now = _chained(self._live_buffers)
         if unwritten and all(map(operator.is_, now, self._buffers)):
             return frozenset()
-        fresh: dict[int, Tensor] = {}  # a backward pass may need what was written to
+        fresh: dict[int, Tensor] = {}  # new tensors: a backward pass may need the written ones
         versions = dict(zip(self.clones, self._versions, strict=True))
         with torch.inference_mode(False), torch.no_grad():
             for key, (original, clone) in self.clones.items():
@@ -158,8 +160,8 @@ class Structure:
         return names
 
     def put_back_attributes(self) -> None:
-        """Put back the attributes that changed."""
-        # values alone, in their order: a new one, or one that is gone, shifts the others
+        """Restore the attributes that changed."""
+        # comparing values in order suffices: an added or removed one shifts the others
         now = _chained(self._live_attributes)
         if not all(map(operator.is_, now, self._made_attributes)):
             for live, made in self._attributes:
@@ -172,7 +174,7 @@ class Structure:
         self._state += values
 
     def _twin(self, value: Any) -> Any:
-        """Return the counterpart of a value: the value itself, where it leads to no module."""
+        """Return the twin's version of a value: the value itself if it leads to no module."""
         kind = type(value)
         if kind in _PLAIN or issubclass(kind, _ENDS):
             return value
@@ -192,7 +194,7 @@ class Structure:
         twin: nn.Module = object.__new__(kind)
         self._made[id(module)] = module, twin
         self._modules.append(module)
-        originals = vars(module).copy()  # at once, whatever other threads do
+        originals = vars(module).copy()  # atomic with respect to other threads
         if id(module) in self._names:
             self._flags.add(len(self._state) + list(originals).index("training"))
         self._watch(vars(module).values(), originals.values())
@@ -204,7 +206,7 @@ class Structure:
     def _attribute(self, module: nn.Module, name: str, value: Any) -> Any:
         if name == "training" and id(module) in self._names:
             return False
-        if name == "_compiled_call_impl":  # compiled for the model
+        if name == "_compiled_call_impl":  # compiled for the model, not for the twin
             return None
         if name not in OF_EVERY_MODULE:
             return self._twin(value)
@@ -216,7 +218,7 @@ class Structure:
             return self._buffers_of(module, value)
         if name.endswith(_BESIDE):
             return value.copy()
-        if not value:  # most hooks: not worth more than a look
+        if not value:  # most dicts of hooks: a check that they stay empty suffices
             self._empty.append(value)
             return value.copy()
         return self._container(value, shared=False)
@@ -233,11 +235,11 @@ class Structure:
         return clones
 
     def _container(self, value: Any, *, shared: bool = True) -> Any:
-        """Return a copy of a container; one without tensors or modules may be shared."""
+        """Return a copy of a container; itself if `shared` and without tensors and modules."""
         twin = copy.copy(value)
         self._made[id(value)] = value, twin
         named = isinstance(value, dict)
-        originals: Any = value.copy() if named else list(value)  # at once, as above
+        originals: Any = value.copy() if named else list(value)  # atomic, as above
         parts = [*originals, *originals.values()] if named else originals
         twins: Any = [self._twin(part) for part in parts]
         same = all(map(operator.is_, twins, parts))
@@ -270,10 +272,10 @@ class Structure:
         return value
 
     def _look_behind(self, value: object) -> None:
-        """Make sure that an object that the twin shares leads to no module of the model.
+        """Make sure that an object shared with the twin references no module of the model.
 
         Raises:
-            NoTwinError: If it does, or if there is no end to it.
+            NoTwinError: If it does, or if the search visits too many objects.
         """
         todo, visits = [value], 0
         while todo:
@@ -294,7 +296,7 @@ class Structure:
 
 
 def _seen_by(function: types.FunctionType) -> Iterator[object]:
-    """Yield what a function can reach, of its module's names those it mentions."""
+    """Yield the objects a function references; of its globals those whose name it uses."""
     yield from (function.__closure__, function.__defaults__, function.__kwdefaults__)
     yield vars(function)
     known = function.__globals__
@@ -303,13 +305,13 @@ def _seen_by(function: types.FunctionType) -> Iterator[object]:
         code = codes.pop()
         codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
         for value in (known[name] for name in code.co_names if name in known):
-            # functions of other files are no one's who knows the model
+            # functions of other files do not know the model
             if getattr(value, "__globals__", known) is known:
                 yield value
 
 
 def _values(container: Any) -> Any:
-    """Return what is in a container: of a dict the values, as they are at any time."""
+    """Return the elements of a container; of a dict a live view of its values."""
     return container.values() if isinstance(container, dict) else container
 
 
@@ -319,14 +321,14 @@ def _refill(container: Any, parts: Any) -> None:
 
 
 def put_back(slots: Iterable[Slot], fresh: Mapping[int, Tensor]) -> set[str]:
-    """Put the buffers of modules back.
+    """Restore the buffers of modules.
 
     Args:
         slots: The modules.
-        fresh: By id: buffers that were written to, with what takes their place.
+        fresh: Replacements of buffers that were written to, by the ids of these.
 
     Returns:
-        Names of those that were written to, or replaced.
+        Names of the buffers that were written to, or replaced.
     """
     names = set()
     for name, live, pristine in slots:
@@ -342,7 +344,7 @@ def put_back(slots: Iterable[Slot], fresh: Mapping[int, Tensor]) -> set[str]:
 
 
 def places_of(module: nn.Module) -> dict[str, list[Place]]:
-    """Return all places of each parameter and buffer, by name: several, where they are tied."""
+    """Return all places of each parameter and buffer, by name: several if they are tied."""
     places: dict[int, list[Place]] = {}
     for owner in module.modules():
         for place in (owner._parameters, owner._buffers):

@@ -1,9 +1,9 @@
-"""What is run in a model's place, so that the model itself is only read.
+"""The twin: a copy that is run in a model's place, so that the model itself is only read.
 
-To examine a model, we exchange weights, switch modes and add hooks; and its forward pass may
-write to buffers and attributes. All of that happens to its twin: modules of our own around the
-same weights. Code that trains the model meanwhile, or another model with the same layers,
-notices nothing.
+To examine a model, we replace weights, switch modes and add hooks; and its forward pass may
+write to buffers and attributes. All of that happens to its twin: copies of its modules that
+share its weights. Code that trains the model at the same time, or another model with the same
+layers, is not affected.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from scodkit.model.inputs import Inputs
 from scodkit.model.structure import Slot, Structure, places_of, put_back
 from scodkit.numerics import torch_private
 
-# held while a model itself is run: any other model may have layers in common with it
+# held while a model itself is run: any other model may share layers with it
 _ITSELF = threading.RLock()
 
 # activation checkpointing, which a model may have for training, is bypassed in a hold
 _BYPASS = threading.Lock()
-_this_thread = threading.local()  # .bypasses: whether it runs checkpointed blocks as they are
+_this_thread = threading.local()  # .bypasses: whether it runs blocks without checkpointing
 _bypasses = 0  # number of holds, in all threads
 
 _apply = checkpoint.CheckpointFunction.apply
 
 
 class Watcher(contextlib.AbstractContextManager[Any], Protocol):
-    """Looks at a forward pass."""
+    """A context manager that observes a forward pass."""
 
     def watch(self, tensor: Tensor) -> None:
-        """Note a tensor that the model is run on: a copy of an input."""
+        """Register a tensor that the model is run on: a copy of an input."""
 
 
 class Twin:
-    """Runs a model's twin, or the model itself where it cannot have one.
+    """Runs a model's twin, or the model itself if it cannot have one.
 
     Args:
         model: The model.
         apart: False to run the model itself in any case.
 
     Attributes:
-        volatile: Names of buffers that a forward pass was seen to change.
-        revision: How often the model was found with other modules, hooks or attributes.
+        volatile: Names of buffers that a forward pass is known to have changed.
+        revision: How often changed modules, hooks or attributes of the model were detected.
         proven: Whether it is known which of the two is run.
-        first: The first parameter, as it was when the twin was last brought up to date; None
-            for a model that is run itself.
+        first: The first parameter, as of the last update of the twin; None if the model
+            itself is run.
     """
 
     def __init__(self, model: nn.Module, *, apart: bool = True) -> None:
@@ -73,11 +73,11 @@ class Twin:
         return functools.partial(Twin, apart=self._apart), (self._model,)
 
     def held(self) -> contextlib.AbstractContextManager[nn.Module]:
-        """Hold what is run, in eval mode, in one thread at a time; holds may be nested.
+        """Hold the module that is run, in eval mode, in one thread at a time; reentrant.
 
         Returns:
-            A context with the twin, up to date with the model; or with the model itself, and
-            then no other thread runs any model itself meanwhile.
+            A context manager with the twin, up to date with the model; or with the model
+            itself, and then no other thread runs any model itself at the same time.
         """
         return _Hold(self)
 
@@ -87,28 +87,28 @@ class Twin:
         weights: Mapping[str, Tensor] | None = None,
         watcher: Watcher | None = None,
     ) -> Any:
-        """Return what one forward pass returns; buffers that it changes are put back.
+        """Return the result of a forward pass; buffers that it changes are restored.
 
         Args:
             call: The inputs. The model gets copies, as it may write to them.
             weights: Tensors that replace parameters and buffers for this pass, by name.
-            watcher: Entered around the pass; shown the copies of the inputs.
+            watcher: Entered around the pass; given the copies of the inputs.
         """
-        own = self._copy
-        if self._holder != threading.get_ident() or (own is None and not self._inside):
+        twin = self._copy
+        if self._holder != threading.get_ident() or (twin is None and not self._inside):
             with self.held():
                 return self.run(call, weights, watcher)
         args = [v.clone() if isinstance(v, Tensor) else v for v in call.args]
         kwargs = call.kwargs and {
             k: v.clone() if isinstance(v, Tensor) else v for k, v in call.kwargs.items()
         }
-        module = self._model if own is None else own.module
+        module = self._model if twin is None else twin.module
         before: list[tuple[dict[str, Any], str, Any]] = []
         try:
             if weights:
-                # not torch's functional_call: it leaves others' weights in modules with
+                # not torch's functional_call: it does not restore the weights of modules with
                 # several parents
-                places = places_of(module) if own is None else own.places
+                places = places_of(module) if twin is None else twin.places
                 for name, tensor in weights.items():
                     for place, key in places[name]:
                         before.append((place, key, place[key]))
@@ -123,8 +123,8 @@ class Twin:
         finally:
             for place, key, tensor in before:
                 place[key] = tensor
-            if own is not None:
-                self.volatile |= own.put_back_buffers()
+            if twin is not None:
+                self.volatile |= twin.put_back_buffers()
 
     def prove(self, call: Inputs) -> Any:
         """Find out, once, whether a pass of the twin uses tensors of the model.
@@ -135,21 +135,21 @@ class Twin:
             call: Inputs of a forward pass.
 
         Returns:
-            What that pass returned, without gradients, where `run` would return the same; None
-            where it would not, or where no pass was needed.
+            The result of that pass, without gradients, if `run` would return the same; None
+            if it would not, or if no pass was needed.
         """
         if self.proven:
             return None
         named = dict(self._model.named_parameters())
         watch = _Watch(itertools.chain(named.values(), self._model.buffers()))
-        others = {name: parameter.detach() for name, parameter in named.items()}
+        weights = {name: parameter.detach() for name, parameter in named.items()}
         result = None
         try:
             with self.held(), torch.no_grad():
                 if self._copy is not None:
-                    result = self.run(call, others, watch)
+                    result = self.run(call, weights, watch)
                     self._copy.put_back_attributes()
-        except Exception:  # the call that this is done for will say what is wrong
+        except Exception:  # the actual call will raise the same error
             return None
         self.proven = True
         if watch.seen:
@@ -157,7 +157,7 @@ class Twin:
         return None if watch.seen or watch.slower_kernels else result
 
     def tensors(self) -> Iterable[Tensor]:
-        """Return the weights and buffers of what is run, up to date with the model."""
+        """Return the weights and buffers of the module that is run, up to date."""
         if self.up_to_date() and self._copy is not None:
             return self._copy.tensors
         return itertools.chain(self._model.parameters(), self._model.buffers())
@@ -168,7 +168,7 @@ class Twin:
         Returns:
             Whether there is a twin.
         """
-        # not to wait: a thread that holds it has brought it up to date
+        # non-blocking: a thread that holds it has brought it up to date
         if self._holder is None and self._lock.acquire(blocking=False):
             try:
                 if self._holder is None:
@@ -192,7 +192,7 @@ class Twin:
                 self._make()
 
     def _make(self) -> None:
-        # no thread may exchange weights of a model that is run itself meanwhile
+        # no other thread may be replacing weights of a model that is run itself
         with _ITSELF, torch.inference_mode(False), torch.no_grad():
             if self._copy is not None and self._copy.is_current():
                 return
@@ -200,12 +200,12 @@ class Twin:
             try:
                 self._copy = Structure(self._model)
                 self.first = self._copy.first
-            except Exception:  # whatever a third-party object raises when it is looked at
+            except Exception:  # whatever a third-party object raises when it is inspected
                 self._apart, self._copy, self.first = False, None, None
 
     @contextlib.contextmanager
     def _itself(self) -> Iterator[None]:
-        """Hold the model itself in eval mode, and put its modes and buffers back."""
+        """Hold the model itself in eval mode, and restore its modes and buffers."""
         with _ITSELF:
             if self._inside:
                 yield
@@ -217,10 +217,10 @@ class Twin:
                 (name, m._buffers, dict(m._buffers.items())) for name, m in modules.items()
             ]
             with torch.inference_mode(False), torch.no_grad():
-                kept = [
+                backups = [
                     (buffer, buffer._version, buffer.clone())
                     for buffer in self._model.buffers()
-                    if not buffer.is_inference()  # which nobody writes to outside
+                    if not buffer.is_inference()  # not writable outside inference mode
                 ]
             try:
                 for module in training:
@@ -232,17 +232,17 @@ class Twin:
                     module.training = True
                 written = {}
                 with torch.inference_mode(False), torch.no_grad():
-                    for buffer, version, value in kept:
+                    for buffer, version, value in backups:
                         if buffer._version != version:
                             written[id(buffer)] = buffer.copy_(value)
                 self.volatile |= put_back(slots, written)
 
 
 class _Hold(contextlib.AbstractContextManager[nn.Module]):
-    """See `Twin.held`. Not a generator: entering one takes longer than all that is done here.
+    """See `Twin.held`. Not a generator: entering one takes longer than all the work here.
 
     Args:
-        twin: What is held.
+        twin: The twin to hold.
     """
 
     def __init__(self, twin: Twin) -> None:
@@ -284,14 +284,14 @@ class _Hold(contextlib.AbstractContextManager[nn.Module]):
 
 
 class _Watch(TorchFunctionMode):
-    """A context that notices the use of tensors in this thread.
+    """A torch function mode that detects the use of tensors in this thread.
 
     Args:
-        tensors: To look for.
+        tensors: The tensors to look for.
 
     Attributes:
         seen: Whether one of them was used.
-        slower_kernels: Whether torch took other kernels than it takes unwatched.
+        slower_kernels: Whether torch used other kernels than it does without the mode.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -300,7 +300,7 @@ class _Watch(TorchFunctionMode):
         self.seen = self.slower_kernels = False
 
     def watch(self, tensor: Tensor) -> None:
-        """Take no notice of the inputs."""
+        """Ignore the inputs."""
 
     def __torch_function__(
         self,
@@ -316,8 +316,8 @@ class _Watch(TorchFunctionMode):
             self.seen = id(part) in self._looked_for
             if type(part) in (list, tuple):
                 parts += part
-        # under any such mode attention does without its inference kernel, which rounds
-        # differently
+        # under any torch function mode attention does not use its inference kernel, which
+        # rounds differently
         self.slower_kernels |= func is nn.functional.multi_head_attention_forward
         # other modes that are active must not see this pass
         with torch_private.without_torch_function():
@@ -329,15 +329,15 @@ def _bypassing() -> bool:
 
 
 def _bypass_checkpoints(change: int, bypassing: bool) -> bool:
-    """Let this thread run checkpointed blocks as they are, or no longer.
+    """Turn the bypass of activation checkpointing on or off for this thread.
 
     Checkpointed blocks recompute their activations in the backward pass. Recomputed layers are
-    not those that were watched in the forward pass, and the reentrant kind gives their weights
-    no gradient at all where the input needs none. Other threads are not concerned.
+    not those recorded in the forward pass, and reentrant checkpoints give their weights no
+    gradient at all if the input requires none. Other threads are not affected.
 
     Args:
-        change: 1 or -1. The first bypass puts our functions into torch's module, and the end
-            of the last one takes them out again.
+        change: 1 or -1. The first bypass patches torch's checkpoint module, and the end of the
+            last one restores it.
         bypassing: Whether this thread bypasses checkpoints from here on.
 
     Returns:
@@ -348,10 +348,10 @@ def _bypass_checkpoints(change: int, bypassing: bool) -> bool:
     _this_thread.bypasses = bypassing
     with _BYPASS:
         _bypasses += change
-        own = _bypasses > 0
+        patched = _bypasses > 0
         block: Any = checkpoint.CheckpointFunction
-        block.apply = staticmethod(_plain_apply) if own else _apply
-        around = _plain_around if own else torch_private.around_checkpoint
+        block.apply = staticmethod(_plain_apply) if patched else _apply
+        around = _plain_around if patched else torch_private.around_checkpoint
         setattr(checkpoint, torch_private.AROUND_CHECKPOINT, around)
     return before
 

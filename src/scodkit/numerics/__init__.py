@@ -1,1 +1,1 @@
-"""Numerics that know nothing of networks: products, kernels, random numbers, digests, files."""
+"""Numerics without networks: matrix products, kernels, random numbers, digests, files."""

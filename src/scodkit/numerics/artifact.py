@@ -1,9 +1,9 @@
 """Files: safetensors with a JSON header, written atomically, never a pickle.
 
-Any safetensors reader can open them; the header sits in the metadata under ``scodkit``. A
-digest over header and tensors tells a changed file from an intact one, but not who wrote it. So
-what is read is checked by type and by range before it is used, against a table of what may be
-there; each entry of such a table is a `Check`.
+Any safetensors reader can open them; the header is in the metadata under ``scodkit``. A digest
+over header and tensors detects a modified file, but does not authenticate its author. So all
+contents are validated by type and range against a schema before they are used; each entry of a
+schema is a `Check`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Check = Callable[[str, Any], None]
 def write(
     path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write a file so that at every moment the path holds the old one or the new one, whole.
+    """Write a file atomically: at any time the path has the complete old or new file.
 
     Args:
-        path: Where to.
-        kind: What it is, checked by `read`.
-        header: Anything JSON can hold.
+        path: The file.
+        kind: Type of the contents, checked by `read`.
+        header: Anything that JSON can represent.
         tensors: By name, on any device.
     """
     path = Path(path)
@@ -60,12 +60,12 @@ def check_place(path: Path) -> None:
     """Make sure that a file can be written, before work is done for it.
 
     Args:
-        path: Where it is to be.
+        path: The file to write.
 
     Raises:
         MissingFileError: If its folder does not exist.
-        OptionError: If something is there that is not a file.
-        FileError: If the place, or the name, does not allow it.
+        OptionError: If the path exists and is not a file.
+        FileError: If the folder is not writable, or the name is not valid.
     """
     with files.file_errors(path, "written"):
         if not path.parent.is_dir():
@@ -79,25 +79,25 @@ def check_place(path: Path) -> None:
                 f"expected the name of a file to write, got {what}, {path}"
             )
         with files.own_folder(files.target_of(path)):
-            pass  # what the place does not allow shows now
+            pass  # a folder that is not writable raises here
 
 
 def read(
     path: str | Path, kind: str, schema: Check | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a file written by `write`, and check that it is whole and ours.
+    """Read a file written by `write`, and check that it is complete and one of ours.
 
     Args:
-        path: Where from.
-        kind: What it must be.
-        schema: What its header must look like.
+        path: The file.
+        kind: Expected type of the contents.
+        schema: Check of the header.
 
     Returns:
         The header and the tensors, on the CPU.
 
     Raises:
         MissingFileError: If there is no such file.
-        CorruptArtifactError: If it is cut off, altered, or not one of ours.
+        CorruptArtifactError: If it is truncated, altered, or not one of ours.
         FormatVersionError: If it was written in another format.
     """
     path = files.regular_file(path, f"saved {kind}")
@@ -137,8 +137,8 @@ def header_of(path: Path) -> dict[str, Any]:
 
 
 def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    # safetensors opens a file by its name, for the header and again for the tensors: if the
-    # file was replaced in between, it would return the header of one and the tensors of another
+    # safetensors opens a file by its name, for the header and again for the tensors: if it
+    # were replaced in between, header and tensors would come from different files
     with path.open("rb") as opened, safe_open(_name_of(opened, path), framework="pt") as file:
         header = _parse(path, (file.metadata() or {}).get(_HEADER))
         whole(1)(f"the format of {path}", header.get("format"))
@@ -148,8 +148,8 @@ def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 f"by scodkit {header.get('scodkit_version', 'unknown')}); fit and save it "
                 "again with this version, or install that one"
             )
-        # copies: a view of the file changes with it, and where it begins in memory decides
-        # which kernels add to it, hence the last bits of a fit that goes on from it
+        # copies: a view of the file changes with it, and its memory alignment decides which
+        # kernels add to it, hence the last bits of a fit that is resumed from it
         return header, {n: file.get_tensor(n).clone() for n in file.keys()}  # noqa: SIM118
 
 
@@ -162,7 +162,7 @@ def _name_of(opened: BinaryIO, path: Path) -> str:
 def _parse(path: Path, text: str | None) -> dict[str, Any]:
     try:
         header = json.loads(text or "")
-    except (ValueError, RecursionError):  # such as a number too long, lists too deep
+    except (ValueError, RecursionError):  # also for too many digits, or lists nested too deep
         header = None
     if not isinstance(header, dict):
         raise CorruptArtifactError(
@@ -182,11 +182,11 @@ def refuse(expected: str, got: str) -> NoReturn:
     """Refuse a file.
 
     Args:
-        expected: What it must contain, in words.
-        got: What it contains.
+        expected: Description of the expected contents.
+        got: Description of the actual contents.
 
     Raises:
-        CorruptArtifactError: In any case.
+        CorruptArtifactError: Always.
     """
     raise CorruptArtifactError(
         f"expected {expected}, got {got}; the file was altered, or written by something else: "
@@ -198,8 +198,8 @@ def that(words: str, holds: Callable[[Any], bool]) -> Check:
     """Return a check of a condition.
 
     Args:
-        words: The condition, in words.
-        holds: Whether a value meets it; must not fail on any value.
+        words: Description of the condition.
+        holds: Whether a value meets it; must not raise for any value.
 
     Examples:
         >>> that("text", lambda value: type(value) is str)("the name", "Ada")
@@ -231,8 +231,8 @@ def number(
     """Return a check for finite numbers.
 
     Args:
-        words: Which numbers are allowed, in words.
-        holds: Whether a finite number is one of those.
+        words: Description of the allowed numbers.
+        holds: Whether a finite number is allowed.
     """
     return that(words, lambda value: _is_number(value) and holds(value))
 
@@ -251,7 +251,7 @@ SHARE = number("a number between 0 and 1", lambda value: 0 < value < 1)
 
 
 def all_of(*checks: Check) -> Check:
-    """Return a check that makes several, one after the other."""
+    """Return a check that runs several checks in order."""
 
     def check_all(name: str, value: Any) -> None:
         for check in checks:
@@ -261,7 +261,7 @@ def all_of(*checks: Check) -> Check:
 
 
 def maybe(check: Check) -> Check:
-    """Return a check that allows null, too."""
+    """Return a check that also allows null."""
     return lambda name, value: None if value is None else check(name, value)
 
 
@@ -293,8 +293,8 @@ def fields(
     """Return a check of the values of an object, by their keys.
 
     Args:
-        needed: Keys that must be there.
-        allowed: Keys that may be there.
+        needed: Required keys.
+        allowed: Optional keys.
         others: Whether further keys are allowed; they are ignored.
     """
     known = {**needed, **allowed}
@@ -329,7 +329,7 @@ _FLOATING = (*WIDE, torch.bfloat16, torch.float16)
 
 def finite(numbers: Tensor) -> bool:
     """Return whether there is neither a NaN nor an infinity."""
-    # a NaN is the least and the largest; 20 times as fast as asking every number
+    # aminmax propagates NaN; 20 times as fast as an element-wise isfinite
     return not numbers.numel() or all(math.isfinite(end) for end in numbers.aminmax())
 
 
@@ -348,9 +348,9 @@ def tensor(
 
     Args:
         shape: None for an axis of any length.
-        dtypes: Which are allowed; real numbers by default.
-        holds: Whether its numbers are allowed; finite ones by default.
-        words: Which numbers are allowed, in words.
+        dtypes: Allowed dtypes; floating-point ones by default.
+        holds: Whether its values are allowed; finite ones by default.
+        words: Description of the allowed values.
     """
     sizes = ", ".join("any" if size is None else str(size) for size in shape)
 
@@ -373,7 +373,7 @@ SCORES = tensor(
     "finite scores",
 )
 DIGESTS = tensor((None,), (torch.int64,))  # of samples, eight bytes each
-ANY_TENSOR = that("a tensor", lambda value: True)  # a file holds nothing else
+ANY_TENSOR = that("a tensor", lambda value: True)  # a file has nothing else
 NUMBERS = that(
     "a tensor without NaN or infinity",
     lambda value: not value.is_complex() and finite(value),

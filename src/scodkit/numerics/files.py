@@ -1,4 +1,4 @@
-"""Files: only regular ones are read; all are replaced atomically, or left as they were."""
+"""Files: only regular ones are read; all are replaced atomically, or left unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scodkit.errors import FileError, MissingFileError, ScodError
 
 try:
     import fcntl
-except ImportError:  # Windows, where left-overs cannot be told from writers at work
+except ImportError:  # Windows, where leftovers cannot be told from folders in use
     fcntl = None  # type: ignore[assignment]
 
 _LETTERS = 16  # random hexadecimal digits in the name of a writer's folder
@@ -70,10 +70,10 @@ def file_errors(
     try:
         yield
     except Exception as error:
-        by_rust = type(error).__name__ == "SafetensorError"  # whose import would take long
+        by_rust = type(error).__name__ == "SafetensorError"  # by name: its import is slow
         if isinstance(error, ScodError) or not (by_rust or isinstance(error, OSError)):
             raise
-        in_text = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors has it
+        in_text = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors writes it
         number = int(in_text[1]) if in_text else getattr(error, "errno", None) or 0
         reason = os.strerror(number) if number else str(error)
         unchanged = "nothing was changed: " if done == "written" else ""
@@ -86,16 +86,16 @@ def file_errors(
 
 
 def kind_of(mode: int) -> str:
-    """Return in words what kind of file has this mode."""
+    """Return a description of the type of file with this mode."""
     return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
 def regular_file(path: str | Path, what: str = "file") -> Path:
-    """Return the path of a regular file, links followed; reading a pipe could block.
+    """Return the path of a regular file, following links; reading a pipe could block.
 
     Args:
-        path: Where it is.
-        what: What it is expected to be, in words.
+        path: The file.
+        what: Description of the expected file, for messages.
 
     Raises:
         MissingFileError: If there is none.
@@ -113,7 +113,7 @@ def regular_file(path: str | Path, what: str = "file") -> Path:
                 f"expected a {what} at {path}, got {kind_of(mode)}; type the name of an "
                 "ordinary file"
             )
-        with open(path, "rb"):  # as safetensors would not say why it cannot be read
+        with open(path, "rb"):  # safetensors would not report why it cannot be read
             return Path(path)
 
 
@@ -121,12 +121,12 @@ def regular_file(path: str | Path, what: str = "file") -> Path:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, which replaces a file at the end.
 
-    The new file has the permissions of the old one, or of any new file. If writing fails, the
-    old file is as it was and nothing else is left; if it succeeds, left-overs of writers of
-    this file that were killed are removed, too.
+    The new file has the permissions of the old one, or the default ones. If writing fails, the
+    old file is unchanged and nothing else is left behind; if it succeeds, leftovers of killed
+    writers of this file are removed, too.
 
     Args:
-        path: The file to replace; of a link the file it leads to.
+        path: The file to replace; for a link, its target.
 
     Examples:
         >>> import tempfile
@@ -144,7 +144,7 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.touch()
             mode = (path if path.is_file() else temporary).stat().st_mode
             yield temporary
-            os.chmod(temporary, stat.S_IMODE(mode))  # safetensors makes files private
+            os.chmod(temporary, stat.S_IMODE(mode))  # safetensors creates private files
             _flush(temporary)
             os.replace(temporary, path)
         _flush(path.parent)
@@ -152,13 +152,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def target_of(path: Path) -> Path:
-    """Return the file to write: of a link the one it leads to.
+    """Return the file to write: for a link, its target.
 
     Args:
-        path: Where to write.
+        path: The file, or a link to it.
 
     Raises:
-        FileError: If it is a link that leads nowhere.
+        FileError: If it is a dangling link.
     """
     if not path.is_symlink():
         return path
@@ -175,7 +175,7 @@ def target_of(path: Path) -> Path:
 def own_folder(path: Path) -> Iterator[Path]:
     """Yield a hidden folder beside a file, for one writer of it; removed at the end.
 
-    A folder, as some libraries write to a temporary name of their choice beside a file.
+    A folder, because some libraries write to a temporary name of their own beside a file.
 
     Args:
         path: The file.
@@ -183,7 +183,7 @@ def own_folder(path: Path) -> Iterator[Path]:
     while True:
         folder = path.with_name(f".{path.name}.{secrets.token_hex(_LETTERS // 2)}")
         folder.mkdir()
-        # another writer may take it for a left-over before it is locked
+        # another writer may mistake it for a leftover before it is locked
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
             lock = _locked(folder)
             break
@@ -196,12 +196,12 @@ def own_folder(path: Path) -> Iterator[Path]:
 
 
 def _locked(folder: Path) -> int | None:
-    """Lock a folder, which tells other writers that it is in use.
+    """Lock a folder exclusively, to mark it as in use for other writers.
 
-    A lock goes with its process, however that ends.
+    The lock is released when the process ends, in whatever way.
 
     Returns:
-        A file descriptor, locked while it is open; None where folders cannot be locked.
+        A file descriptor, locked while it is open; None if folders cannot be locked.
 
     Raises:
         OSError: A ``BlockingIOError`` if another process has locked it, a
@@ -222,7 +222,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove the folders of writers of a file that were killed; not those of writers at work.
+    """Remove the folders of killed writers of a file, but not those in use.
 
     Args:
         path: The file.
@@ -230,7 +230,7 @@ def remove_leftovers(path: Path) -> None:
     names = f".{glob.escape(path.name)}." + "[0-9a-f]" * _LETTERS
     with contextlib.suppress(OSError):  # no folder, or one that cannot be listed
         for folder in list(path.parent.glob(names)):
-            with contextlib.suppress(OSError):  # in use, or no folder
+            with contextlib.suppress(OSError):  # in use, or not a folder
                 lock = _locked(folder)
                 if lock is not None:
                     shutil.rmtree(folder, ignore_errors=True)
@@ -238,7 +238,9 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _flush(path: str | Path) -> None:
-    """Make sure a rename survives a power cut; some file systems cannot, and say so.
+    """Flush to disk, so that a rename survives a power cut; errors are ignored.
+
+    Some file systems do not support it, and report an error.
 
     Args:
         path: A file, or the folder it is in.

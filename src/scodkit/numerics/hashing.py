@@ -1,7 +1,7 @@
 """Digests of tensors, and counter-based random numbers from integer arithmetic alone.
 
 The random numbers are the same on every device and in every version of torch. Each is a
-function of a seed and a counter, so they can be made in any order; there is no state.
+function of a seed and a counter, so they can be computed in any order; there is no state.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
-_EVEN = 23  # bits of a number between 0 and 1: exact in float32, and below 1 times anything
+_EVEN = 23  # bits of a uniform number: exact in float32, and below 1 times anything
 
 
 def hashed(seed: int, stream: int, counter: Tensor) -> Tensor:
     """Return 32 well-mixed bits for each counter, as int64.
 
     Args:
-        seed: Which numbers.
-        stream: Which of several uses of a seed.
+        seed: Of the random numbers.
+        stream: Index of one of several uses of a seed.
         counter: Integers, of any shape.
     """
     low, high = counter & _MASK, counter >> 32
@@ -35,7 +35,7 @@ def signs(seed: int, stream: int, counter: Tensor) -> Tensor:
 
 
 def shares(seed: int, stream: int, counter: Tensor) -> Tensor:
-    """Return a number in [0, 1) for each counter, in float32.
+    """Return a uniform random number in [0, 1) for each counter, in float32.
 
     Args:
         seed: As in `hashed`.

@@ -1,7 +1,7 @@
-"""GPU kernels for operations where those of torch leave most of the memory bandwidth unused.
+"""GPU kernels for operations where torch's leave most of the memory bandwidth unused.
 
 They are written in Triton, which comes with torch for CUDA; without it, or on other devices,
-callers do the same in torch.
+callers compute the same in torch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ try:
 except Exception:  # not installed, or not for this machine
     triton_kernels = None  # type: ignore[assignment]
 
-# rows and columns up to which a product is made here; with more, torch keeps a GPU busy
+# rows and columns up to which a product is computed here; with more, torch keeps a GPU busy
 _MOST_ROWS = 8
 _MOST_COLUMNS = 128
-_LONGEST = 1 << 30  # positions are counted in 32 bits
-# numbers a program adds up at a time, and how many programs share a product
+_LONGEST = 1 << 30  # indices have 32 bits
+# entries a program sums at a time, and how many programs share a product
 _TILE = 4096
 _PROGRAMS = 1024
 
-# positions a program copies at a time: of a plane, and of as many planes as make up the last
-# while that leaves enough programs to keep a GPU busy
+# positions of a plane that a program copies at a time; with small planes it copies several, up
+# to the last size, as long as enough programs are left to keep a GPU busy
 _BLOCKS = (16, 64, 256, 1024)
 _BUSY = 128
 
@@ -59,7 +59,7 @@ def _launches(device: torch.device) -> bool:
 
 
 def projects(rows: Tensor, matrix: Tensor) -> bool:
-    """Return whether `project` takes such rows and such a matrix.
+    """Return whether `project` supports such rows and such a matrix.
 
     Args:
         rows: ``(b, q, n)``.
@@ -103,8 +103,8 @@ def patches(
         kernel: Its height and width.
         stride: Between positions.
         dilation: Between the entries of the kernel.
-        margin: Zero padding above and to the left; below and to the right it follows.
-        positions: How many along each axis; as many as the planes have by default.
+        margin: Zero padding above and to the left; below and to the right it is implied.
+        positions: How many along each axis; by default the size of the planes.
         fill: Pad the number of positions to a multiple of this, with zeros.
 
     Returns:
@@ -117,7 +117,7 @@ def patches(
 
 
 def _launch_project(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Return ``(parts, R, k + 1)``: parts of ``rows @ matrix`` beside those of the squares."""
+    """Return ``(parts, R, k + 1)``: partial sums of ``rows @ matrix``, then of the squares."""
     (count, length), columns = rows.shape, matrix.shape[1]
     block, step = _shares(count, length, columns)
     result = _empty_products(rows, matrix)
@@ -144,7 +144,7 @@ def _empty_products(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _shares(count: int, length: int, columns: int) -> tuple[int, int]:
-    """Return how many columns of the rows a program takes at a time, and in all."""
+    """Return how many columns of the rows a program processes at a time, and in total."""
     block = max(1, _TILE // (_power_of_two(count) * _power_of_two(columns)))
     return block, -(-length // (_PROGRAMS * block)) * block
 

@@ -1,10 +1,10 @@
-"""Matrix products that keep their digits: bfloat16 summed in float32, tall ones in float64.
+"""Matrix products in mixed precision: bfloat16 summed in float32, tall matrices in float64.
 
-Matrix units multiply bfloat16 exactly and add in float32; only rounding the result back to
-bfloat16 would lose digits, and rounding a float32 factor to it. Neither happens here.
+Matrix units multiply bfloat16 exactly and accumulate in float32; precision would only be lost
+by rounding the result, or a float32 factor, to bfloat16. Neither happens here.
 
-A tall matrix ``(N, m)`` has a row for each weight. It is worked through chunk by chunk, so that
-only a chunk at a time exists in float64; its rows may be divided among processes.
+A tall matrix ``(N, m)`` has a row for each weight. It is processed in chunks of rows, so that
+only a chunk at a time exists in float64; its rows may be distributed over processes.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from scodkit.numerics.torch_private import get_proxy_mode
 _PARTS = 3
 
 # rows and columns up to which a product over a long axis leaves most of a GPU idle, unless
-# that axis is cut into slices
+# that axis is split into slices
 _NARROW = 128
 _SLICES = 512
 _SHORTEST, _LONGEST = 64, 1024
 
-# numbers of a tall matrix in a chunk: on a GPU more, to keep it busy; float64 copies of a chunk
-# (the last back in float32); and square matrices of its width beside them
+# entries of a tall matrix in a chunk: more on a GPU, to keep it busy; float64 copies of a chunk
+# (the last one back in float32); and square matrices of its width beside them
 _TALL_CHUNK, _TALL_CHUNK_ON_GPU = 1 << 19, 1 << 23
 _TALL_COPIES = 2.5
 _TALL_SQUARES = 5
 
-# products of half-precision matrices came with results in float32 in torch 2.8
+# products of half-precision matrices with float32 results need torch 2.8
 _OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
 
-# torch's TF32 switch is global to the process: one thread at a time may turn it
+# torch's TF32 switch is global to the process: one thread at a time may change it
 _SWITCH = threading.RLock()
 
-# adds up sums over rows of a tall matrix, over the processes that divide them
+# sums over rows of a tall matrix, reduced over the processes that share the rows
 AddUp = Callable[[Tensor], Tensor]
 
 
@@ -49,11 +49,11 @@ def opaque_to_tracers(
 ) -> Callable[..., Tensor]:
     """Return a function on CUDA tensors that a tracer records as a single custom op.
 
-    Calling an op costs more than calling the function: the op is for traces alone.
+    Calling an op costs more than calling the function: the op is used only while tracing.
 
     Args:
         name: Of the op, with its namespace.
-        function: What it computes.
+        function: The implementation.
         empty: Takes the same arguments and returns a tensor of the result's shape and dtype.
     """
     op = torch.library.custom_op(name, function, mutates_args=(), device_types="cuda")
@@ -63,7 +63,7 @@ def opaque_to_tracers(
 
 @contextmanager
 def tf32_products(allowed: bool) -> Iterator[None]:
-    """Let products of float32 matrices on a GPU round their factors to TF32, or not."""
+    """Allow or forbid TF32 in products of float32 matrices on a GPU inside this context."""
     with _SWITCH:
         before = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -74,19 +74,19 @@ def tf32_products(allowed: bool) -> Iterator[None]:
 
 
 def convolution_bmm(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b`` in batches, on a GPU in TF32 where torch's convolutions use it."""
+    """Return the batched ``a @ b``, on a GPU in TF32 if torch's convolutions use it."""
     if a.is_cuda and a.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
         return _tf32_bmm(a, b)
     return torch.bmm(a, b)
 
 
 def _bmm_in_tf32(a: Tensor, b: Tensor) -> Tensor:
-    # autograd has one thread for each GPU: if it waited here for a thread that waits for its
-    # own backward pass, neither would go on
+    # autograd has one thread per GPU: waiting here for a thread that waits for its own
+    # backward pass would be a deadlock
     if not _SWITCH.acquire(blocking=False):
         return torch.bmm(a, b)
     try:
-        with tf32_products(True):  # which a trace would not show
+        with tf32_products(True):  # a trace would not include the switch
             return torch.bmm(a, b)
     finally:
         _SWITCH.release()
@@ -96,7 +96,7 @@ _tf32_bmm = opaque_to_tracers("scodkit::tf32_bmm", _bmm_in_tf32, empty=torch.bmm
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b`` for matrices of any floating dtypes, summed in the wider one.
+    """Return ``a @ b`` for matrices of any floating dtypes, accumulated in the wider one.
 
     Args:
         a: ``(m, n)``.
@@ -107,7 +107,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """
     wide = sum_dtype(a, b)
     if a.is_cuda and a.dtype == torch.float32 and b.dtype == torch.bfloat16 and _OUT_DTYPE:
-        # a few rows in parts are cheaper than a long matrix made wide
+        # splitting a few rows is cheaper than converting a long matrix to float32
         parts = _in_parts(a.T, b.dtype).T.contiguous()
         return matmul(parts, b).view(_PARTS, len(a), -1).sum(0)
     on_units = _on_matrix_units(a, b)
@@ -143,7 +143,7 @@ def _is_long(a: Tensor, b: Tensor) -> bool:
 
 
 def _in_slices(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b`` for a few long rows, a slice of them to each processor of a GPU."""
+    """Return ``a @ b`` for a few long rows, in slices that occupy all of a GPU (split-k)."""
     # measured on an H200: the fastest length is about a 512th, as a power of two
     length = 1 << max(1, a.shape[1] // _SLICES).bit_length() - 1
     length = min(max(length, _SHORTEST), _LONGEST)
@@ -157,7 +157,7 @@ def _in_slices(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _in_parts(b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a float32 ``(n, r)`` as half-precision parts side by side, which sum to it."""
+    """Return a float32 ``(n, r)`` as concatenated half-precision parts that sum to it."""
     parts = []
     for _ in range(_PARTS):
         parts.append(b.to(dtype))
@@ -166,7 +166,7 @@ def _in_parts(b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def sum_dtype(*tensors: Tensor) -> torch.dtype:
-    """Return the dtype to sum in: float32 (half precision too), float64 if one of them is."""
+    """Return the dtype to sum in: float64 if one is float64, else float32 (also for halves)."""
     wide = any(tensor.dtype == torch.float64 for tensor in tensors)
     return torch.float64 if wide else torch.float32
 
@@ -176,7 +176,7 @@ def _on_matrix_units(a: Tensor, b: Tensor) -> bool:
 
 
 def alone(sums: Tensor) -> Tensor:
-    """Return sums as they are: the `AddUp` of a single process, which has all rows."""
+    """Return sums unchanged: the `AddUp` of a single process, which has all rows."""
     return sums
 
 
@@ -212,7 +212,7 @@ def tall_times(a: Tensor, small: Tensor, overwrite: bool = False) -> Tensor:
     Args:
         a: ``(N, m)``.
         small: ``(m, r)`` in float64.
-        overwrite: Put the result into the memory of ``a``; needs ``r <= m``.
+        overwrite: Store the result in the memory of ``a``; needs ``r <= m``.
     """
     result = a[:, : small.shape[1]] if overwrite else a.new_empty(len(a), small.shape[1])
     for chunk in tall_chunks(a):
@@ -223,20 +223,20 @@ def tall_times(a: Tensor, small: Tensor, overwrite: bool = False) -> Tensor:
 def tall_svd(a: Tensor, add_up: AddUp = alone) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``U, s, V`` with ``a = U diag(s) V^T`` for a tall matrix, in its own memory.
 
-    For float32, two rounds of Gram matrices in float64: the first finds the directions, the
-    second repairs what squaring did to the orthogonality of the small ones. Directions below
-    rounding are dropped.
+    For float32, two rounds of Gram matrices in float64: the first gives the directions, the
+    second restores the orthogonality that small ones lose by squaring. Directions below
+    rounding error are dropped.
 
     Args:
-        a: ``(N, m)``, or the rows of it that this process has; may be overwritten.
-        add_up: Adds up sums over rows, over all processes.
+        a: ``(N, m)``, or this process's rows of it; may be overwritten.
+        add_up: Reduces sums over rows across all processes.
 
     Returns:
         ``U (N, r)``, or its rows, in the dtype of ``a``; ``s (r,)`` descending and ``V (m, r)``
         in float64.
     """
     if a.dtype == torch.float64 and add_up is alone:
-        # squaring would cost half the digits; data in float32 has only half of them
+        # squaring loses half the digits of float64; float32 data has no more than that
         q, r = torch.linalg.qr(a)
         inner, s, turned = torch.linalg.svd(r, full_matrices=False)
         significant = s > torch.finfo(torch.float64).eps * max(a.shape) * s[:1]

@@ -1,6 +1,6 @@
-"""Names of torch that are not public, in one place: look here first when torch changes.
+"""Private names of torch, in one place: look here first when torch changes.
 
-`tests/numerics/test_torch_private.py` says what each must do.
+`tests/numerics/test_torch_private.py` specifies what each must do.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-# what `torch.set_grad_enabled` and `torch.no_grad` call, as torch-function modes see it
+# the function that `torch.set_grad_enabled` and `torch.no_grad` call, seen by function modes
 set_grad_enabled = torch._C._set_grad_enabled
 
-# a context in which no torch-function mode is asked
+# a context in which no torch function mode is called
 without_torch_function = torch._C.DisableTorchFunction
 
-# copies many tensors into many others, at once
+# copies a list of tensors into another one, in one call
 foreach_copy = torch._foreach_copy_
 
-# flattens tensors and joins them, at once
+# flattens tensors and concatenates them, in one call
 flattened: Callable[[list[Tensor]], Tensor] = torch._C._nn.flatten_dense_tensors
 
-# operators, behind which no module is to be looked for
+# operators, which never lead to a module
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
-# all convolutions are one of these
+# base class of all convolutions
 Convolution = torch.nn.modules.conv._ConvNd
 
-# what a block of activation checkpointing calls, of the kind that is not reentrant: its name in
-# ``torch.utils.checkpoint``, and torch's own
+# the generator that non-reentrant activation checkpointing calls around a block: its name in
+# ``torch.utils.checkpoint``, and torch's own function
 AROUND_CHECKPOINT = "_checkpoint_without_reentrant_generator"
 around_checkpoint = checkpoint._checkpoint_without_reentrant_generator
 
-# torch's own attention, which hands its parts, not the whole call, to torch-function modes
+# torch's attention, changed to dispatch its parts, not the whole call, to function modes
 attention = types.FunctionType(
     F.multi_head_attention_forward.__code__,
     {**F.multi_head_attention_forward.__globals__, "has_torch_function": lambda _: False},
@@ -49,8 +49,8 @@ attention = types.FunctionType(
 )
 
 # ``torch.autograd.grad`` of one row at an output: ``pull_back((output,), (row,), inputs=...)``.
-# The graph is kept, and None comes back for inputs that the output does not depend on. A third
-# of that function's time on a small network goes into a comparison of shapes, left out here
+# The graph is retained, and the result is None for inputs that the output does not depend on.
+# On a small network a third of `grad`'s time is a comparison of shapes, which is left out here
 pull_back: Callable[..., Sequence[Tensor | None]] = functools.partial(
     torch.autograd.Variable._execution_engine.run_backward,
     keep_graph=True,
@@ -59,21 +59,21 @@ pull_back: Callable[..., Sequence[Tensor | None]] = functools.partial(
     accumulate_grad=False,
 )
 
-# torch numbers maps by how deep they are nested: that of torch.autograd.grad is outermost
+# torch numbers vmaps by their nesting level: that of torch.autograd.grad is outermost
 _LEVEL = 1
 
 
 def out_of_map(gradient: Tensor, count: int) -> Tensor:
-    """Return a gradient of all directions, from within torch's map over ``count`` of them."""
+    """Return a gradient of all directions, from within torch's vmap over ``count`` of them."""
     return torch._remove_batch_dim(gradient, _LEVEL, count, 0)
 
 
 def compile_graph(traced: Any, example: list[Any]) -> Any:
-    """Return inductor's code of a traced function.
+    """Return a traced function, compiled by inductor.
 
     Args:
         traced: From `make_fx`.
         example: Tensors it was traced with.
     """
-    # the calls between kernels in C++ too: a tenth of the time of a small network
+    # a C++ wrapper for the calls between kernels: a tenth of the time of a small network
     return torch._inductor.compile(traced, example, {"cpp_wrapper": not example[0].is_cuda})

@@ -1,4 +1,4 @@
-"""Kernels in Triton's own language, imported only where there is Triton."""
+"""Triton kernels; imported only if Triton is installed."""
 
 import triton
 from triton import language as tl
@@ -17,7 +17,7 @@ def project(
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # sums stay apart, one for each column of a block, until the end of the program
+    # separate sums for each column of a block, reduced at the end of the program
     part = tl.program_id(0)
     r = tl.arange(0, ROWS)
     k = tl.arange(0, COLUMNS)
@@ -69,7 +69,7 @@ def patches(
     PLANES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # a few planes of the source; among the results the first two axes are swapped
+    # a few planes of the source; in the result the first two axes are swapped
     plane = (tl.program_id(0) * PLANES + tl.arange(0, PLANES)).to(tl.int64)[:, None]
     channel = plane % c
     sample = (plane // c) % b

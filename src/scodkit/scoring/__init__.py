@@ -1,1 +1,1 @@
-"""The uncertainty score: its formula, and the pass that computes it."""
+"""The uncertainty score: its formula, and the scored forward pass."""

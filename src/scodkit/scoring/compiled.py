@@ -1,4 +1,4 @@
-"""One function of fixed shapes, recorded once and replayed: a CUDA graph, or compiled code."""
+"""Records a function of fixed shapes and replays it: a CUDA graph, or compiled code."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from scodkit.numerics.torch_private import compile_graph, make_fx
 Function = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 Replay = Callable[[Sequence[Tensor], int], tuple[Tensor, ...]]
 
-# relative distance allowed between two ways to round the same numbers
+# relative distance allowed between two computations that differ by rounding
 _TOLERANCE = {torch.float64: 1e-8, torch.bfloat16: 1e-1, torch.float16: 1e-1}
 _TOLERANCE_SINGLE = 1e-3
-_TOLERANCE_TF32 = 1e-2  # what convolutions on a GPU round to, unless told not to
+_TOLERANCE_TF32 = 1e-2  # convolutions on a GPU round to TF32 by default
 
 _WARM_UP = 3
 _TIMED_RUNS = 10
 
 
 class Captured:
-    """A function that was recorded for tensors of fixed shapes.
+    """A recorded function of tensors of fixed shapes.
 
     Args:
-        replay: Computes the same from other tensors of the same shapes; told how many of its
-            results are wanted.
+        replay: Computes the function on other tensors of the same shapes; its second argument
+            is how many of the results to return.
         example: Tensors it was recorded with.
     """
 
@@ -42,7 +42,7 @@ class Captured:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _nothing, ()  # it is of this process and of these weights: a copy starts without
+        return _nothing, ()  # bound to this process and these weights: a copy has no recording
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether these tensors have the shapes, dtypes and device of the example."""
@@ -59,17 +59,17 @@ def capture(
 ) -> Captured | None:
     """Record a function of tensors, and check that the recording computes the same.
 
-    What depends on the values of tensors through Python (branches, loops) is recorded as it
-    went for the example.
+    Python control flow that depends on the values of tensors is recorded as it ran for the
+    example.
 
     Args:
-        function: Computes tensors from tensors, without waiting for a GPU.
+        function: Computes tensors from tensors, without synchronising with a GPU.
         example: Tensors with the shapes to come.
         fuse: On a GPU, compile before recording: fewer kernels, after a longer wait. On a CPU
-            compiling is all there is.
+            the function is always compiled, and not recorded.
 
     Returns:
-        The recording; None (with a `CaptureWarning`) where it would not pay.
+        The recording; None (with a `CaptureWarning`) if it is not faster.
 
     Raises:
         CaptureError: If the function cannot be recorded, or the recording differs from it.
@@ -79,15 +79,15 @@ def capture(
         expected = function(example)
         fast = _compiled(function, example) if fuse or not on_gpu else function
         captured = Captured(_cuda_graph(fast, example) if on_gpu else _plain(fast), example)
-        found = captured(example, len(expected))
+        results = captured(example, len(expected))
     except Exception as error:
         raise CaptureError(
             f"expected a model whose scored forward pass can be recorded, but it raised "
             f"{first_line(error)}; go on "
             "without monitor.compile"
         ) from error
-    _check_same(found, expected)
-    replays = partial(captured, example, len(found))
+    _check_same(results, expected)
+    replays = partial(captured, example, len(results))
     if not on_gpu and _seconds(replays) >= _seconds(partial(function, example)):
         warnings.warn(
             "the compiled scored forward pass is not faster here: the eager one stays",
@@ -99,7 +99,7 @@ def capture(
 
 
 def _nothing() -> None:
-    """Return what is left of a recording when it is copied."""
+    """Return None, in place of the copy of a recording."""
 
 
 def _cuda_graph(function: Function, example: Sequence[Tensor]) -> Replay:
@@ -108,23 +108,23 @@ def _cuda_graph(function: Function, example: Sequence[Tensor]) -> Replay:
         return _recorded(function, [tensor.clone() for tensor in example])
 
 
-def _recorded(function: Function, held: list[Tensor]) -> Replay:
-    aside = torch.cuda.Stream(held[0].device)  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+def _recorded(function: Function, static: list[Tensor]) -> Replay:
+    side = torch.cuda.Stream(static[0].device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
         for _ in range(_WARM_UP):  # libraries choose kernels and allocate on first use
-            function(held)
-    torch.cuda.current_stream().wait_stream(aside)
+            function(static)
+    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = function(held)
+        results = function(static)
 
     def replay(tensors: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
-        with torch.cuda.device(held[0].device):
-            for own, given in zip(held, tensors, strict=True):
-                own.copy_(given)
+        with torch.cuda.device(static[0].device):
+            for target, tensor in zip(static, tensors, strict=True):
+                target.copy_(tensor)
             graph.replay()
-            # the next replay writes over the graph's own
+            # the next replay overwrites the graph's own results
             return tuple(result.clone() for result in results[:count])
 
     return replay
@@ -135,21 +135,21 @@ def _plain(function: Function) -> Replay:
 
 
 def _compiled(function: Function, example: Sequence[Tensor]) -> Function:
-    # views are traced, which other strides would not allow
+    # the trace has views, which fail on inputs with other strides
     plain: list[Any] = [tensor.contiguous() for tensor in example]
-    # traced with its backward pass, so that the compiler sees plain operations only; and not
-    # by torch.compile, which would look at every weight again on each call
+    # traced with its backward pass, so that the compiler sees plain operations only; not by
+    # torch.compile, whose guards would inspect every weight on each call
     traced = make_fx(lambda *tensors: function(tensors))(*plain)
     with torch.no_grad():
         compiled = compile_graph(traced, plain)
     return lambda tensors: tuple(compiled(*(tensor.contiguous() for tensor in tensors)))
 
 
-def _check_same(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+def _check_same(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
     rough = expected[0].is_cuda and torch.backends.cudnn.allow_tf32
     single = _TOLERANCE_TF32 if rough else _TOLERANCE_SINGLE
     tolerance = _TOLERANCE.get(expected[0].dtype, single)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         same_places = torch.equal(a.isfinite(), b.isfinite())
         a, b = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (a, b))
         distance = float((a - b).norm()) if same_places else float("inf")

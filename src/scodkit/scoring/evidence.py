@@ -2,8 +2,8 @@
 
 With ``J`` the Jacobian of the outputs in the weights, outputs have the covariance
 ``V = eps^2 (J J^T - J U diag(values / (values + c)) U^T J^T)`` under the posterior of the
-weights. The score is ``tr F_theta V``. Where a softmax saturates ``F_theta`` vanishes, and the
-score with it, however strange the input is; ``V`` does not.
+weights. The score is ``tr F_theta V``. Where a softmax saturates, ``F_theta`` vanishes, and the
+score with it, however atypical the input is; ``V`` does not.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from scodkit.numerics.hashing import signs
 from scodkit.scoring.score import Energies, score, score_batch
 from scodkit.sketch.eigenbasis import Eigenbasis
 
-# outputs up to which the trace of their covariance is exact, and probes that estimate it for
-# more; each takes a backward pass
+# outputs up to which the trace of their covariance is exact, and the number of probes that
+# estimate it for more; each takes a backward pass
 _EXACT, _PROBES = 32, 8
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What speaks for or against a prediction, beside its score.
+    """Evidence for or against a prediction, beside its score.
 
     Args:
-        output: What the model returned, ``(B, *shape)``.
+        output: The model's output, ``(B, *shape)``.
         score: As `Monitor.score` returns it, ``(B,)`` in nats, larger = more atypical.
         unexplained_share: Share of the prediction's sensitivity to the weights that the
-            training data leaves open, ``(B,)`` in [0, 1], larger = more atypical; NaN for a
-            prediction that no weight changes.
-        standardised_logit: For classifiers, minus the posterior standard deviations that the
-            winning logit stands above the mean logit, ``(B,)``, at most 0, larger = more
+            training data leaves undetermined, ``(B,)`` in [0, 1], larger = more atypical; NaN
+            for a prediction that does not depend on the weights.
+        standardised_logit: For classifiers, minus the distance of the largest logit from the
+            mean logit in posterior standard deviations, ``(B,)``, at most 0, larger = more
             atypical; None for other likelihoods.
     """
 
@@ -49,7 +49,7 @@ class Evidence:
 
 
 class OutputVariance(Likelihood):
-    """Counts every output alike: scores are then ``tr V``, in squared units of the output.
+    """Weighs all outputs equally: scores are then ``tr V``, in squared units of the output.
 
     Exact for up to 32 outputs. Beyond that it is estimated by eight vectors of random signs
     (Hutchinson 1990), the same ones for every input.
@@ -70,13 +70,13 @@ class OutputVariance(Likelihood):
         return rows.expand(len(output), *rows.shape)
 
     def num_directions(self, shape: Sequence[int]) -> int:
-        """Return ``p``: as many as outputs, or as probes."""
+        """Return ``p``: the number of outputs, or of probes."""
         outputs = math.prod(shape)
         return outputs if outputs <= _EXACT else _PROBES
 
 
 def variance_source(source: FactorSource) -> FactorSource:
-    """Return the same source of rows for `OutputVariance`."""
+    """Return a copy of a source with `OutputVariance` as its likelihood."""
     return replace(source, likelihood=OutputVariance())
 
 
@@ -101,7 +101,7 @@ def unexplained_share(score: Tensor, energies: Energies, prior_scale: float) -> 
 
     Args:
         score: ``(B,)``, >= 0.
-        energies: What it is made of.
+        energies: Of the score.
         prior_scale: ``eps``.
     """
     share = score.double() / (prior_scale**2 * energies.total)
@@ -136,8 +136,8 @@ def standardised_logit(likelihood: Likelihood, output: Tensor, variance: Tensor)
 def energy(likelihood: Likelihood, output: Tensor) -> Tensor:
     """Return ``-log sum exp(logits)``, ``(B,)`` in float64, larger = more atypical.
 
-    A single logit ``z`` stands for the two logits ``z/2`` and ``-z/2``: neither of its classes
-    comes first. Several variables have the mean of their energies.
+    A single logit ``z`` stands for the two logits ``z/2`` and ``-z/2``, which treats its
+    classes symmetrically. Several variables have the mean of their energies.
 
     Args:
         likelihood: `Categorical` or `Bernoulli`.

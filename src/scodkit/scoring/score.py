@@ -34,7 +34,7 @@ from scodkit.model.network import Network, StateWatch
 from scodkit.scoring.compiled import Captured, capture
 from scodkit.sketch.eigenbasis import Eigenbasis
 
-# squared length of factors from which on float32 may not hold products with them
+# squared norm of factors from which products with them may overflow in float32
 _LONGEST = 1e70
 
 _NOTHING = nullcontext()
@@ -42,7 +42,7 @@ _NOTHING = nullcontext()
 
 @dataclass(frozen=True)
 class Energies:
-    """What a score is made of: the squared lengths of ``L`` in and out of the basis.
+    """The terms of a score: the squared norms of ``L``, in total and along the basis.
 
     Args:
         total: ``|L|_F^2``, ``(b,)`` in float64.
@@ -54,9 +54,9 @@ class Energies:
 
     @staticmethod
     def none(basis: Eigenbasis) -> Energies:
-        """Return the energies of no samples at all."""
-        nothing = basis.values.new_empty(0, basis.rank, dtype=torch.float64)
-        return Energies(nothing.sum(1), nothing)
+        """Return the energies of an empty batch."""
+        empty = basis.values.new_empty(0, basis.rank, dtype=torch.float64)
+        return Energies(empty.sum(1), empty)
 
     def __add__(self, other: Energies) -> Energies:
         """Return the energies of two sets of directions of the same samples."""
@@ -65,10 +65,10 @@ class Energies:
 
 @dataclass(frozen=True)
 class Scored:
-    """A batch of predictions, each with how far to trust it.
+    """A batch of predictions with their scores and p-values.
 
     Args:
-        output: What the model returned, ``(B, *shape)``.
+        output: The model's output, ``(B, *shape)``.
         score: ``(B,)``, nats (squared units), >= 0, larger = more atypical; infinite for
             samples with a NaN or an infinity.
         p_value: ``(B,)`` in (0, 1], smaller = more atypical; None until calibrated.
@@ -81,17 +81,17 @@ class Scored:
 
 @dataclass(frozen=True)
 class Certificate:
-    """An interval that holds the exact score, were all of ``F`` kept, for certified sketches.
+    """An interval around the exact score, the one from all of ``F``, for certified sketches.
 
     All of shape ``(B,)``, squared units, larger = more atypical; ``lower <= exact <= upper``.
 
     Args:
-        score: What `Monitor.score` returns. It over-estimates the exact score up to rounding.
-        lower: Lower bound: the score, less what the sketch can have lost.
-        upper: Upper bound: the score, widened by what rounding may have cost (in the usual
-            model of rounding as independent noise).
-        paper_gap: The SCOD paper's bound on ``score - exact``, with the eigenvalues it cannot
-            know replaced by the worst their known sum allows. Always the looser one.
+        score: As `Monitor.score` returns it. Over-estimates the exact score, up to rounding.
+        lower: Lower bound: the score, less the most that the sketch can have lost.
+        upper: Upper bound: the score, widened by the rounding error (in the usual model of
+            rounding as independent noise).
+        paper_gap: The SCOD paper's bound on ``score - exact``, with the unknown eigenvalues
+            replaced by the worst case for their known sum. Always the looser bound.
     """
 
     score: Tensor
@@ -102,12 +102,12 @@ class Certificate:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """Scores of a batch, beside those of each sample alone by plain autograd.
+    """Scores of a batch, and of each sample alone by plain autograd.
 
     Args:
-        engine: Who computed the scores, by name.
+        engine: Name of the engine that computed the scores.
         score: ``(B,)``, as `Monitor.score` returns them.
-        alone: ``(B,)``, as they must be.
+        alone: ``(B,)``, the reference: each sample alone, by plain autograd.
     """
 
     engine: str
@@ -116,17 +116,17 @@ class SelfTest:
 
     @property
     def distance(self) -> float:
-        """How far they are apart at most, relative to the score alone."""
+        """Largest difference, relative to the reference score."""
         known = self.alone.isfinite()
         if not torch.equal(self.score.isfinite(), known):
             return float("inf")
         off, size = (self.score - self.alone)[known].abs(), self.alone[known].abs()
-        least = 1e-6 * size.max() if len(size) else 0.0  # a score of nearly nothing is rounding
+        least = 1e-6 * size.max() if len(size) else 0.0  # scores near zero are rounding error
         return float((off / size.clamp_min(least)).nan_to_num(0.0).max()) if len(size) else 0.0
 
     @property
     def ok(self) -> bool:
-        """Whether that is no more than rounding."""
+        """Whether the difference is no more than rounding error."""
         return self.distance <= {torch.float64: 1e-6, torch.float32: 1e-2}.get(
             self.score.dtype, 2e-1
         )
@@ -140,7 +140,7 @@ class SelfTest:
 
 
 def energies(factors: Factors, basis: Eigenbasis) -> Energies:
-    """Return the squared lengths a score is made of."""
+    """Return the squared norms that a score is computed from."""
     total, along = factors.project(basis.vectors)
     return Energies(total, along.square().sum(1))
 
@@ -148,31 +148,31 @@ def energies(factors: Factors, basis: Eigenbasis) -> Energies:
 def score_batch(
     source: FactorSource, call: Inputs, basis: Eigenbasis, finite: bool = False
 ) -> tuple[Tensor, Energies]:
-    """Return a batch's output ``(B, *shape)`` and what its scores are made of.
+    """Return a batch's output ``(B, *shape)`` and the energies of its scores.
 
-    Samples with a NaN or an infinity, in or out, have infinite energies.
+    Samples with a NaN or an infinity, in an input or the output, have infinite energies.
 
     Args:
-        source: Turns batches into Fisher factors.
+        source: Computes the Fisher factors of batches.
         call: The batch; not empty.
         basis: The eigenbasis, on the model's device.
-        finite: Whether the inputs are known to be.
+        finite: Whether the inputs are known to be finite.
     """
     whole = source.ways[call.shapes] if call.shapes in source.ways else source.whole(call)
-    found = None
+    scored = None
     if whole is not None:
-        found = _score_whole(source, whole, call, basis, finite)
+        scored = _score_whole(source, whole, call, basis, finite)
     elif source.ends_in_head:
-        found = _score_head(source, call, basis)
-    if found is not None:
-        return found
+        scored = _score_head(source, call, basis)
+    if scored is not None:
+        return scored
     outputs: dict[int, Tensor] = {}
     parts: dict[int, Energies] = {}
     good: dict[int, Tensor] = {}
     for piece in source.pieces(call):
         start = piece.samples.start
-        own = energies(piece.factors, basis)
-        parts[start] = parts[start] + own if start in parts else own
+        part = energies(piece.factors, basis)
+        parts[start] = parts[start] + part if start in parts else part
         outputs[start], good[start] = piece.output, piece.finite
     return _joined(list(outputs.values())), _finite_ones(
         list(parts.values()), _joined(list(good.values()))
@@ -182,7 +182,7 @@ def score_batch(
 def _score_whole(
     source: FactorSource, whole: Whole, call: Inputs, basis: Eigenbasis, finite: bool
 ) -> tuple[Tensor, Energies] | None:
-    """Return the same in one piece; None where a CPU finds numbers that are not finite.
+    """Return the same in one piece; None if values on a CPU are not finite.
 
     Raises:
         BatchError: If samples interact.
@@ -193,11 +193,11 @@ def _score_whole(
     except BatchError:
         if copies == 1:
             raise
-        source.ways[call.shapes] = None  # so many samples do not go together, fewer may
+        source.ways[call.shapes] = None  # fails for so many samples; fewer may work
         return None
     output = linear.output[::copies] if copies > 1 else linear.output
     good = None
-    if output.is_cuda:  # whose numbers are not waited for
+    if output.is_cuda:  # reading values would synchronise
         good, rows = source.rows(output, call)
     elif not _all_finite(() if finite else call.tensors(), output):
         return None
@@ -212,13 +212,13 @@ def _score_whole(
     parts = Energies(total, squares.squeeze(1) if squares.shape[1] == 1 else squares.sum(1))
     if good is not None:
         return output, _finite_ones([parts], good)
-    # the basis is orthonormal: with lengths like these no product has overflowed either
+    # the basis is orthonormal: with norms like these no product has overflowed either
     longest = total if len(total) == 1 else total.sum()
     return (output, parts) if float(longest) < _LONGEST else None
 
 
 def _all_finite(inputs: Sequence[Tensor], output: Tensor) -> bool:
-    """Return whether all numbers are finite; sums are infinite or NaN where one is."""
+    """Return whether all values are finite; a sum is infinite or NaN if one of them is."""
     total = 0.0
     for tensor in (*inputs, output):
         if tensor.is_floating_point():
@@ -243,7 +243,7 @@ def _score_head(
 
 
 def _finite_ones(parts: list[Energies], finite: Tensor) -> Energies:
-    """Return energies of all samples, infinite where a sample or its energies are not."""
+    """Return the energies of all samples; infinite where these or a sample are not finite."""
     total = _joined([part.total for part in parts])
     along = _joined([part.along for part in parts])
     # the sum is infinite or NaN where one of its terms is
@@ -257,11 +257,11 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 def features(source: FactorSource, call: Inputs, basis: Eigenbasis) -> Tensor:
     """Return ``U^T L`` of a batch that is not empty, ``(B, p, k)``."""
-    found: dict[int, list[Tensor]] = {}
+    parts: dict[int, list[Tensor]] = {}
     for piece in source.pieces(call):
         _, along = piece.factors.project(basis.vectors)
-        found.setdefault(piece.samples.start, []).append(along.to(basis.values.dtype))
-    return torch.cat([torch.cat(some, dim=1) for some in found.values()])
+        parts.setdefault(piece.samples.start, []).append(along.to(basis.values.dtype))
+    return torch.cat([torch.cat(directions, dim=1) for directions in parts.values()])
 
 
 def score(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Tensor:
@@ -318,7 +318,7 @@ def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certi
 
 
 def determined(basis: Eigenbasis, prior_scale: float) -> Tensor:
-    """Return how far the data determines the weights along each basis vector.
+    """Return the fraction to which data determines the weights along each basis vector.
 
     Args:
         basis: The eigenbasis.
@@ -336,7 +336,7 @@ def _regulariser(basis: Eigenbasis, prior_scale: float) -> float:
 
 
 def _left_over(basis: Eigenbasis, prior_scale: float) -> Tensor:
-    """Return ``c / (values + c)``, ``(k,)`` in float64: 1 where the data says nothing."""
+    """Return ``c / (values + c)``, ``(k,)`` in float64: 1 where data adds no information."""
     c = _regulariser(basis, prior_scale)
     return c / (basis.values.double() + c)
 
@@ -348,7 +348,7 @@ def _unexplained(parts: Energies, left_over: Tensor, times: float) -> Tensor:
 
 
 class Scores(NamedTuple):
-    """A batch's output ``(B, *shape)``, scores ``(B,)`` and, if asked for, their parts."""
+    """A batch's output ``(B, *shape)``, scores ``(B,)`` and, if requested, their energies."""
 
     output: Tensor
     score: Tensor
@@ -356,16 +356,16 @@ class Scores(NamedTuple):
 
 
 class Scorer:
-    """Scores batches with what a fit left behind.
+    """Scores batches with the result of a fit.
 
     Args:
         network: The model.
         recipe: How it was fitted.
-        fitted: The fit; its basis follows the model from device to device.
+        fitted: The fit; its basis is moved along with the model between devices.
         source: The engine of the fit; None to choose one on the first batch.
         prior_scale: ``eps``.
-        task: What of the prediction matters; None for all of it.
-        state_watch: Notices that the model is not that of the fit any more.
+        task: The part of the prediction that matters; None for all of it.
+        state_watch: Detects changes of the model since the fit.
     """
 
     def __init__(
@@ -379,9 +379,9 @@ class Scorer:
         state_watch: StateWatch,
     ) -> None:
         self.fitted = fitted
-        self._asked: FactorSource | None = None  # the source, for what is asked of the fit
-        self._budget: int | None = None  # that it was asked with
-        self._of: Eigenbasis | None = None  # what the next is of
+        self._asked: FactorSource | None = None  # the source, with the task and the budget
+        self._budget: int | None = None  # the budget argument of that source
+        self._of: Eigenbasis | None = None  # the basis of the cached value below
         self._left_over: Tensor | None = None
         self.source = source
         self.check_every = recipe.check_every
@@ -391,13 +391,13 @@ class Scorer:
         self.watch = RangeWatch(fitted.input_range)
         self._state_watch = state_watch
         self._captured: Captured | None = None
-        # of the recorded call: what is not a tensor, what the model held besides, and where
-        # weights and basis lay
+        # of the recorded call: arguments that are not tensors; the twin's revision and the
+        # addresses of weights and basis
         self._rest: list[object] = []
         self._storage: tuple[int, ...] = ()
 
     def basis(self) -> Eigenbasis:
-        """Return the basis on the model's device, following it if it was moved."""
+        """Return the basis on the model's device, moved there if the model was."""
         basis, device = self.fitted.basis, self._network.device
         if basis.values.device != device:
             basis = basis.to(device)
@@ -409,28 +409,27 @@ class Scorer:
 
         Args:
             doing: What is about to be done, for the message.
-            contents: Look at all its numbers, even if no counter says that they changed.
+            contents: Compare all its values, even if no version counter has changed.
 
         Returns:
             The fit.
         """
         if contents or not self._state_watch.unmoved():
-            with self._network.evaluating():  # no other thread is in the middle of a call
+            with self._network.evaluating():  # no other thread is inside a call
                 moved = not self._state_watch.unmoved()
                 if moved or contents:
                     self.fitted = self.fitted.settled(self._state_watch, doing)
                 if moved:
-                    self.source = None  # its engine may know layers that are no more
+                    self.source = None  # its engine may refer to layers that are gone
         return self.fitted
 
     def __call__(self, batch: object, budget: int | None, *, parts: bool = False) -> Scores:
-        """Return outputs and scores of a batch, from the recording where it fits.
+        """Return outputs and scores of a batch, from the recording if it applies.
 
         Args:
             batch: As the loader yields it.
-            budget: Bytes that rows in weight space may take at a time; None for as many as
-                the device allows.
-            parts: Whether to say what the scores are made of.
+            budget: Bytes for rows in weight space at a time; None for the device's default.
+            parts: Whether to return the energies of the scores, too.
         """
         recording = self._captured
         with self._network.evaluating() if recording is None else _NOTHING:
@@ -470,8 +469,8 @@ class Scorer:
             call = self._network.inputs_of(batch, self.fitted.form)
             if call.batch_size == 0:
                 raise BatchError("expected an example with samples, got none")
-            source = self._source_for(call, budget, basis)  # choosing one is not to be recorded
-            self._scores(call, basis, source)  # nor are its checks
+            source = self._source_for(call, budget, basis)  # its choice must not be recorded
+            self._scores(call, basis, source)  # nor must its checks
         if basis.vectors.device != basis.values.device:
             raise CaptureError(
                 "expected a basis on the model's device, got one that was offloaded; go on "
@@ -486,9 +485,9 @@ class Scorer:
         with self._network.evaluating():
 
             def score(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-                found = self._scores(call.with_tensors(tensors), basis, source)
-                assert found.parts is not None
-                return found.output, found.score, found.parts.total, found.parts.along
+                scores = self._scores(call.with_tensors(tensors), basis, source)
+                assert scores.parts is not None
+                return scores.output, scores.score, scores.parts.total, scores.parts.along
 
             self._captured = capture(score, call.tensors(), fuse=fuse)
             self._rest, self._storage = _rest(call), self._where()
@@ -501,7 +500,7 @@ class Scorer:
             budget: As in scoring.
 
         Returns:
-            Both.
+            Both scores.
         """
         self.check("a self-test", contents=True)
         basis = self.basis()
@@ -512,7 +511,7 @@ class Scorer:
             plain = replace(source, engine=LoopEngine(self._network, self.fitted.parameters))
             fast = self._scores(call, basis, source).score
             alone = [call.samples(slice(i, i + 1)) for i in range(call.batch_size)]
-            slow = torch.cat([self._scores(one, basis, plain).score for one in alone])
+            slow = torch.cat([self._scores(sample, basis, plain).score for sample in alone])
         return SelfTest(type(source.engine).__name__, fast, slow)
 
     def certificate(self, batch: object, budget: int | None) -> Certificate:
@@ -530,15 +529,15 @@ class Scorer:
     def prepared(
         self, batch: object, budget: int | None, doing: str
     ) -> Iterator[tuple[Inputs, FactorSource, Eigenbasis]]:
-        """Hold the model for other questions about a batch.
+        """Hold the model in eval mode, for computations on a batch other than scoring.
 
         Args:
             batch: As the loader yields it.
             budget: As in scoring.
-            doing: What is asked, for the message if the model is another now.
+            doing: What is computed, for the message if the model has changed.
 
         Yields:
-            The inputs, what turns them into factors, and the basis.
+            The inputs, the source of their factors, and the basis.
 
         Raises:
             BatchError: If the batch is empty.
@@ -565,8 +564,8 @@ class Scorer:
             call = self._network.inputs_of(batch, self.fitted.form)
             self.watch.look(call)
             if call.batch_size == 0:
-                asked = (self._task or self.fitted.likelihood).named()
-                directions = asked.num_directions(self.fitted.shape)
+                likelihood = (self._task or self.fitted.likelihood).named()
+                directions = likelihood.num_directions(self.fitted.shape)
                 return basis.values.new_empty(0, directions, basis.rank)
             return features(self._source_for(call, budget, basis).named(), call, basis)
 
@@ -580,10 +579,10 @@ class Scorer:
         return Scores(output, scores.to(basis.values.dtype), parts)
 
     def _source_for(self, call: Inputs, budget: int | None, basis: Eigenbasis) -> FactorSource:
-        """Return the engine, chosen on the first batch after a load or a change of device."""
-        device, asked = basis.values.device, self._asked  # which has followed the model
-        if asked is not None and self._budget == budget and asked.engine.device == device:
-            return asked
+        """Return the source, its engine chosen on the first batch after a load or a move."""
+        device, cached = basis.values.device, self._asked  # the basis is on the model's device
+        if cached is not None and self._budget == budget and cached.engine.device == device:
+            return cached
         source = self.source
         if source is None or source.engine.device != device:
             fitted = self.fitted
@@ -600,7 +599,7 @@ class Scorer:
 
     @property
     def source(self) -> FactorSource | None:
-        """The engine of the fit; None until one is chosen anew."""
+        """The engine of the fit; None until one is chosen again."""
         return self._source
 
     @source.setter
@@ -617,7 +616,7 @@ class Scorer:
         self._check_every, self._asked = value, None
 
     def _is_current(self, call: Inputs) -> bool:
-        """Return whether the recording is of such a call, of the weights the model has now."""
+        """Return whether the recording is of the same call, with the current weights."""
         if self._storage != self._where():
             self._captured = None
             warnings.warn(
@@ -635,6 +634,6 @@ class Scorer:
 
 
 def _rest(call: Inputs) -> list[object]:
-    """Return what a call passes besides tensors: it is part of the recording."""
+    """Return the arguments of a call without its tensors: they are part of the recording."""
     named = [*enumerate(call.args), *call.kwargs.items()]
     return [(key, None if isinstance(value, Tensor) else value) for key, value in named]

@@ -1,4 +1,4 @@
-"""Which torch functions the hook engine understands, when parameters go into them."""
+"""Torch functions of chosen parameters that the hook engine supports, each with its rule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scodkit.factors.rules.layer import (
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 _NORMS = (F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.rms_norm)
 
-# a rule takes the batch and then what the function takes, under the same names
+# a rule takes the batch, and then the function's arguments under the same names
 RULES: dict[Callable[..., Any], Callable[..., Layer]] = {
     F.linear: Linear,
     **dict.fromkeys([torch.conv1d, torch.conv2d, torch.conv3d], Convolution),

@@ -1,7 +1,7 @@
 """Parameters that scale or shift: normalisations, element-wise products and sums.
 
-The gradient of such a parameter is a sum, over the axes it is broadcast along, of the
-gradient at the output, times what the parameter scales.
+The gradient of such a parameter is the gradient at the output, times the tensor that the
+parameter scales, summed over the axes it is broadcast along.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from scodkit.factors.rules.layer import Batch, Layer, Place, Rows, UnsupportedCallError
 
-# positions from which a product of matrices beats an element-wise one and a sum, on a GPU
+# positions from which a matrix product beats an element-wise product and a sum, on a GPU
 _MANY = 64
-_SAMPLES = 8  # and samples: with few there is little to write, and kernels may be fused
+_SAMPLES = 8  # and samples: few write little memory, and their kernels may be fused
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class _Term:
     """A parameter of the layer.
 
     Args:
-        parameter: None where the layer has none.
-        axes: The axes of the output it spans; None for the last ones, as broadcasting goes.
-        scaled: Makes what it scales from the layer's inputs; None for ones.
+        parameter: None if the layer has none.
+        axes: The axes of the output it spans; None for the last ones, as in broadcasting.
+        scaled: Computes the tensor it scales from the layer's inputs; None for ones.
     """
 
     parameter: Tensor | None
@@ -46,7 +46,7 @@ class _Term:
 
 
 class Broadcast(Layer):
-    """``y = scaled * weight + bias``, either of them missing."""
+    """``y = scaled * weight + bias``, where weight or bias may be missing."""
 
     def __init__(self, batch: Batch, inputs: Sequence[Tensor], *terms: _Term) -> None:
         super().__init__(batch, [term.parameter for term in terms], *inputs)
@@ -56,7 +56,7 @@ class Broadcast(Layer):
         """See `Layer.place`.
 
         Raises:
-            UnsupportedCallError: If a parameter spans the samples.
+            UnsupportedCallError: If a parameter spans the batch axis.
         """
         super().place(batch, output, places)
         self._terms = tuple(term for term in self._terms if id(term.parameter) in places)
@@ -70,7 +70,7 @@ class Broadcast(Layer):
         for term in self._terms:
             place = self.places[id(term.parameter)]
             axes = term.spans(delta.ndim - 1)
-            # one axis more than the output, the directions, in front
+            # delta has one axis more than the output: the directions, in front
             summed = [
                 a + 1 for a in range(delta.ndim - 1) if a != sample_axis and a not in axes
             ]
@@ -91,7 +91,7 @@ def norm(func: Callable[..., Tensor]) -> Callable[..., Layer]:
     Its weight and bias span the channels, or the axes that are normalised over.
 
     Args:
-        func: Its arguments ``input``, ``weight`` and ``bias`` are known by these names.
+        func: A function with arguments ``input``, ``weight`` and ``bias`` of these names.
     """
     signature = inspect.signature(func)
 
@@ -111,14 +111,14 @@ def norm(func: Callable[..., Tensor]) -> Callable[..., Layer]:
 def _without_updates(
     func: Callable[..., Tensor], options: dict[str, Any]
 ) -> Callable[..., Tensor]:
-    """Return a normalisation that computes the same and changes no running statistics.
+    """Return a normalisation that computes the same and updates no running statistics.
 
     Args:
-        func: As the model calls it.
-        options: What it was given beside its input, weight and bias; changed to fit.
+        func: The function that the model calls.
+        options: Its arguments beside input, weight and bias; changed in place to fit.
 
     Raises:
-        UnsupportedCallError: If it takes the statistics of the batch.
+        UnsupportedCallError: If it uses the statistics of the batch.
     """
     if func is F.batch_norm and (options.get("training") or options["running_mean"] is None):
         raise UnsupportedCallError("batch_norm with statistics of the batch")
@@ -143,7 +143,7 @@ def total(batch: Batch, input: Tensor, other: Tensor, *, alpha: float = 1) -> La
     """Return the layer of ``input + other``.
 
     Raises:
-        UnsupportedCallError: If ``other`` is scaled on the way.
+        UnsupportedCallError: If ``other`` is scaled by ``alpha``.
     """
     _tensors(input, other)
     if alpha != 1:
@@ -157,12 +157,12 @@ def expansion(batch: Batch, input: Tensor, *_: object) -> Layer:
 
 
 def _summed(delta: Tensor, scaled: Tensor | None, axes: list[int]) -> Tensor:
-    """Return ``delta (q, ...)``, times ``scaled (...)`` where given, summed over some axes."""
+    """Return ``delta (q, ...)``, times ``scaled (...)`` if given, summed over ``axes``."""
     positions = math.prod(delta.shape[axis] for axis in axes)
     trailing = axes == list(range(3, delta.ndim))
     large = delta.is_cuda and positions >= _MANY and delta.shape[1] >= _SAMPLES
     if scaled is not None and trailing and large:
-        # as a product of matrices the scaled gradients are never written to memory
+        # as a matrix product: the scaled gradients are never written to memory
         left = delta.reshape(len(delta), -1, positions).transpose(0, 1)
         right = scaled.to(left.dtype).expand(delta.shape[1:]).reshape(-1, positions, 1)
         sums = torch.bmm(left, right)

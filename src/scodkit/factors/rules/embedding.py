@@ -1,4 +1,4 @@
-"""``F.embedding``: each gradient goes to the row that was looked up."""
+"""``F.embedding``: the gradient at an output goes to the row that was looked up."""
 
 from __future__ import annotations
 

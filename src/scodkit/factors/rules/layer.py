@@ -1,4 +1,4 @@
-"""What a forward pass remembers of one call on chosen parameters: linear layers, convolutions.
+"""Layers: recorded calls on chosen parameters, with rules for linear layers and convolutions.
 
 A rule turns the call of a torch function into a `Layer`; the layer turns gradients at the
 call's output into per-sample gradients of its parameters, for all directions at once. The
@@ -26,46 +26,47 @@ from scodkit.numerics.matmul import convolution_bmm, sum_dtype
 
 Size = int | Sequence[int]
 
-# entries in a row that GPUs' matrix units can load at once
+# entries in a row that a GPU's matrix units can load at once
 _ALIGNED = 8
 
-# rows of a matrix that a CPU multiplies faster from the left, in a batch of several
+# up to so many rows, a matrix is multiplied faster from the left on a CPU, from so many in a
+# batch
 _NARROW = 32
 _SEVERAL = 8
 
-_IMAGES = 4  # axes of a batch of them
-_FEW_PLACES = 64  # of a kernel, each of which is a copy in the code of ours
+_IMAGES = 4  # axes of a batch of images
+_FEW_PLACES = 64  # of a convolution kernel; our Triton kernel unrolls a loop over them
 
-# positions are filled up to a multiple of what matrix units load at once, for any dtype, where
+# positions are padded to a multiple of what matrix units load at once, for any dtype, where
 # they are copied anyway or are many
 _FILL = 16
 _WORTH_FILLING = 1024
 
-_MATRIX = 2  # axes of one
+_MATRIX = 2  # axes of a matrix
 
 _version = attrgetter("_version")
 
 
 class UnsupportedCallError(BatchError):
-    """No rule covers a call on a chosen parameter: another engine has to take the model."""
+    """No rule covers a call on a chosen parameter: the model needs another engine."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Where the samples are in a layer's output.
+    """Where the samples lie in a layer's output.
 
-    Its leading axes hold ``m`` places of each of the ``B`` samples (tokens, windows, frames).
+    Its leading axes have ``m`` places for each of the ``B`` samples (tokens, windows, frames).
 
     Args:
-        size: ``B``.
-        lay: Where they lie; of no importance where there is but one.
+        size: Batch size ``B``.
+        lay: Where they lie; unused if there is only one.
     """
 
     size: int
     lay: Lay = FIRST
 
     def led_by(self, shape: Sequence[int]) -> Batch:
-        """Return where they are once the leading axes, of this shape, are one axis."""
+        """Return where the samples lie once the leading axes, of this shape, are flattened."""
         if self.size == 1:
             return self
         axis, outer, inner = self.lay
@@ -90,12 +91,12 @@ class Batch:
 
 
 def unflatten(tensor: Tensor, axis: int, sizes: tuple[int, int]) -> Tensor:
-    """Return a view with one axis replaced by two (``Tensor.unflatten``, but cheap to call)."""
+    """Return a view with one axis split in two (``Tensor.unflatten``, with less overhead)."""
     return tensor.view(*tensor.shape[:axis], *sizes, *tensor.shape[axis + 1 :])
 
 
 class Outer:
-    """Rows that are outer products ``delta_j a^T``, never formed unless asked for.
+    """Rows that are outer products ``delta_j a^T``, materialised by `dense` only.
 
     Args:
         delta: ``(b, q, o)``.
@@ -108,16 +109,16 @@ class Outer:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the rows would take."""
+        """Size of the rows if they were materialised, in bytes."""
         return self._delta.nbytes * self._a.shape[1]
 
     def dense(self) -> Tensor:
         """Return the rows ``(b, q, o i)``."""
-        # not by an index with None, which takes as long as the product of a small layer
+        # not indexing with None, which takes as long as the product for a small layer
         return (self._delta.unsqueeze(3) * self._a.unsqueeze(1).unsqueeze(1)).flatten(2)
 
     def squared_norms(self) -> Tensor:
-        """Return the sums of squares ``(b,)`` in float64: a product of two."""
+        """Return the squared norms ``|delta|^2 |a|^2``, ``(b,)`` in float64."""
         wide = sum_dtype(self._a)
         norm = torch.linalg.vector_norm(self._delta, dim=(1, 2), dtype=wide).double()
         squares: Tensor = (norm * torch.linalg.vector_norm(self._a, dim=1, dtype=wide)).square()
@@ -126,9 +127,9 @@ class Outer:
     def project(self, matrix: Tensor) -> Tensor:
         """Return rows times ``matrix (o i, k)``, ``(b, q, k)``.
 
-        The activations are shared by the directions, so they go first: ``q`` times fewer
-        products than with the rows themselves. A single direction goes first itself, in one
-        product over contiguous memory.
+        The directions share the activations, so these are multiplied first: ``q`` times fewer
+        operations than with the rows themselves. A single direction is multiplied before the
+        activations, in one product over contiguous memory.
         """
         wide = sum_dtype(matrix)
         delta, a, matrix = self._delta.to(wide), self._a.to(wide), matrix.to(wide)
@@ -140,7 +141,7 @@ class Outer:
 
 
 def project_whole(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what `Factors.project` does for all columns at once.
+    """Return the result of `Factors.project` for all columns at once.
 
     Args:
         rows: ``(b, q, N)``, on a CPU.
@@ -153,10 +154,10 @@ def project_whole(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def activations_along(a: Tensor, matrix: Tensor) -> Tensor:
-    """Return what weights like each column make of activations, ``(o, b, k)``.
+    """Return ``U_k a`` for the weight matrix ``U_k`` in each column, ``(o, b, k)``.
 
     Args:
-        a: ``(b, i)``.
+        a: Activations ``(b, i)``.
         matrix: ``(o i, k)``, in the same dtype.
     """
     columns = matrix.view(-1, a.shape[1], matrix.shape[1])
@@ -168,11 +169,11 @@ Rows = Tensor | Outer
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter, or a part of one, sits among the chosen columns.
+    """Columns of a parameter, or of a part of one, among the chosen weights.
 
     Args:
         block: Columns of the whole parameter.
-        columns: Its own columns.
+        columns: Columns of the part.
     """
 
     block: slice
@@ -183,12 +184,12 @@ class Layer(ABC):
     """One call of a torch function on chosen parameters.
 
     Args:
-        batch: Where the samples are in its output; set again by `place`.
-        parameters: What the call takes gradients of, chosen or not.
+        batch: Where the samples lie in its output; replaced by `place`.
+        parameters: Its parameters, chosen or not.
         inputs: Other tensors that the gradients need; they must not change afterwards.
 
     Attributes:
-        places: Where its chosen parameters sit among the columns, by their ids.
+        places: Columns of its chosen parameters, by their ids.
     """
 
     def __init__(
@@ -198,16 +199,16 @@ class Layer(ABC):
         self.parameters = [parameter for parameter in parameters if parameter is not None]
         self.places: dict[int, Place] = {}
         self.inputs = inputs
-        # tensors made in inference mode have no version, and nobody can change them here
+        # tensors created in inference mode have no version, and cannot be modified here
         self._versions = [None if t.is_inference() else t._version for t in inputs]
 
     def place(self, batch: Batch, output: Tensor, places: Mapping[int, Place]) -> None:
-        """Note where the samples are in the output, and where the chosen parameters sit.
+        """Set where the samples lie in the output, and the columns of the parameters.
 
         Args:
-            batch: Where the samples are.
-            output: What the call returned.
-            places: Of all chosen parameters and parts of them, by id.
+            batch: Where the samples lie.
+            output: The result of the call.
+            places: Columns of all chosen parameters and parts of them, by id.
         """
         self.batch = batch
         used = map(id, self.parameters)
@@ -216,7 +217,7 @@ class Layer(ABC):
         }
 
     def again(self, inputs: tuple[Tensor, ...]) -> Self:
-        """Return the same call on other inputs of the same shapes."""
+        """Return a copy of the layer for other inputs of the same shapes."""
         layer = object.__new__(type(self))
         vars(layer).update(vars(self))
         layer.inputs, layer._versions = inputs, list(map(_version, inputs))
@@ -231,10 +232,10 @@ class Layer(ABC):
         """
 
     def check_unchanged(self) -> None:
-        """Refuse inputs that an in-place operation has changed since the call.
+        """Make sure that no input was modified in place since the call.
 
         Raises:
-            UnsupportedCallError: If one has.
+            UnsupportedCallError: If one was.
         """
         for tensor, version in zip(self.inputs, self._versions, strict=True):
             if version is not None and tensor._version != version:
@@ -258,7 +259,7 @@ class Linear(Layer):
         return self.inputs[0]
 
     def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
-        """See `Layer.gradients`; one place per sample gives outer products."""
+        """See `Layer.gradients`; outer products if there is one place per sample."""
         weight, bias = self.places.get(id(self.weight)), self.places.get(id(self.bias))
         a = self.inputs[0]
         a = a if a.dtype == delta.dtype else a.to(delta.dtype)
@@ -323,13 +324,13 @@ class Convolution(Layer):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether images come one to a sample, all channels together, seen by small kernels."""
+        """Whether this is an ungrouped 2d convolution, one image per sample, small kernel."""
         images = self.inputs[0].ndim == _IMAGES and len(self.inputs[0]) == self.batch.size
         places = math.prod(self._weight.shape[2:])
         return images and self._groups == 1 and places <= _FEW_PLACES
 
     def _by_kernels(self, input: Tensor, delta: Tensor) -> Tensor:
-        """Return the same rows, from copies made by kernels of our own."""
+        """Return the same rows, from patches gathered by our Triton kernels."""
         q, batch, channels, *positions = delta.shape
         count = math.prod(positions)
         in_place = 1 in (q, batch)  # the axes need not be swapped in memory
@@ -342,12 +343,12 @@ class Convolution(Layer):
         return convolution_bmm(left, right.mT).view(batch, q, -1)
 
     def _apart(self, tensor: Tensor, axis: int) -> Tensor:
-        """Return a tensor with its axis of ``B m``, channels as ``B, m, groups, channels``."""
+        """Return a tensor with axes ``B m, channels`` split: ``B, m, groups, channels``."""
         return unflatten(self.batch.split(tensor, axis), axis + 2, (self._groups, -1))
 
 
 class TransposedConvolution(Convolution):
-    """Input and output change roles; the arguments are ``F.conv_transpose1d``'s to ``3d``'s."""
+    """Input and output swap roles; the arguments are ``F.conv_transpose1d``'s to ``3d``'s."""
 
     def __init__(
         self,
@@ -376,7 +377,7 @@ class TransposedConvolution(Convolution):
 
 
 class _Window:
-    """The places a kernel looks at, seen from each position."""
+    """The sliding window of a convolution: the inputs under its kernel at each position."""
 
     def __init__(self, input: Tensor, weight: Tensor, stride: Size, dilation: Size) -> None:
         if input.ndim != weight.ndim:
@@ -386,7 +387,7 @@ class _Window:
         self._dilation = self._each(dilation)
 
     def margins(self, padding: Size | str) -> list[int]:
-        """Return what `F.pad` takes: the margins before and after, last axis first."""
+        """Return the padding in the order of `F.pad`: before and after, last axis first."""
         if padding == "same":
             spans = [d * (k - 1) for k, d in zip(self._kernel, self._dilation, strict=True)]
             sides = [(span // 2, span - span // 2) for span in spans]
@@ -399,27 +400,27 @@ class _Window:
         """Return a view ``(n, channels, *kernel, *positions)`` of ``(n, channels, *size)``.
 
         Args:
-            padded: The input with its margins.
+            padded: The padded input.
             positions: How many to take along each axis, where more would fit.
         """
-        seen = padded
+        windows = padded
         steps = zip(self._kernel, self._stride, self._dilation, strict=True)
         for axis, (k, s, d) in enumerate(steps, start=2):
-            seen = seen.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
+            windows = windows.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
             if positions is not None:
-                seen = seen.narrow(axis, 0, positions[axis - 2])
+                windows = windows.narrow(axis, 0, positions[axis - 2])
         axes = len(self._kernel)
-        return seen.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
+        return windows.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
 
     def patches(
         self, input: Tensor, margins: list[int], positions: Sequence[int], fill: int
     ) -> Tensor:
-        """Return what is seen of images, ``(n, channels kernel, positions)``.
+        """Return the patches of images (im2col), ``(n, channels kernel, positions)``.
 
         Args:
             input: ``(n, channels, height, width)``.
             margins: From `margins`.
-            positions: How many down and across.
+            positions: Rows and columns of output positions.
             fill: See `kernels.patches`.
         """
         (high, wide), (down, across) = self._kernel, positions
@@ -460,7 +461,7 @@ def _sum_over_positions(left: Tensor, right: Tensor, axes: int) -> Tensor:
     b = _matrices(right, axes)
     q, batch, groups = left.shape[0], left.shape[1], left.shape[3]
     if b.shape[1] <= _NARROW and b.shape[0] >= _SEVERAL and not b.is_cuda:
-        # the narrow one in front, direction by direction: no copy of the large one is needed
+        # the narrow matrix on the left, one direction at a time: the large one is not copied
         turned = [torch.bmm(b, _matrices(one[None], axes).mT) for one in left]
         rows = torch.stack(turned).view(q, batch, groups, b.shape[1], -1)
         return rows.permute(1, 2, 0, 4, 3).reshape(batch, groups, q, -1)
@@ -476,7 +477,7 @@ def _matrices(tensor: Tensor, axes: int) -> Tensor:
     rows = shape[0] * math.prod(shape[4 : tensor.ndim - axes])
     columns = shape[2] * math.prod(shape[tensor.ndim - axes :])
     if tensor.is_cuda and columns % _ALIGNED:
-        # matrix units want aligned rows: the other axis is contiguous then
+        # matrix units need aligned rows: make the other axis contiguous
         turned = tensor.permute(1, 3, 2, *positions, 0, *inner)
         return turned.reshape(shape[1] * shape[3], columns, rows).mT
     straight = tensor.permute(1, 3, 0, *inner, 2, *positions)
