@@ -26,6 +26,9 @@ from scodkit.sketch.eigenbasis import Eigenbasis
 # more; each takes a backward pass
 _EXACT, _PROBES = 32, 8
 
+# rounding errors of the largest logit that a normalised one may have
+_ROUNDINGS = 8
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -129,21 +132,25 @@ def standardised_logit(likelihood: Likelihood, output: Tensor, variance: Tensor)
         margins = logits.amax(2) - logits.mean(2)
     else:
         margins = output.flatten(1).double().abs()
-    deviation = (variance / margins.shape[1]).sqrt()
-    return -margins.mean(1) / deviation.clamp_min(torch.finfo(torch.float64).tiny)
+    least = torch.finfo(torch.float64).tiny  # no weight changes the logits: finite all the same
+    return -margins.mean(1) / (variance / margins.shape[1]).clamp_min(least).sqrt()
 
 
 def energy(likelihood: Likelihood, output: Tensor) -> Tensor:
     """Return ``-log sum exp(logits)``, ``(B,)`` in float64, larger = more atypical.
 
     A single logit ``z`` stands for the two logits ``z/2`` and ``-z/2``: neither of its classes
-    comes first. Several variables have the mean of their energies.
+    comes first. Several variables have the mean of their energies. Logarithms of probabilities
+    have none: what rounding leaves of it is 0.
 
     Args:
         likelihood: `Categorical` or `Bernoulli`.
         output: Logits, ``(B, *shape)``.
     """
     if isinstance(likelihood, Categorical):
-        return -likelihood.logits(output).double().logsumexp(2).mean(1)
+        logits = likelihood.logits(output)
+        rounding = _ROUNDINGS * torch.finfo(logits.dtype).eps * logits.abs().amax(2).double()
+        energies = -logits.double().logsumexp(2)
+        return energies.masked_fill(energies.abs() <= rounding, 0.0).mean(1)
     half = output.flatten(1).double() / 2
     return -torch.logaddexp(half, -half).mean(1)
