@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 from scodkit.baselines.features import Moments
 from scodkit.baselines.knn import kth_distance
 from scodkit.baselines.mahalanobis import whitening
-from scodkit.errors import BatchError
+from scodkit.errors import BatchError, MergeError
 from scodkit.factors.rules.layer import activations_along
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
@@ -34,7 +34,7 @@ _NEIGHBOUR = 50
 # average that keeps squared distances (Charikar et al. 2002)
 _WIDEST = 2048
 
-# bytes of distances at a time
+# bytes of distances, and of outputs along basis vectors, at a time
 _AT_ONCE = 2**28
 
 # samples to keep, and bytes for them and their covariance
@@ -50,7 +50,7 @@ class ForwardPass:
     Args:
         output: Of the model, ``(B, *shape)``.
         layer_input: Of the layer, ``(B, ...)``.
-        layer_output: What the layer made of it.
+        layer_output: What the layer made of it, before any hook or layer changed that.
         layer: The layer.
     """
 
@@ -61,21 +61,32 @@ class ForwardPass:
 
     @property
     def features(self) -> Tensor:
-        """The layer's input in float64, ``(B, m)``: the mean over positions, if it has any."""
+        """The layer's input in float64, ``(B, m)``: the mean over positions, if it has any.
+
+        Maps have their channels first, except those that go into a Linear layer or a LayerNorm.
+        """
         wide = self.layer_input.double()
         if wide.ndim == 1:
             return wide[:, None]
-        if isinstance(self.layer, Convolution):
-            return wide.flatten(2).mean(2)
+        channels_last = isinstance(self.layer, (nn.Linear, nn.LayerNorm)) or wide.ndim == 3
+        if isinstance(self.layer, Convolution) or not channels_last:
+            return wide.flatten(2).mean(2) if wide.ndim > 2 else wide
         return wide.reshape(len(wide), -1, wide.shape[-1]).mean(1)
 
     @property
     def ends_in_layer(self) -> bool:
-        """Whether the model's outputs are those of a Linear layer, all or the first ones."""
+        """Whether the model's outputs are those of a Linear layer, all or the first ones.
+
+        One that computes what torch's own does, of a weight that is a parameter: no subclass
+        with a forward pass of its own, no parametrisation.
+        """
         made, output = self.layer_output, self.output
         return (
-            isinstance(self.layer, nn.Linear)
+            getattr(self.layer.forward, "__func__", None) is nn.Linear.forward
+            and "weight" in (own := dict(self.layer.named_parameters()))
+            and own.keys() <= {"weight", "bias"}
             and isinstance(made, Tensor)
+            and made.dtype == output.dtype
             and made.ndim == output.ndim == 2
             and made.shape[1] >= output.shape[1]
             and torch.equal(made[:, : output.shape[1]].nan_to_num(), output.nan_to_num())
@@ -99,8 +110,9 @@ def last_layer(network: Network, call: Inputs) -> str:
     called: list[tuple[str, nn.Module]] = []
 
     def note(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], Tensor) and len(args[0]) == call.batch_size:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = next(iter((*args, *kwargs.values())), None)
+            if isinstance(given, Tensor) and len(given) == call.batch_size:
                 called.append((name, module))
 
         return hook
@@ -108,7 +120,9 @@ def last_layer(network: Network, call: Inputs) -> str:
     with contextlib.ExitStack() as hooks, torch.no_grad():
         for name, module in model.named_modules():
             if isinstance(module, (nn.Linear, Convolution)):
-                hooks.enter_context(module.register_forward_pre_hook(note(name)))
+                hooks.enter_context(
+                    module.register_forward_pre_hook(note(name), with_kwargs=True)
+                )
         output = network(call)
     linear = [name for name, module in called if isinstance(module, nn.Linear)]
     names = linear if output.ndim == 2 and linear else [name for name, _ in called]
@@ -133,7 +147,7 @@ def forward_pass(network: Network, call: Inputs, name: str) -> ForwardPass:
         The output, and the layer's input and output.
 
     Raises:
-        BatchError: If the layer is not given one tensor with a row per sample.
+        BatchError: If the layer is not given one tensor of numbers with a row per sample.
     """
     layer = network.running(call).get_submodule(name)
     inputs: list[Tensor] = []
@@ -145,19 +159,20 @@ def forward_pass(network: Network, call: Inputs, name: str) -> ForwardPass:
         inputs.extend(tensor.detach().clone() for tensor in list(given)[:1])
 
     def after(_: nn.Module, __: object, result: Any) -> None:
-        outputs.append(result)
+        outputs.append(result.clone() if isinstance(result, Tensor) else result)
 
     with (
         layer.register_forward_pre_hook(before, with_kwargs=True),
-        layer.register_forward_hook(after),
+        layer.register_forward_hook(after, prepend=True),
         torch.no_grad(),
     ):
         output = network(call)
-    if len(inputs) != 1 or inputs[0].shape[:1] != (call.batch_size,):
-        shapes = [tuple(tensor.shape) for tensor in inputs]
+    taken = [tensor for tensor in inputs if tensor.is_floating_point()]
+    if len(inputs) != 1 or not taken or taken[0].shape[:1] != (call.batch_size,):
+        got = [(tuple(tensor.shape), tensor.dtype) for tensor in inputs]
         raise BatchError(
-            f"expected the layer {name!r} to be called once, with a tensor "
-            f"({call.batch_size}, ...), one row per sample, got {shapes}; name another module: "
+            f"expected the layer {name!r} to be called once, with a floating-point tensor "
+            f"({call.batch_size}, ...), one row per sample, got {got}; name another module: "
             "Fused(..., layer='...')"
         )
     return ForwardPass(output, inputs[0], outputs[0], layer)
@@ -187,14 +202,18 @@ def variance_of_logits(
     Returns:
         ``(B,)`` in float64, squared units of the outputs, >= 0.
     """
-    vectors = basis.vectors
-    rows = vectors[weight][: outputs * features.shape[1]]
-    moved = activations_along(features.to(vectors.dtype), rows).double()
-    lengths = features.square().sum(1)
+    vectors, wide = basis.vectors, basis.values.dtype
+    rows = vectors[weight][: outputs * features.shape[1]].to(features.device, wide)
+    lengths, along = features.square().sum(1), []
+    at_once = max(1, _AT_ONCE // (2 * 8 * outputs * basis.rank))
+    for part in torch.split(features.to(wide), at_once):
+        moved = activations_along(part, rows).double()
+        if bias is not None:
+            moved += vectors[bias][:outputs, None].to(moved)
+        along.append(moved.square().sum(0))
     if bias is not None:
-        moved = moved + vectors[bias][:outputs, None].double()
         lengths = lengths + 1
-    return score(Energies(outputs * lengths, moved.square().sum(0)), basis, prior_scale)
+    return score(Energies(outputs * lengths, torch.cat(along)), basis, prior_scale)
 
 
 def narrowed(features: Tensor) -> Tensor:
@@ -257,11 +276,31 @@ class FeatureBank:
                 f"{features.shape[1]}; let all samples have one size, or name a layer behind "
                 "the pooling: Fused(..., layer='...')"
             )
+        if not len(features):  # none of them were finite
+            return
         self._moments.add(features, labels, precision)
         self._keep(normalize(features).float(), keys)
 
+    def emptied(self) -> FeatureBank:
+        """Return a bank for more features of the same kind, without any."""
+        bank = FeatureBank(self.num_classes, self.most)
+        bank._moments.means = torch.zeros_like(self._moments.means)
+        return bank
+
     def merge(self, other: FeatureBank) -> None:
-        """Add the features of another bank, which is left alone."""
+        """Add the features of another bank, which is left alone.
+
+        Raises:
+            MergeError: If there are more or fewer classes or features in it.
+        """
+        mine, theirs = tuple(self._moments.means.shape), tuple(other._moments.means.shape)
+        if mine != theirs:
+            raise MergeError(
+                f"expected as many classes and features in both, got {mine} and {theirs}; fit "
+                "one model on samples of one size, or name a layer behind the pooling: "
+                "Fused(..., layer='...')"
+            )
+        self.most = min(self.most, other.most)  # with larger keys, one may have dropped some
         self._moments.merge(other._moments)
         self._keep(other.samples, other.keys)
 
@@ -277,6 +316,11 @@ class FeatureBank:
         keys, samples = torch.cat(self._keys), torch.cat(self._samples)
         order = keys.argsort(stable=True)[: self.most]
         self._keys, self._samples = [keys[order]], [samples[order]]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been added yet."""
+        return not self._keys
 
     @property
     def samples(self) -> Tensor:

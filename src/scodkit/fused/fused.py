@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -15,21 +16,22 @@ from scodkit.calibration import Calibration, groups_of
 from scodkit.errors import (
     CalibrationError,
     CalibrationWarning,
+    EmptyLoaderError,
+    MergeError,
     NotFittedError,
     OptionError,
 )
 from scodkit.fit import data
+from scodkit.fit.processes import Processes
 from scodkit.fused import fused_file
 from scodkit.fused.choose import Budget, choose
-from scodkit.fused.parts import Parts, part_names, sample_keys
+from scodkit.fused.parts import Parts, part_names, split_keys
 from scodkit.fused.standard import FusedExplanation, Standard
 from scodkit.likelihoods import Likelihood
 from scodkit.model.parameters import Selection
 from scodkit.monitor import Monitor
-from scodkit.scoring.evidence import (
-    is_classifier,
-)
-from scodkit.scoring.score import Scored
+from scodkit.scoring.evidence import is_classifier
+from scodkit.scoring.score import Scored, Scorer
 
 # one in so many held-out samples standardises the parts; p-values are of the others
 _STANDARDISE = 4
@@ -98,6 +100,8 @@ class Fused:
                 f"expected the name of a module of the model, got layer={layer!r}; type one of "
                 f"{listed}, or None for the one that is called last"
             )
+        if not isinstance(budget, (Budget, NoneType)):
+            raise OptionError(f"expected a Budget, got {budget!r}; type Budget(bytes=2**28)")
         self.likelihood = likelihood
         self.layer, self.budget = layer, Budget() if budget is None else budget
         self.calibration: Calibration | None = None
@@ -105,6 +109,7 @@ class Fused:
         self._parts: Parts | None = None  # until it is fitted
         self._standard: Standard | None = None
         self._by: Callable[[Tensor], Tensor] | None = None
+        self._scorer: Scorer | None = None  # what the calibration is of
 
     @property
     def model(self) -> nn.Module:
@@ -143,19 +148,35 @@ class Fused:
         Returns:
             The detector itself, fitted. An earlier calibration is dropped; a fit that raises
             leaves it as it was before.
+
+        Raises:
+            EmptyLoaderError: If there is no data, in any process.
         """
-        first, stream = data.open_stream(loader)
-        parts = choose(
-            self._unfitted,
-            first,
-            parameters=self._parameters,
-            rank=self._rank,
-            layer=self.layer,
-            budget=self.budget,
-            **self._options,
-        )
-        parts.fit(loader, stream, progress=progress, on_bad=on_bad)
-        parts.closed = parts.closed and parts.used_once(first)
+        processes = Processes.here()
+        choice = None
+        with processes.failing_together():
+            first, stream = _opened(loader, processes)
+            if stream is not None:
+                choice = choose(
+                    self._unfitted,
+                    first,
+                    parameters=self._parameters,
+                    rank=self._rank,
+                    layer=self.layer,
+                    budget=self.budget,
+                    **self._options,
+                )
+        choices = [each for each in processes.gathered(choice) if each is not None]
+        if not choices:
+            raise EmptyLoaderError(
+                "expected data in one of the processes, got empty loaders in all"
+            )
+        # times are measured, and differ between processes
+        parts = choices[0].parts(self._unfitted, **self._options)
+        parts.fit(loader, stream or (), progress=progress, on_bad=on_bad)
+        with processes.failing_together():
+            once = stream is None or not parts.closed or parts.used_once(first)
+        parts.closed = parts.closed and all(processes.gathered(once))
         return self._adopt(parts)
 
     def update(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
@@ -169,9 +190,10 @@ class Fused:
             The detector itself; an earlier calibration is dropped. If anything goes wrong, it
             is as it was before.
         """
-        parts = self._ready()
-        _, stream = data.open_stream(loader)
-        return self._adopt(parts.update(loader, stream, progress=progress))
+        parts, processes = self._ready(), Processes.here()
+        with processes.failing_together():
+            _, stream = _opened(loader, processes)
+        return self._adopt(parts.update(loader, stream or (), progress=progress))
 
     def merge(self, other: Fused) -> Self:
         """Add the data of a detector fitted on another part of the training data.
@@ -180,10 +202,16 @@ class Fused:
             other: One of the same model and options; left alone.
 
         Returns:
-            This detector, as if fitted on both parts; an earlier calibration is dropped. A
-            `MergeError` is raised if the fits are of other models, options or layers, or of the
-            same data.
+            This detector, as if fitted on both parts; an earlier calibration is dropped.
+
+        Raises:
+            MergeError: If the fits are of other models, options or layers, or of the same data.
         """
+        if not isinstance(other, Fused):
+            raise MergeError(
+                f"expected a Fused to merge with, got a {type(other).__name__}; fit one on the "
+                "other part of the data: Fused(model, likelihood).fit(loader)"
+            )
         return self._adopt(self._ready().merge(other._ready()))
 
     def calibrate(
@@ -208,29 +236,40 @@ class Fused:
             The detector itself, calibrated. If anything goes wrong it is as it was before.
 
         Raises:
-            CalibrationError: If there are fewer than 8 samples, or some are not finite.
+            CalibrationError: If there are fewer than 8 samples, some are not finite, or all
+                are alike.
         """
         monitor = self.monitor
         monitor._ready().check("a calibration", contents=True)
         parts, keys, groups = [], [], [torch.empty(0, dtype=torch.int64)]
-        samples = data.Seen()
+        samples, scorer = data.Seen(), monitor._ready()
         for batch in data.batches_of(loader, "calibrating", progress):
             digests = data.digests_of(monitor._network.inputs_of(batch))
             samples.add(digests)
-            keys.append(sample_keys(digests).cpu())
+            keys.append(digests.cpu())
             output, own = self._ready()(batch)
             parts.append(own.cpu())
             if by is not None:
                 groups.append(groups_of(by, output))
-        all_parts, order = torch.cat(parts), torch.cat(keys).argsort(stable=True)
+        all_parts, order = torch.cat(parts), split_keys(torch.cat(keys)).argsort(stable=True)
         self._check_held_out(all_parts)
         count = max(2, len(order) // _STANDARDISE)
         chosen, others = order[:count], order[count:]
-        standard = Standard.of(all_parts[chosen], correlated=not is_classifier(self.likelihood))
+        standard = Standard.of(
+            all_parts[chosen],
+            correlated=not is_classifier(self.likelihood),
+            rounding=torch.finfo(monitor.basis.values.dtype).eps,
+        )
+        if not bool(standard.weight.any()):
+            raise CalibrationError(
+                f"expected held-out samples that differ, got the same parts of the score for "
+                f"all {count} that standardise them; pass about 1,000 different ones to "
+                "fused.calibrate"
+            )
         scores = standard.contributions(all_parts[others]).sum(1)
         calibration = Calibration(scores, None if by is None else torch.cat(groups)[others])
         self._standard, self.calibration, self._by = standard, calibration, by
-        monitor._by = by  # so that a file tells the function again
+        self._scorer = scorer
         again = data.seen_again(monitor.fitted.samples, samples.all())
         if again is not None:
             warnings.warn(
@@ -393,6 +432,7 @@ class Fused:
             self._ready(),
             self._standard,
             self.calibration,
+            by=self._by,
             budget=self.budget.bytes,
             sketch=sketch,
         )
@@ -436,6 +476,7 @@ class Fused:
         )
         fused._parts, fused._by = parts, by
         fused._standard, fused.calibration = standard, calibration
+        fused._scorer = monitor._ready()
         return fused
 
     def memory(self) -> dict[str, int]:
@@ -453,7 +494,7 @@ class Fused:
 
     def _adopt(self, parts: Parts) -> Self:
         self._parts = parts
-        self.calibration = self._standard = self._by = parts.monitor._by = None
+        self.calibration = self._standard = self._by = self._scorer = None
         return self
 
     def _groups(self, output: Tensor) -> Tensor | None:
@@ -465,10 +506,30 @@ class Fused:
         return self._parts
 
     def _calibrated(self) -> tuple[Standard, Calibration]:
-        self._ready()
+        scorer = self.monitor._ready()
         if self._standard is None or self.calibration is None:
             raise NotFittedError(
                 "expected a calibrated Fused, as parts are standardised on held-out data; type "
                 "fused.calibrate(heldout_loader) first"
             )
+        if scorer is not self._scorer:
+            raise NotFittedError(
+                "expected a Fused as it was calibrated, got one whose monitor has been changed "
+                "since: fitted, updated, compressed or offloaded, or given another rank, "
+                "prior_scale or task; type fused.calibrate(heldout_loader) again"
+            )
         return self._standard, self.calibration
+
+
+def _opened(loader: Iterable[Any], processes: Processes) -> tuple[Any, Iterable[Any] | None]:
+    """Return the first batch and all of them; None where only other processes may have any.
+
+    Raises:
+        EmptyLoaderError: If there are none, and no other process.
+    """
+    try:
+        return data.open_stream(loader)
+    except EmptyLoaderError:
+        if processes.count == 1:
+            raise
+        return None, None

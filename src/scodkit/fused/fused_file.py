@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def save(
     standard: Standard | None,
     calibration: Calibration | None,
     *,
+    by: Callable[[Tensor], Tensor] | None,
     budget: int,
     sketch: bool,
 ) -> None:
@@ -49,13 +51,18 @@ def save(
         parts: Fitted.
         standard: How parts are standardised; None if it is not calibrated.
         calibration: Held-out scores, likewise.
+        by: What it was calibrated by; a file tells of one such function. A calibration of the
+            monitor itself is kept if it is the same.
         budget: Bytes that were allowed.
         sketch: Keep what updates and merges need.
     """
     artifact.check_place(Path(path))
+    monitor = copy.copy(parts.monitor)
+    if monitor._by is not by:
+        monitor.calibration, monitor._by = None, by
     with tempfile.TemporaryDirectory() as folder:
         inner = Path(folder) / "monitor.scod"
-        parts.monitor.save(inner, sketch=sketch)
+        monitor.save(inner, sketch=sketch)
         content = bytearray(inner.read_bytes())
     tensors = {"monitor": torch.frombuffer(content, dtype=torch.uint8)}
     header: dict[str, Any] = {
@@ -101,8 +108,9 @@ def load(
     bank = _bank(header, tensors)
     if (bank is None) != (header["layer"] is None):
         artifact.refuse("features of a layer", "one without the other")
-    if header["closed"] and (bank is None or len(monitor.fitted.parameters.blocks) > 2):
-        artifact.refuse("a closed form of a single layer", "more weights")
+    own = f"{header['layer']}.weight", f"{header['layer']}.bias"
+    if header["closed"] and monitor.fitted.parameters.names not in ((own[0],), own, own[::-1]):
+        artifact.refuse("a closed form of a single layer", "other weights")
     standard = _standard(header, tensors, len(part_names(monitor.likelihood)))
     calibration = None
     if standard is not None:
@@ -121,9 +129,10 @@ def _bank(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FeatureBa
         return None
     wide = {torch.float64}
     matrix = artifact.tensor((None, None), wide)
-    artifact.fields({"means": matrix}, others=True)("the features", own)
+    counts = artifact.tensor((None,), wide, _none_negative, "counts")
+    artifact.fields({"means": matrix, "counts": counts}, others=True)("the features", own)
     classes, width = own["means"].shape
-    count = min(header["most"], int(own["counts"].sum())) if "counts" in own else 0
+    count = min(header["most"], int(own["counts"].sum()))
     artifact.fields(
         {
             "counts": artifact.tensor((classes,), wide, _none_negative, "counts"),

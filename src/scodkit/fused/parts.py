@@ -20,6 +20,7 @@ from scodkit.monitor import Monitor
 from scodkit.numerics.hashing import hashed
 from scodkit.scoring.compiled import Captured, capture
 from scodkit.scoring.evidence import energy, is_classifier, standardised_logit
+from scodkit.scoring.score import Scorer, rest_of
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 _CLASSIFICATION = ("standardised logit", "energy", "neighbours", "class distance")
@@ -49,7 +50,10 @@ class Parts:
         self.monitor, self.layer, self.bank = monitor, layer, bank
         self.closed, self.why = closed, why
         self._captured: Captured | None = None
-        self._storage: tuple[int, ...] = ()  # of the recording: where the weights lay
+        # of the recording: where weights lay, what is not a tensor, and the fit it scores by
+        self._storage: tuple[int, ...] = ()
+        self._rest: list[object] = []
+        self._scorer: Scorer | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,7 +81,7 @@ class Parts:
             stream: All of its batches.
             options: Of `Monitor.update`.
         """
-        bank = self.bank and FeatureBank(self.bank.num_classes, self.bank.most)
+        bank = self.bank and self.bank.emptied()
         fresh = Parts(self.monitor, self.layer, bank, self.closed, self.why)
         self.monitor.update(fresh._tapped(loader, stream), **options)
         fresh._share_bank()
@@ -92,17 +96,17 @@ class Parts:
             other: Of the same model, left alone.
 
         Raises:
-            MergeError: If their features are of different layers.
+            MergeError: If their features are of different layers or numbers.
         """
-        if (self.layer, self.closed) != (other.layer, other.closed):
+        if self.layer != other.layer:
             raise MergeError(
                 f"expected features of one layer in both, got {self.layer!r} and "
                 f"{other.layer!r}; fit both with layer={self.layer!r}"
             )
-        self.monitor.merge(other.monitor)
         bank = self.bank
         if bank is not None and other.bank is not None:
-            bank = FeatureBank.merged([bank, other.bank])
+            bank = FeatureBank.merged([bank, other.bank.on(bank.samples.device)])
+        self.monitor.merge(other.monitor)
         return Parts(self.monitor, self.layer, bank, self.closed, self.why)
 
     def used_once(self, batch: object) -> bool:
@@ -137,8 +141,10 @@ class Parts:
         """Let every process of a group have the features of all of them."""
         processes = Processes.here()
         if self.bank is not None and processes.count > 1:
-            packed = {name: tensor.cpu() for name, tensor in self.bank.pack().items()}
-            everyone = processes.gathered(packed)
+            packed = None
+            if not self.bank.empty:
+                packed = {name: tensor.cpu() for name, tensor in self.bank.pack().items()}
+            everyone = [own for own in processes.gathered(packed) if own is not None]
             banks = [FeatureBank.unpack(own, self.bank.most) for own in everyone]
             self.bank = FeatureBank.merged(banks).on(self.monitor._network.device)
 
@@ -160,7 +166,11 @@ class Parts:
             return scorer(batch, None).output, nothing
         with scorer.prepared(batch, None, "a score") as (call, _, basis):
             recorded = self._captured
-            if recorded is not None and recorded.fits(call.tensors()) and self._is_current():
+            if (
+                recorded is not None
+                and recorded.fits(call.tensors())
+                and self._is_current(call)
+            ):
                 output, parts = recorded(call.tensors(), 2)
                 return output, parts
             return self._of_classifier(call, basis)
@@ -182,13 +192,13 @@ class Parts:
         output, features = passed.output.detach(), passed.features
         bank = self.bank = self.bank.on(features.device)
         if self.closed and (checked or passed.ends_in_layer):
-            places = [block.columns for block in monitor.fitted.parameters.blocks]
+            places = {block.name: block.columns for block in monitor.fitted.parameters.blocks}
             variance = variance_of_logits(
                 features,
                 output.shape[1],
                 basis,
-                weight=places[0],
-                bias=places[1] if len(places) > 1 else None,
+                weight=places[f"{self.layer}.weight"],
+                bias=places.get(f"{self.layer}.bias"),
                 prior_scale=monitor.prior_scale,
             )
         else:
@@ -238,16 +248,18 @@ class Parts:
 
             run(call.tensors())  # what is prepared once is not to be recorded
             self._captured = capture(run, call.tensors(), fuse=fuse)
-            self._storage = self.monitor._network.storage()
+            self._storage, self._rest = self.monitor._network.storage(), rest_of(call)
+            self._scorer = self.monitor._ready()
 
-    def _is_current(self) -> bool:
-        """Return whether the recording is of the weights that the model has now."""
-        if self._storage == self.monitor._network.storage():
-            return True
+    def _is_current(self, call: Inputs) -> bool:
+        """Return whether the recording is of such a call, weights and fit as they are now."""
+        same_fit = self._scorer is self.monitor._ready()
+        if same_fit and self._storage == self.monitor._network.storage():
+            return rest_of(call) == self._rest
         self._captured = None
         warnings.warn(
-            "weights or buffers have been replaced or moved, or attributes of the model "
-            "changed, since fused.compile: the recording is dropped; type "
+            "weights or buffers have been replaced or moved, or attributes of the model or its "
+            "monitor changed, since fused.compile: the recording is dropped; type "
             "fused.compile(example) again",
             CaptureWarning,
             stacklevel=4,
@@ -314,6 +326,22 @@ def sample_keys(digests: Tensor) -> Tensor:
         digests: Of the samples, ``(B,)``.
     """
     return hashed(1, 0, digests) << 31 ^ hashed(1, 1, digests)
+
+
+def split_keys(digests: Tensor) -> Tensor:
+    """Return random numbers for each of a set of samples, ``(n,)`` in int64, in any order.
+
+    Those of samples that are alike differ, or all of them would fall on one side of a split.
+
+    Args:
+        digests: Of the samples, ``(n,)``.
+    """
+    _, kind, counts = torch.unique(digests, return_inverse=True, return_counts=True)
+    order = kind.argsort(stable=True)
+    first = (counts.cumsum(0) - counts)[kind[order]]
+    again = torch.empty_like(kind)  # how many like it came before
+    again[order] = torch.arange(len(kind)) - first
+    return sample_keys(digests + hashed(1, 2, again) * again)
 
 
 def _finite(call: Inputs, passed: ForwardPass) -> Tensor:

@@ -22,6 +22,9 @@ _PER_MAD = 1.4826
 # added to the variances of parts that are correlated, so that weights stay moderate
 _RIDGE = 0.05
 
+# rounding errors within which a part is the same for all
+_ROUNDINGS = 8
+
 # what a large value of each part says of an input
 _MEANING = {
     "standardised logit": "the logits are uncertain themselves: other weights change them much",
@@ -50,20 +53,22 @@ class Standard:
     num_data: int
 
     @staticmethod
-    def of(parts: Tensor, *, correlated: bool) -> Standard:
+    def of(parts: Tensor, *, correlated: bool, rounding: float = 0.0) -> Standard:
         """Return how to standardise parts ``(n, P)`` in float64, all finite.
 
         Args:
             parts: Of held-out samples.
             correlated: Weigh parts by the inverse of their covariance, so that two that say
                 the same count as little more than one; else all alike.
+            rounding: Relative, of the numbers that parts are made of.
         """
         median = parts.median(0).values
+        least = _ROUNDINGS * rounding * median.abs().clamp_min(1)
         spread = _PER_MAD * (parts - median).abs().median(0).values
         # half of the samples are alike: what is left is how far the others are
-        spread = torch.where(spread > 0, spread, (parts - median).square().mean(0).sqrt())
-        weight = (spread > 0).double()  # a part that is the same for all says nothing
-        spread = torch.where(spread > 0, spread, 1.0)
+        spread = torch.where(spread > least, spread, (parts - median).square().mean(0).sqrt())
+        weight = (spread > least).double()  # a part that is the same for all says nothing
+        spread = torch.where(spread > least, spread, 1.0)
         if correlated:
             z = ((parts - median) / spread).clamp_min(_LOWEST)
             covariance = (z - z.mean(0)).T @ (z - z.mean(0)) / max(1, len(z) - 1)
