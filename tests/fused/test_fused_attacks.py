@@ -222,6 +222,27 @@ def test_repeated_samples_fall_on_both_sides_of_the_split() -> None:
         assert abs(count - 75) < 5 * (100 * 0.75 * 0.25) ** 0.5
 
 
+def test_samples_that_come_often_do_not_crowd_out_others() -> None:
+    values = torch.randn(16, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    bank, labels = FeatureBank(1, 20), torch.zeros(16, dtype=torch.int64)
+    for _ in range(10):
+        bank.add(values, labels, torch.arange(16))
+    assert torch.equal(bank.samples, functional.normalize(values).float())
+    assert bank.keys.tolist() == list(range(16))
+
+
+def test_evidence_of_samples_that_are_not_finite_is_the_worst_there_is() -> None:
+    x = samples(3, 2)
+    x[1] = torch.nan
+    for likelihood in (Categorical(), Bernoulli()):
+        monitor = Monitor(network(), likelihood).fit([samples(100, 1)], progress=False)
+        found = monitor.evidence(x)
+        assert found.standardised_logit is not None
+        assert float(found.standardised_logit[1]) == 0.0
+        assert float(found.unexplained_share[1]) == 1.0
+        assert bool((found.standardised_logit[::2] < 0).all())
+
+
 # --- Data ----------------------------------------------------------------------------------
 
 

@@ -144,7 +144,7 @@ def test_names_globs_and_callables(selection: Selection, expected: tuple[str, ..
 
 def test_a_name_is_itself_before_it_is_a_pattern() -> None:
     model = nn.ModuleDict({"a[0]": nn.Linear(2, 1), "a0": nn.Linear(2, 1)})
-    chosen = select(["a[0].weight"], Network(model), Inputs((torch.zeros(1, 2),)))
+    chosen = select(["a[0].weight"], Network(model), PLANE)
     assert chosen.names == ("a[0].weight",)
 
 

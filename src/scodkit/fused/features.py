@@ -245,7 +245,7 @@ class FeatureBank:
 
     Args:
         classes: Number of classes; 1 where samples are of no single one.
-        most: Samples to keep: those of a random choice that depends on the samples alone.
+        most: Different samples to keep: a random choice that depends on the samples alone.
     """
 
     def __init__(self, classes: int, most: int) -> None:
@@ -253,6 +253,7 @@ class FeatureBank:
         self._moments = Moments(classes)
         self._samples: list[Tensor] = []  # of length 1, (b, m) in float32
         self._keys: list[Tensor] = []
+        self._chosen = False  # whether these are down to the ones to be kept
         self._prepared: dict[str, Tensor] | None = None  # what distances need
 
     def add(
@@ -308,14 +309,22 @@ class FeatureBank:
         self._samples.append(samples)
         self._keys.append(keys.to(samples.device))
         self._prepared = None
+        self._chosen = False
         if sum(map(len, self._keys)) > 2 * self.most:
             self._choose()
 
     def _choose(self) -> None:
-        """Keep the samples with the smallest keys, in whatever order they came."""
+        """Keep the samples with the smallest keys, in whatever order they came, each once.
+
+        Or samples that come often would be the only ones that are kept.
+        """
         keys, samples = torch.cat(self._keys), torch.cat(self._samples)
-        order = keys.argsort(stable=True)[: self.most]
+        order = keys.argsort(stable=True)
+        new = torch.ones_like(order, dtype=torch.bool)
+        new[1:] = keys[order].diff() != 0
+        order = order[new][: self.most]
         self._keys, self._samples = [keys[order]], [samples[order]]
+        self._chosen = True
 
     @property
     def empty(self) -> bool:
@@ -325,7 +334,7 @@ class FeatureBank:
     @property
     def samples(self) -> Tensor:
         """The features that are kept, scaled to length 1, ``(n, m)`` in float32."""
-        if len(self._keys) > 1 or len(self._keys[0]) > self.most:
+        if not self._chosen:
             self._choose()
         return self._samples[0]
 

@@ -132,7 +132,11 @@ def _bank(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FeatureBa
     counts = artifact.tensor((None,), wide, _none_negative, "counts")
     artifact.fields({"means": matrix, "counts": counts}, others=True)("the features", own)
     classes, width = own["means"].shape
-    count = min(header["most"], int(own["counts"].sum()))
+    count = len(own["keys"]) if "keys" in own and own["keys"].ndim else 0
+    if not 0 < count <= min(header["most"], int(own["counts"].sum())):
+        artifact.refuse(
+            "features of at most as many samples as were fitted", f"{count} of them"
+        )
     artifact.fields(
         {
             "counts": artifact.tensor((classes,), wide, _none_negative, "counts"),

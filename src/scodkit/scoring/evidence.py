@@ -42,7 +42,7 @@ class Evidence:
             prediction that no weight changes.
         standardised_logit: For classifiers, minus the posterior standard deviations that the
             winning logit stands above the mean logit, ``(B,)``, at most 0, larger = more
-            atypical; None for other likelihoods.
+            atypical, 0 for samples with a NaN or an infinity; None for other likelihoods.
     """
 
     output: Tensor
@@ -125,7 +125,7 @@ def standardised_logit(likelihood: Likelihood, output: Tensor, variance: Tensor)
     Args:
         likelihood: `Categorical` or `Bernoulli`.
         output: Logits, ``(B, *shape)``.
-        variance: ``tr V``, ``(B,)``.
+        variance: ``tr V``, ``(B,)``; infinite for samples that are not finite.
     """
     if isinstance(likelihood, Categorical):
         logits = likelihood.logits(output).double()
@@ -133,7 +133,8 @@ def standardised_logit(likelihood: Likelihood, output: Tensor, variance: Tensor)
     else:
         margins = output.flatten(1).double().abs()
     least = torch.finfo(torch.float64).tiny  # no weight changes the logits: finite all the same
-    return -margins.mean(1) / (variance / margins.shape[1]).clamp_min(least).sqrt()
+    found = -margins.mean(1) / (variance / margins.shape[1]).clamp_min(least).sqrt()
+    return found.masked_fill(variance == torch.inf, 0.0)
 
 
 def energy(likelihood: Likelihood, output: Tensor) -> Tensor:
