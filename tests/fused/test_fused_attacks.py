@@ -270,6 +270,8 @@ def test_held_out_samples_that_are_all_alike_are_refused() -> None:
 def test_options_are_refused_at_once() -> None:
     with pytest.raises(OptionError, match="a Budget, got 5"):
         Fused(network(), Categorical(), budget=5)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="bytes as a whole number"):
+        Budget(bytes=2**63)  # more than a file can say
     with pytest.raises(OptionError, match="milliseconds > 0, got '5'"):
         Budget(milliseconds="5")  # type: ignore[arg-type]
 
@@ -296,6 +298,8 @@ def test_features_of_another_size_leave_all_as_it_was() -> None:
     fused = Fused(model, Categorical(), layer="look").fit([x], progress=False)
     fused.calibrate([samples(60, 2)], progress=False)
     before, narrow = fused.score(x[:5]), samples(60, 3)[:, :3]
+    with pytest.raises(BatchError, match="expected 4 features per sample"):
+        fused.score(narrow)
     with pytest.raises(BatchError, match="expected 4 features per sample"):
         fused.update([narrow], progress=False)
     other = Fused(model, Categorical(), layer="look").fit([narrow], progress=False)
@@ -390,6 +394,17 @@ def test_calibrations_of_the_monitor_are_its_own(tmp_path: Path) -> None:
     fused.save(tmp_path / "by.scod")
     loaded = Fused.load(tmp_path / "by.scod", fused.model, by=predicted_class)
     assert torch.equal(loaded.p_value(x), fused.p_value(x))
+
+
+@pytest.mark.parametrize("parameters", [None, ["0.*", "2.bias"]])
+def test_a_loaded_one_fits_again_what_it_was_made_for(tmp_path: Path, parameters: Any) -> None:
+    fused = made(network(), Categorical(), parameters=parameters, rank=4)
+    fused.save(tmp_path / "fused.scod")
+    loaded = Fused.load(tmp_path / "fused.scod", fused.model)
+    expected, x = fused.parts(samples(5, 4)), [samples(100, 1), samples(60, 2)]
+    for name, part in loaded.fit(x, progress=False).parts(samples(5, 4)).items():
+        torch.testing.assert_close(part, expected[name])
+    assert loaded.monitor.rank == 4
 
 
 def test_a_fit_in_inference_mode_goes_on_outside_of_it() -> None:

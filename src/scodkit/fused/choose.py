@@ -47,7 +47,7 @@ class Budget:
     milliseconds: float | None = None
 
     def __post_init__(self) -> None:
-        if type(self.bytes) is not int or self.bytes < 1:
+        if type(self.bytes) is not int or not 0 < self.bytes < 2**63:
             raise OptionError(f"expected bytes as a whole number, got {self.bytes!r}")
         given = self.milliseconds
         if given is not None and not (isinstance(given, (int, float)) and 0 < given < math.inf):

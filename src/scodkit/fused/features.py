@@ -266,9 +266,18 @@ class FeatureBank:
             labels: The predicted classes, ``(B,)``.
             keys: Random numbers that depend on the samples alone, ``(B,)`` in int64.
             precision: Relative rounding of the features.
+        """
+        features = self._fitting(features)
+        if not len(features):  # none of them were finite
+            return
+        self._moments.add(features, labels, precision)
+        self._keep(normalize(features).float(), keys)
+
+    def _fitting(self, features: Tensor) -> Tensor:
+        """Return features as they are kept, ``(B, m)``.
 
         Raises:
-            BatchError: If there are more or fewer features than before.
+            BatchError: If there are more or fewer than before.
         """
         features, width = narrowed(features), self._moments.means.shape[1]
         if width not in (0, features.shape[1]):
@@ -277,10 +286,7 @@ class FeatureBank:
                 f"{features.shape[1]}; let all samples have one size, or name a layer behind "
                 "the pooling: Fused(..., layer='...')"
             )
-        if not len(features):  # none of them were finite
-            return
-        self._moments.add(features, labels, precision)
-        self._keep(normalize(features).float(), keys)
+        return features
 
     def emptied(self) -> FeatureBank:
         """Return a bank for more features of the same kind, without any."""
@@ -356,7 +362,7 @@ class FeatureBank:
         bank, squares = self.samples, self._ready()["squares"]
         neighbour = min(_NEIGHBOUR, max(1, round(len(bank) ** 0.5)))
         rows = max(1, _AT_ONCE // (4 * max(len(bank), 2 * _NEIGHBOUR * bank.shape[1])))
-        parts = torch.split(normalize(narrowed(features)).float(), rows)
+        parts = torch.split(normalize(self._fitting(features)).float(), rows)
         found = [kth_distance(part, bank, squares, neighbour) for part in parts]
         return torch.cat(found).double().clamp_min(1e-12).log()
 
@@ -370,7 +376,7 @@ class FeatureBank:
             ``(B,)`` in float64.
         """
         state = self._ready()
-        white = (narrowed(features) - state["centre"]) @ state["whitener"]
+        white = (self._fitting(features) - state["centre"]) @ state["whitener"]
         nearest = torch.cdist(
             white, state["means"], compute_mode="donot_use_mm_for_euclid_dist"
         ).amin(1)

@@ -469,6 +469,9 @@ class Fused:
         fused = cls(
             model,
             monitor.likelihood,
+            # what was chosen is chosen again, and what was given was chosen
+            parameters=None if parts.closed else monitor.fitted.parameters.names,
+            rank=monitor.rank,
             prior_scale=monitor.prior_scale,
             layer=parts.layer,
             budget=Budget(budget),
