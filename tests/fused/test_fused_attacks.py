@@ -139,6 +139,35 @@ def test_features_given_by_keyword_are_those_of_the_last_layer() -> None:
     assert made(model, Categorical()).layer_name == "head"
 
 
+class Attending(nn.Module):
+    """A classifier of tokens, whose layers are given nested tensors where some are padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(30, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.encode = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.head(self.encode(self.embed(ids), src_key_padding_mask=mask == 0)[:, 0])
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*")
+def test_layers_may_be_given_nested_tensors() -> None:
+    def batch(count: int, seed: int) -> dict[str, Tensor]:
+        ids = torch.randint(1, 30, (count, 6), generator=torch.Generator().manual_seed(seed))
+        mask = torch.ones(count, 6, dtype=torch.int64)
+        mask[::2, 4:] = 0
+        return {"ids": ids, "mask": mask}
+
+    fused = Fused(Attending(), Categorical()).fit([batch(100, 1)], progress=False)
+    assert fused.layer_name == "head"
+    fused.calibrate([batch(100, 2)], progress=False)
+    assert bool(fused.score(batch(5, 3)).isfinite().all())
+
+
 def test_half_precision_inside_and_single_outside() -> None:
     class Wide(nn.Module):
         def __init__(self) -> None:

@@ -112,7 +112,7 @@ def last_layer(network: Network, call: Inputs) -> str:
     def note(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = next(iter((*args, *kwargs.values())), None)
-            if isinstance(given, Tensor) and len(given) == call.batch_size:
+            if _shape(given)[:1] == (call.batch_size,):
                 called.append((name, module))
 
         return hook
@@ -168,14 +168,21 @@ def forward_pass(network: Network, call: Inputs, name: str) -> ForwardPass:
     ):
         output = network(call)
     taken = [tensor for tensor in inputs if tensor.is_floating_point()]
-    if len(inputs) != 1 or not taken or taken[0].shape[:1] != (call.batch_size,):
-        got = [(tuple(tensor.shape), tensor.dtype) for tensor in inputs]
+    if len(inputs) != 1 or not taken or _shape(taken[0])[:1] != (call.batch_size,):
+        got = [(_shape(tensor), tensor.dtype) for tensor in inputs]
         raise BatchError(
             f"expected the layer {name!r} to be called once, with a floating-point tensor "
             f"({call.batch_size}, ...), one row per sample, got {got}; name another module: "
             "Fused(..., layer='...')"
         )
     return ForwardPass(output, inputs[0], outputs[0], layer)
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    """Return the shape of a tensor; none for others, and for nested tensors."""
+    if isinstance(value, Tensor) and not value.is_nested:
+        return tuple(value.shape)
+    return ()
 
 
 def variance_of_logits(
