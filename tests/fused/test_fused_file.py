@@ -84,6 +84,13 @@ CRAFTED = {
     ),
     "no keys": lambda header, tensors: tensors.pop("features.keys"),
     "a NaN": lambda header, tensors: tensors["features.means"].fill_(torch.nan),
+    "a count that is no number": lambda header, tensors: tensors["features.counts"].fill_(
+        torch.nan
+    ),
+    "no samples": lambda header, tensors: tensors.update(
+        {name: tensors[name][:0] for name in ("features.samples", "features.keys")}
+    ),
+    "a layer of other weights": lambda header, tensors: header.update(layer="0"),
     "negative counts": lambda header, tensors: tensors["features.counts"].neg_(),
     "no features": lambda header, tensors: [
         tensors.pop(name) for name in list(tensors) if name.startswith("features.")

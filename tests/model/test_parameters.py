@@ -142,6 +142,12 @@ def test_names_globs_and_callables(selection: Selection, expected: tuple[str, ..
     assert chosen(selection, mlp(2)).names == expected
 
 
+def test_a_name_is_itself_before_it_is_a_pattern() -> None:
+    model = nn.ModuleDict({"a[0]": nn.Linear(2, 1), "a0": nn.Linear(2, 1)})
+    chosen = select(["a[0].weight"], Network(model), PLANE)
+    assert chosen.names == ("a[0].weight",)
+
+
 def test_a_resolved_set_passes_through() -> None:
     parameters = chosen(["0.*"], mlp(2))
     assert chosen(parameters, mlp(2)) is parameters

@@ -192,7 +192,7 @@ class Moments:
         features = features.double()
         if not self._scatter.numel():  # the first batch says how many features, and where
             width = features.shape[1]
-            self.counts = self.counts.to(features.device)
+            self.counts = features.new_zeros(len(self.counts))
             self.means = features.new_zeros(len(self.counts), width)
             self._scatter = features.new_zeros(width, width)
         if labels is None:

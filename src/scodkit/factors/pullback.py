@@ -283,7 +283,7 @@ class HookFactors(Factors):
             part = matrix[slice(0, parameters.num_parameters)]
             if part.dtype == self._rows.dtype and part.device == device:
                 # in one product: in a small network, call overhead dominates the time
-                return project_whole(self._all_columns(), part)
+                return project_whole(self._all_columns().to(part.dtype), part)
         sums, small = Sums(), _Neighbours(self._limit)
 
         def use(columns: slice, rows: Rows) -> None:

@@ -1,4 +1,4 @@
-"""Selects layers, rank and sketch of `Fused` on the first batch of a fit."""
+"""What `Fused` is made of: layers, rank and sketch, chosen on the first batch of a fit."""
 
 from __future__ import annotations
 
@@ -23,34 +23,78 @@ from scodkit.monitor import Monitor
 from scodkit.scoring.evidence import is_classifier
 from scodkit.sketch import Nystrom
 
-# size of the paper's sketch: _PER_RANK vectors for each one kept, plus _MORE
+# paper's size of a sketch: so many vectors for each one kept, and a few
 _PER_RANK, _MORE = 6, 4
 _MOST_RANK, _LEAST_RANK = 100, 5
 
-# scores that are timed if the budget limits the time
+# scores that are timed for a budget of time
 _TIMED = 5
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Memory and time for a score.
+    """What a score may take.
 
     Args:
-        bytes: Memory for scoring: half for the basis; a quarter, and at most 64 MiB, for
-            training features (of at least a thousand samples).
-        milliseconds: Time of a scored batch of one sample, including the prediction; None for
-            no limit. If the selected layers take longer on the first sample of the training
-            data, only the last layer is used.
+        bytes: Memory of what is kept for scoring: half for the basis; a quarter, and at most
+            64 MiB, for training features (of a thousand samples at least).
+        milliseconds: Time of a scored batch of one sample, with the prediction itself; None for
+            as long as it takes. If the choice of layers takes longer on the first sample of
+            the training data, the last layer alone is taken.
     """
 
     bytes: int = 2**28
     milliseconds: float | None = None
 
     def __post_init__(self) -> None:
-        if type(self.bytes) is not int or self.bytes < 1:
+        if type(self.bytes) is not int or not 0 < self.bytes < 2**63:
             raise OptionError(f"expected bytes as a whole number, got {self.bytes!r}")
-        if self.milliseconds is not None and not 0 < self.milliseconds < math.inf:
-            raise OptionError(f"expected milliseconds > 0, got {self.milliseconds!r}")
+        given = self.milliseconds
+        if given is not None and not (isinstance(given, (int, float)) and 0 < given < math.inf):
+            raise OptionError(f"expected milliseconds > 0, got {given!r}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to fit: plain data, so that processes can agree on one.
+
+    Args:
+        names: Of the weights.
+        rank: Directions to keep.
+        columns: Of the sketch.
+        layer: Name of the module whose input are the features; None if there are none.
+        classes: A sample can be of.
+        most: Features to keep.
+        closed: Whether one Linear layer, whose weights these are, makes the outputs.
+        why: In words.
+    """
+
+    names: tuple[str, ...]
+    rank: int
+    columns: int
+    layer: str | None
+    classes: int
+    most: int
+    closed: bool
+    why: tuple[str, ...]
+
+    def parts(self, monitor: Monitor, **options: Any) -> Parts:
+        """Return the parts, to be fitted.
+
+        Args:
+            monitor: One of the same model and likelihood, with any weights.
+            options: Of the monitor to be made.
+        """
+        chosen = Monitor(
+            monitor.model,
+            monitor.likelihood,
+            self.rank,
+            sketch=Nystrom(size=self.columns),
+            parameters=self.names,
+            **options,
+        )
+        bank = None if self.layer is None else FeatureBank(self.classes, self.most)
+        return Parts(chosen, self.layer, bank, self.closed, self.why)
 
 
 def choose(
@@ -62,52 +106,56 @@ def choose(
     layer: str | None,
     budget: Budget,
     **options: Any,
-) -> Parts:
-    """Return the parts to fit, selected on the first batch of training data.
+) -> Choice:
+    """Return what to fit, chosen on the first batch of training data.
 
     Args:
         monitor: One of the same model and likelihood, with any weights.
         batch: The first batch.
-        parameters: Which weights; None to select them.
+        parameters: Which weights; None to choose them.
         rank: Directions to keep; None for as many as the budget allows.
-        layer: Name of the module whose inputs are the features; None to select it.
-        budget: Memory and time for a score.
-        options: Of the monitor to create.
+        layer: Name of the module whose input are the features; None to choose it.
+        budget: Memory and time that a score may take.
+        options: Of the monitor to be made.
     """
     network, likelihood = monitor._network, monitor.likelihood
     selection, why = parameters, "weights: as given"
-    bank, closed = None, False
+    closed, classes, most = False, 1, 1
     with network.evaluating():
         call = network.inputs_of(batch)
         call.check_some()
         if is_classifier(likelihood):
-            layer = layer or last_layer(network, call)
+            layer = last_layer(network, call) if layer is None else layer
             passed = forward_pass(network, call, layer)
             most = most_samples(passed.features.shape[1], budget.bytes // 4)
-            bank = FeatureBank(num_classes(likelihood, passed.output), most)
+            classes = num_classes(likelihood, passed.output)
             names = _parameters_of(monitor, layer, passed)
             if selection is None and names and passed.ends_in_layer:
                 selection, closed = names, True
                 why = "weights: the last Linear layer, whose curvature has a closed form"
+        else:
+            layer = None
         if selection is None:
             selection, why = LastLayers(fraction=0.15), "weights: the last layers"
-        chosen, size = _sized(monitor, selection, call, rank, budget, options)
+        sized = _sized(monitor, selection, call, rank, budget)
+    seen = () if layer is None else (f"features: what goes into {layer!r}",)
+
+    def choice() -> Choice:
+        names, kept, columns, size = sized
+        return Choice(names, kept, columns, layer, classes, most, closed, (why, size, *seen))
+
     if budget.milliseconds is not None and parameters is None and not closed:
-        taken = _milliseconds(chosen, call)
+        taken = _milliseconds(choice().parts(monitor, **options).monitor, call)
         why = f"{why}, {taken:.1f} ms a sample"
         if taken > budget.milliseconds:
             why = f"weights: the last layer, as the last layers took {taken:.1f} ms a sample"
             with network.evaluating():
-                last = LastLayers(count=1)
-                chosen, size = _sized(monitor, last, call, rank, budget, options)
-    lines = [why, size]
-    if bank is not None:
-        lines.append(f"features: what goes into {layer!r}")
-    return Parts(chosen, layer if bank else None, bank, closed, tuple(lines))
+                sized = _sized(monitor, LastLayers(count=1), call, rank, budget)
+    return choice()
 
 
 def _parameters_of(monitor: Monitor, layer: str, passed: ForwardPass) -> list[str]:
-    """Return the names of a layer's parameters; none if the model has other names for them."""
+    """Return the names of a layer's parameters; none if the model has them elsewhere."""
     names = [f"{layer}.{name}" for name, _ in passed.layer.named_parameters()]
     return names if set(names) <= set(dict(monitor.model.named_parameters())) else []
 
@@ -118,34 +166,32 @@ def _sized(
     call: Inputs,
     rank: int | None,
     budget: Budget,
-    options: dict[str, Any],
-) -> tuple[Monitor, str]:
-    """Return a monitor of a selection, with rank and sketch within the budget, and why."""
+) -> tuple[tuple[str, ...], int, int, str]:
+    """Return names of weights, rank and columns of a sketch within the budget, and why."""
     chosen = select(selection, monitor._network, call)
     weights, allowed = chosen.num_parameters, budget.bytes // 4  # numbers in float32
     if rank is None:  # the basis in half of the memory
         rank = min(_MOST_RANK, max(_LEAST_RANK, allowed // (2 * weights)), weights)
     columns = min(_PER_RANK * rank + _MORE, max(2 * rank, 4 * allowed // weights))
-    sized = Monitor(
-        monitor.model,
-        monitor.likelihood,
-        rank,
-        sketch=Nystrom(size=columns),
-        parameters=chosen.names,
-        **options,
-    )
     listed = ", ".join(chosen.names[:4]) + (", ..." if len(chosen.names) > 4 else "")
     why = f"sketch of {listed}: {columns} vectors for a rank of {rank}, "
-    return sized, why + f"as {budget.bytes / 2**20:.3g} MiB allow"
+    return chosen.names, rank, columns, why + f"as {budget.bytes / 2**20:.3g} MiB allow"
 
 
 def _milliseconds(monitor: Monitor, call: Inputs) -> float:
     """Return the median time of a score of one sample, after a fit on the first batch."""
-    monitor.fit([call], progress=False, check_deterministic=False, together=False)
-    score = monitor.output_variance if is_classifier(monitor.likelihood) else monitor.score
-    sample, times = call.samples(slice(0, 1)), []
+    # a NaN takes as long as a number does
+    clean = [
+        t.nan_to_num(0.0, 0.0, 0.0) if t.is_floating_point() else t for t in call.tensors()
+    ]
+    call = call.with_tensors(clean)
+    monitor.fit(
+        [call], progress=False, on_bad="skip", check_deterministic=False, together=False
+    )
+    ask = monitor.output_variance if is_classifier(monitor.likelihood) else monitor.score
+    one, times = call.samples(slice(0, 1)), []
     for _ in range(_TIMED + 1):
-        start = perf_counter()
-        score(sample).cpu()
-        times.append(perf_counter() - start)
+        began = perf_counter()
+        ask(one).cpu()
+        times.append(perf_counter() - began)
     return 1e3 * statistics.median(times[1:])

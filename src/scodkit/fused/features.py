@@ -1,7 +1,7 @@
-"""Features of training data (the inputs of a network's last layer) in a few megabytes.
+"""Features of training data, the input of a network's last layer, in a few megabytes.
 
-The mean of each predicted class, one covariance for all classes, and a random subset. All of
-it can be accumulated over batches and merged over parts of the data.
+Their mean in each predicted class, one covariance for all classes, and a random choice of them.
+All of it can be added up over batches and merged over parts of the data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 
 from scodkit.baselines.features import Moments
 from scodkit.baselines.mahalanobis import whitening
-from scodkit.errors import BatchError
+from scodkit.errors import BatchError, MergeError
 from scodkit.factors.rules.layer import activations_along
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
@@ -26,18 +26,18 @@ from scodkit.numerics.torch_private import Convolution
 from scodkit.scoring.score import Energies, score
 from scodkit.sketch.eigenbasis import Eigenbasis
 
-# the neighbour whose distance counts, if there are enough samples
+# the neighbour whose distance counts, where there are so many samples
 _NEIGHBOUR = 50
 
-# more features than this are hashed into so many groups and summed with random signs (count
-# sketch): squared distances are kept in expectation (Charikar et al. 2002)
+# features beyond which they are added up in so many random groups, each with a random sign: on
+# average that keeps squared distances (Charikar et al. 2002)
 _WIDEST = 2048
 
-# squared distance of unit vectors, below which rounding of a cosine decides
-_SAME = 1e-7
-
-# bytes of distances at a time
+# bytes of distances, and of outputs along basis vectors, at a time
 _AT_ONCE = 2**28
+
+# squared distance of unit vectors, below which the rounding of a cosine decides
+_SAME = 1e-7
 
 # samples to keep, and bytes for them and their covariance
 _FEWEST, _MOST, _BYTES = 1000, 10_000, 2**26
@@ -47,12 +47,12 @@ _MOMENTS = ("counts", "means", "scatter", "precision")
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The output of one forward pass, with the input and output of a layer.
+    """One forward pass, with what went into a layer and came out of it.
 
     Args:
         output: Of the model, ``(B, *shape)``.
         layer_input: Of the layer, ``(B, ...)``.
-        layer_output: Of the layer.
+        layer_output: What the layer made of it, before any hook or layer changed that.
         layer: The layer.
     """
 
@@ -63,35 +63,46 @@ class ForwardPass:
 
     @property
     def features(self) -> Tensor:
-        """The layer's input in float64, ``(B, m)``: the mean over positions, if it has any."""
+        """The layer's input in float64, ``(B, m)``: the mean over positions, if it has any.
+
+        Maps have their channels first, except those that go into a Linear layer or a LayerNorm.
+        """
         wide = self.layer_input.double()
         if wide.ndim == 1:
             return wide[:, None]
-        if isinstance(self.layer, Convolution):
-            return wide.flatten(2).mean(2)
+        channels_last = isinstance(self.layer, (nn.Linear, nn.LayerNorm)) or wide.ndim == 3
+        if isinstance(self.layer, Convolution) or not channels_last:
+            return wide.flatten(2).mean(2) if wide.ndim > 2 else wide
         return wide.reshape(len(wide), -1, wide.shape[-1]).mean(1)
 
     @property
     def ends_in_layer(self) -> bool:
-        """Whether the model's outputs are those of a Linear layer, all or the first ones."""
-        last, output = self.layer_output, self.output
+        """Whether the model's outputs are those of a Linear layer, all or the first ones.
+
+        One that computes what torch's own does, of a weight that is a parameter: no subclass
+        with a forward pass of its own, no parametrisation.
+        """
+        made, output = self.layer_output, self.output
         return (
-            isinstance(self.layer, nn.Linear)
-            and isinstance(last, Tensor)
-            and last.ndim == output.ndim == 2
-            and last.shape[1] >= output.shape[1]
-            and torch.equal(last[:, : output.shape[1]].nan_to_num(), output.nan_to_num())
+            getattr(self.layer.forward, "__func__", None) is nn.Linear.forward
+            and "weight" in (own := dict(self.layer.named_parameters()))
+            and own.keys() <= {"weight", "bias"}
+            and isinstance(made, Tensor)
+            and made.dtype == output.dtype
+            and made.ndim == output.ndim == 2
+            and made.shape[1] >= output.shape[1]
+            and torch.equal(made[:, : output.shape[1]].nan_to_num(), output.nan_to_num())
         )
 
 
 def last_layer(network: Network, call: Inputs) -> str:
-    """Return the name of the layer whose inputs are the features.
+    """Return the name of the layer whose input are the features.
 
-    For outputs ``(B, d)`` the Linear layer that is called last; for maps and sequences, and
-    for networks without a Linear layer, the Linear or convolutional layer called last.
+    The Linear layer that is called last, for outputs ``(B, d)``; for maps and sequences, and
+    for networks without one, the Linear or convolutional layer that is called last.
 
     Args:
-        network: The model, in eval mode.
+        network: The model, held in eval mode.
         call: Its inputs.
 
     Raises:
@@ -101,8 +112,9 @@ def last_layer(network: Network, call: Inputs) -> str:
     called: list[tuple[str, nn.Module]] = []
 
     def note(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], Tensor) and len(args[0]) == call.batch_size:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = next(iter((*args, *kwargs.values())), None)
+            if _shape(given)[:1] == (call.batch_size,):
                 called.append((name, module))
 
         return hook
@@ -110,7 +122,9 @@ def last_layer(network: Network, call: Inputs) -> str:
     with contextlib.ExitStack() as hooks, torch.no_grad():
         for name, module in model.named_modules():
             if isinstance(module, (nn.Linear, Convolution)):
-                hooks.enter_context(module.register_forward_pre_hook(note(name)))
+                hooks.enter_context(
+                    module.register_forward_pre_hook(note(name), with_kwargs=True)
+                )
         output = network(call)
     linear = [name for name, module in called if isinstance(module, nn.Linear)]
     names = linear if output.ndim == 2 and linear else [name for name, _ in called]
@@ -124,10 +138,10 @@ def last_layer(network: Network, call: Inputs) -> str:
 
 
 def forward_pass(network: Network, call: Inputs, name: str) -> ForwardPass:
-    """Run the model once, and record the input and output of a layer.
+    """Run the model once, and keep what goes into a layer and comes out of it.
 
     Args:
-        network: The model, in eval mode.
+        network: The model, held in eval mode.
         call: Its inputs.
         name: Of the layer.
 
@@ -135,7 +149,7 @@ def forward_pass(network: Network, call: Inputs, name: str) -> ForwardPass:
         The output, and the layer's input and output.
 
     Raises:
-        BatchError: If the layer is not given one tensor with a row per sample.
+        BatchError: If the layer is not given one tensor of numbers with a row per sample.
     """
     layer = network.running(call).get_submodule(name)
     inputs: list[Tensor] = []
@@ -147,22 +161,30 @@ def forward_pass(network: Network, call: Inputs, name: str) -> ForwardPass:
         inputs.extend(tensor.detach().clone() for tensor in list(given)[:1])
 
     def after(_: nn.Module, __: object, result: Any) -> None:
-        outputs.append(result)
+        outputs.append(result.clone() if isinstance(result, Tensor) else result)
 
     with (
         layer.register_forward_pre_hook(before, with_kwargs=True),
-        layer.register_forward_hook(after),
+        layer.register_forward_hook(after, prepend=True),
         torch.no_grad(),
     ):
         output = network(call)
-    if len(inputs) != 1 or inputs[0].shape[:1] != (call.batch_size,):
-        shapes = [tuple(tensor.shape) for tensor in inputs]
+    taken = [tensor for tensor in inputs if tensor.is_floating_point()]
+    if len(inputs) != 1 or not taken or _shape(taken[0])[:1] != (call.batch_size,):
+        got = [(_shape(tensor), tensor.dtype) for tensor in inputs]
         raise BatchError(
-            f"expected the layer {name!r} to be called once, with a tensor "
-            f"({call.batch_size}, ...), one row per sample, got {shapes}; name another module: "
+            f"expected the layer {name!r} to be called once, with a floating-point tensor "
+            f"({call.batch_size}, ...), one row per sample, got {got}; name another module: "
             "Fused(..., layer='...')"
         )
     return ForwardPass(output, inputs[0], outputs[0], layer)
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    """Return the shape of a tensor; none for others, and for nested tensors."""
+    if isinstance(value, Tensor) and not value.is_nested:
+        return tuple(value.shape)
+    return ()
 
 
 def variance_of_logits(
@@ -173,34 +195,38 @@ def variance_of_logits(
     bias: slice | None,
     prior_scale: float,
 ) -> Tensor:
-    """Return ``tr V`` of the outputs of a Linear layer, chosen alone, in closed form.
+    """Return ``tr V`` of outputs that are a Linear layer's, chosen alone, in closed form.
 
     Its Jacobian is ``I (x) (a, 1)``: a vector of weights ``u`` moves the output by
     ``U_W a + u_b``.
 
     Args:
         features: ``a``, ``(B, m)`` in float64.
-        outputs: How many of the layer's outputs are the model's, counted from the first.
+        outputs: How many of the layer's are the model's, the first ones.
         basis: The eigenbasis of the layer's weights.
-        weight: Columns of its weight among the chosen ones.
-        bias: Columns of its bias; None if it has none.
+        weight: Where its weight sits among the chosen columns.
+        bias: Where its bias does; None if it has none.
         prior_scale: ``eps``.
 
     Returns:
         ``(B,)`` in float64, squared units of the outputs, >= 0.
     """
-    vectors = basis.vectors
-    rows = vectors[weight][: outputs * features.shape[1]]
-    moved = activations_along(features.to(vectors.dtype), rows).double()
-    lengths = features.square().sum(1)
+    vectors, wide = basis.vectors, basis.values.dtype
+    rows = vectors[weight][: outputs * features.shape[1]].to(features.device, wide)
+    lengths, along = features.square().sum(1), []
+    at_once = max(1, _AT_ONCE // (2 * 8 * outputs * basis.rank))
+    for part in torch.split(features.to(wide), at_once):
+        moved = activations_along(part, rows).double()
+        if bias is not None:
+            moved += vectors[bias][:outputs, None].to(moved)
+        along.append(moved.square().sum(0))
     if bias is not None:
-        moved = moved + vectors[bias][:outputs, None].double()
         lengths = lengths + 1
-    return score(Energies(outputs * lengths, moved.square().sum(0)), basis, prior_scale)
+    return score(Energies(outputs * lengths, torch.cat(along)), basis, prior_scale)
 
 
 def narrowed(features: Tensor) -> Tensor:
-    """Return at most 2048 features of each sample, ``(B, m)``: a count sketch of more."""
+    """Return at most 2048 features of each sample, ``(B, m)``, made of more where there are."""
     width = features.shape[1]
     if width <= _WIDEST:
         return features
@@ -212,10 +238,10 @@ def narrowed(features: Tensor) -> Tensor:
 
 
 def most_samples(features: int, allowed: int) -> int:
-    """Return how many samples to keep, within a limit that includes the covariance.
+    """Return how many samples to keep, in so many bytes with the covariance.
 
     Args:
-        features: Number of features per sample.
+        features: Of each sample.
         allowed: Bytes.
     """
     width = min(features, _WIDEST)
@@ -227,16 +253,17 @@ class FeatureBank:
     """The training features that later ones are compared with.
 
     Args:
-        classes: Number of classes; 1 if a sample has no single class.
-        most: Samples to keep: a random subset that depends on the samples alone.
+        classes: Number of classes; 1 where samples are of no single one.
+        most: Different samples to keep: a random choice that depends on the samples alone.
     """
 
     def __init__(self, classes: int, most: int) -> None:
         self.most = most
         self._moments = Moments(classes)
-        self._samples: list[Tensor] = []  # of unit norm, (b, m) in float32
+        self._samples: list[Tensor] = []  # of length 1, (b, m) in float32
         self._keys: list[Tensor] = []
-        self._prepared: dict[str, Tensor] | None = None  # cache for distances
+        self._chosen = False  # whether these are down to the ones to be kept
+        self._prepared: dict[str, Tensor] | None = None  # what distances need
 
     def add(
         self, features: Tensor, labels: Tensor, keys: Tensor, precision: float = 0.0
@@ -247,10 +274,19 @@ class FeatureBank:
             features: ``(B, m)`` in float64, finite.
             labels: The predicted classes, ``(B,)``.
             keys: Random numbers that depend on the samples alone, ``(B,)`` in int64.
-            precision: Relative rounding error of the features.
+            precision: Relative rounding of the features.
+        """
+        features = self._fitting(features)
+        if not len(features):  # none of them were finite
+            return
+        self._moments.add(features, labels, precision)
+        self._keep(normalize(features).float(), keys)
+
+    def _fitting(self, features: Tensor) -> Tensor:
+        """Return features as they are kept, ``(B, m)``.
 
         Raises:
-            BatchError: If there are more or fewer features than before.
+            BatchError: If there are more or fewer than before.
         """
         features, width = narrowed(features), self._moments.means.shape[1]
         if width not in (0, features.shape[1]):
@@ -259,11 +295,28 @@ class FeatureBank:
                 f"{features.shape[1]}; let all samples have one size, or name a layer behind "
                 "the pooling: Fused(..., layer='...')"
             )
-        self._moments.add(features, labels, precision)
-        self._keep(normalize(features).float(), keys)
+        return features
+
+    def emptied(self) -> FeatureBank:
+        """Return a bank for more features of the same kind, without any."""
+        bank = FeatureBank(self.num_classes, self.most)
+        bank._moments.means = torch.zeros_like(self._moments.means)
+        return bank
 
     def merge(self, other: FeatureBank) -> None:
-        """Add the features of another bank, which is not modified."""
+        """Add the features of another bank, which is left alone.
+
+        Raises:
+            MergeError: If there are more or fewer classes or features in it.
+        """
+        mine, theirs = tuple(self._moments.means.shape), tuple(other._moments.means.shape)
+        if mine != theirs:
+            raise MergeError(
+                f"expected as many classes and features in both, got {mine} and {theirs}; fit "
+                "one model on samples of one size, or name a layer behind the pooling: "
+                "Fused(..., layer='...')"
+            )
+        self.most = min(self.most, other.most)  # with larger keys, one may have dropped some
         self._moments.merge(other._moments)
         self._keep(other.samples, other.keys)
 
@@ -271,50 +324,62 @@ class FeatureBank:
         self._samples.append(samples)
         self._keys.append(keys.to(samples.device))
         self._prepared = None
+        self._chosen = False
         if sum(map(len, self._keys)) > 2 * self.most:
             self._choose()
 
     def _choose(self) -> None:
-        """Keep the samples with the smallest keys, independent of their order."""
+        """Keep the samples with the smallest keys, in whatever order they came, each once.
+
+        Or samples that come often would be the only ones that are kept.
+        """
         keys, samples = torch.cat(self._keys), torch.cat(self._samples)
-        order = keys.argsort(stable=True)[: self.most]
+        order = keys.argsort(stable=True)
+        new = torch.ones_like(order, dtype=torch.bool)
+        new[1:] = keys[order].diff() != 0
+        order = order[new][: self.most]
         self._keys, self._samples = [keys[order]], [samples[order]]
+        self._chosen = True
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been added yet."""
+        return not self._keys
 
     @property
     def samples(self) -> Tensor:
-        """The kept features, scaled to unit norm, ``(n, m)`` in float32."""
-        if len(self._keys) > 1 or len(self._keys[0]) > self.most:
+        """The features that are kept, scaled to length 1, ``(n, m)`` in float32."""
+        if not self._chosen:
             self._choose()
         return self._samples[0]
 
     @property
     def keys(self) -> Tensor:
         """Their keys, ``(n,)``."""
-        assert self.samples is not None  # the access selects samples and keys
+        assert self.samples is not None  # which are chosen by them
         return self._keys[0]
 
     def distance_to_neighbours(self, features: Tensor) -> Tensor:
-        """Return the log of the distance to the k-th nearest neighbour, ``(B,)`` in float64.
+        """Return the logarithm of the distance to a near neighbour, ``(B,)`` in float64.
 
-        Features are scaled to unit norm. ``k`` is 50, or the square root of the number of
-        samples if there are fewer than 2,500.
+        Of features scaled to length 1. The 50th neighbour, or the root of their number for
+        fewer than 2,500 of them.
 
         Args:
             features: ``(B, m)`` in float64.
         """
         bank, count = self.samples, len(self.samples)
         neighbour = min(_NEIGHBOUR, max(1, round(count**0.5)))
-        found = [
+        unit = normalize(self._fitting(features)).float()
+        cosines = [
             (batch @ bank.T).topk(neighbour, dim=1, sorted=False).values.amin(1)
-            for batch in torch.split(
-                normalize(narrowed(features)).float(), max(1, _AT_ONCE // (4 * count))
-            )
+            for batch in torch.split(unit, max(1, _AT_ONCE // (4 * count)))
         ]
         # of unit vectors: the cosine is 1 - d^2 / 2
-        return (2 - 2 * torch.cat(found).double()).clamp_min(_SAME).log() / 2
+        return (2 - 2 * torch.cat(cosines).double()).clamp_min(_SAME).log() / 2
 
     def distance_to_classes(self, features: Tensor) -> Tensor:
-        """Return the log of the squared Mahalanobis distance to the nearest class.
+        """Return the logarithm of the squared Mahalanobis distance to the nearest class.
 
         Args:
             features: ``(B, m)`` in float64.
@@ -323,7 +388,7 @@ class FeatureBank:
             ``(B,)`` in float64.
         """
         state = self._ready()
-        white = (narrowed(features) - state["centre"]) @ state["whitener"]
+        white = (self._fitting(features) - state["centre"]) @ state["whitener"]
         nearest = torch.cdist(
             white, state["means"], compute_mode="donot_use_mm_for_euclid_dist"
         ).amin(1)
@@ -335,7 +400,7 @@ class FeatureBank:
         return self._prepared
 
     def on(self, device: torch.device) -> FeatureBank:
-        """Return the bank on a device: itself if it is already there."""
+        """Return the bank on a device: this one, if it is there."""
         if self.samples.device == device:
             return self
         moved = {name: tensor.to(device) for name, tensor in self.pack().items()}
@@ -353,7 +418,7 @@ class FeatureBank:
 
     @staticmethod
     def unpack(tensors: Mapping[str, Tensor], most: int) -> FeatureBank:
-        """Return the bank from the tensors of `pack`.
+        """Return the bank that `pack` took apart.
 
         Args:
             tensors: By name.
@@ -366,7 +431,7 @@ class FeatureBank:
 
     @staticmethod
     def merged(banks: Iterable[FeatureBank]) -> FeatureBank:
-        """Return a bank with the features of several, which are not modified."""
+        """Return the bank of all features of several, which are left alone."""
         first, *others = banks
         whole = FeatureBank.unpack({n: t.clone() for n, t in first.pack().items()}, first.most)
         for other in others:

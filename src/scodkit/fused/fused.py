@@ -1,10 +1,11 @@
-"""`Fused`: the detector that selects its evidence itself."""
+"""`Fused`: the detector that chooses its own evidence."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -15,23 +16,24 @@ from scodkit.calibration import Calibration, groups_of
 from scodkit.errors import (
     CalibrationError,
     CalibrationWarning,
+    EmptyLoaderError,
+    MergeError,
     NotFittedError,
     OptionError,
 )
 from scodkit.fit import data
+from scodkit.fit.processes import Processes
 from scodkit.fused import fused_file
 from scodkit.fused.choose import Budget, choose
-from scodkit.fused.parts import Parts, part_names, sample_keys
+from scodkit.fused.parts import Parts, part_names, split_keys
 from scodkit.fused.standard import FusedExplanation, Standard
 from scodkit.likelihoods import Likelihood
 from scodkit.model.parameters import Selection
 from scodkit.monitor import Monitor
-from scodkit.scoring.evidence import (
-    is_classifier,
-)
-from scodkit.scoring.score import Scored
+from scodkit.scoring.evidence import is_classifier
+from scodkit.scoring.score import Scored, Scorer
 
-# one in so many held-out samples standardises the parts; the others give p-values
+# one in so many held-out samples standardises the parts; p-values are of the others
 _STANDARDISE = 4
 _FEWEST = 8
 
@@ -39,22 +41,22 @@ _FEWEST = 8
 class Fused:
     """A score fused from several kinds of evidence, for when none is known to be the best.
 
-    Classifiers: the distance of the largest logit from the mean logit in posterior standard
-    deviations, the energy, the distance to the nearest training features and to the nearest
-    class. All others: the SCOD score, and the unexplained share. Labels are not needed. Scores
-    are standardised on held-out data, so `calibrate` must come before scoring.
+    Classifiers: how many posterior standard deviations the winning logit stands above the mean
+    logit, the energy, the distance to the nearest training features and to the nearest class.
+    All others: the SCOD score, and the share of it that the training data leaves open. Labels
+    are not needed. Scores are of held-out data's making, so `calibrate` comes before them.
 
     Args:
-        model: Any trained ``nn.Module``; not modified.
-        likelihood: The distribution that its output parametrises.
+        model: Any trained ``nn.Module``; left as found.
+        likelihood: What distribution its output parametrises.
         parameters: Which weights, as for `Monitor`; None for the last Linear layer of a
             classifier that ends in one (then no backward pass is needed), and for
             ``LastLayers(fraction=0.15)`` otherwise.
         rank: Directions of curvature to keep; None for as many as the budget allows, up to 100.
         prior_scale: ``eps``, as for `Monitor`.
-        layer: Name of the module whose inputs are a classifier's features; None for the layer
+        layer: Name of the module whose input are a classifier's features; None for the layer
             that is called last.
-        budget: Memory and time for a score.
+        budget: Memory and time that a score may take.
         inputs: As for `Monitor`.
         outputs: As for `Monitor`.
 
@@ -87,7 +89,7 @@ class Fused:
     ) -> None:
         picks: dict[str, Any] = {"inputs": inputs, "outputs": outputs}
         self._options: dict[str, Any] = {"prior_scale": prior_scale, **picks}
-        # validates the options at once; a fit creates another one, for the weights it selects
+        # refuses what cannot be right at once; a fit makes another, of the weights it chooses
         self._unfitted = Monitor(
             model, likelihood, 1 if rank is None else rank, **self._options
         )
@@ -98,6 +100,8 @@ class Fused:
                 f"expected the name of a module of the model, got layer={layer!r}; type one of "
                 f"{listed}, or None for the one that is called last"
             )
+        if not isinstance(budget, (Budget, NoneType)):
+            raise OptionError(f"expected a Budget, got {budget!r}; type Budget(bytes=2**28)")
         self.likelihood = likelihood
         self.layer, self.budget = layer, Budget() if budget is None else budget
         self.calibration: Calibration | None = None
@@ -105,6 +109,7 @@ class Fused:
         self._parts: Parts | None = None  # until it is fitted
         self._standard: Standard | None = None
         self._by: Callable[[Tensor], Tensor] | None = None
+        self._scorer: Scorer | None = None  # what the calibration is of
 
     @property
     def model(self) -> nn.Module:
@@ -113,12 +118,12 @@ class Fused:
 
     @property
     def monitor(self) -> Monitor:
-        """The monitor of the selected weights, whose curvature the score is based on."""
+        """The monitor whose curvature the score rests on, over the weights that were chosen."""
         return self._ready().monitor
 
     @property
     def layer_name(self) -> str | None:
-        """Name of the module whose inputs are the features; None if there are none."""
+        """Name of the module whose input are the features; None if there are none."""
         return self._ready().layer
 
     @property
@@ -141,21 +146,37 @@ class Fused:
             on_bad: Raise on a sample with a NaN or an infinity, or skip it.
 
         Returns:
-            The detector itself, fitted. An earlier calibration is dropped; if the fit raises,
-            the detector is unchanged.
+            The detector itself, fitted. An earlier calibration is dropped; a fit that raises
+            leaves it as it was before.
+
+        Raises:
+            EmptyLoaderError: If there is no data, in any process.
         """
-        first, stream = data.open_stream(loader)
-        parts = choose(
-            self._unfitted,
-            first,
-            parameters=self._parameters,
-            rank=self._rank,
-            layer=self.layer,
-            budget=self.budget,
-            **self._options,
-        )
-        parts.fit(loader, stream, progress=progress, on_bad=on_bad)
-        parts.closed = parts.closed and parts.used_once(first)
+        processes = Processes.here()
+        choice = None
+        with processes.failing_together():
+            first, stream = _opened(loader, processes)
+            if stream is not None:
+                choice = choose(
+                    self._unfitted,
+                    first,
+                    parameters=self._parameters,
+                    rank=self._rank,
+                    layer=self.layer,
+                    budget=self.budget,
+                    **self._options,
+                )
+        choices = [each for each in processes.gathered(choice) if each is not None]
+        if not choices:
+            raise EmptyLoaderError(
+                "expected data in one of the processes, got empty loaders in all"
+            )
+        # times are measured, and differ between processes
+        parts = choices[0].parts(self._unfitted, **self._options)
+        parts.fit(loader, stream or (), progress=progress, on_bad=on_bad)
+        with processes.failing_together():
+            once = stream is None or not parts.closed or parts.used_once(first)
+        parts.closed = parts.closed and all(processes.gathered(once))
         return self._adopt(parts)
 
     def update(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
@@ -166,24 +187,31 @@ class Fused:
             progress: Show a progress bar.
 
         Returns:
-            The detector itself; an earlier calibration is dropped. If the update raises, the
-            detector is unchanged.
+            The detector itself; an earlier calibration is dropped. If anything goes wrong, it
+            is as it was before.
         """
-        parts = self._ready()
-        _, stream = data.open_stream(loader)
-        return self._adopt(parts.update(loader, stream, progress=progress))
+        parts, processes = self._ready(), Processes.here()
+        with processes.failing_together():
+            _, stream = _opened(loader, processes)
+        return self._adopt(parts.update(loader, stream or (), progress=progress))
 
     def merge(self, other: Fused) -> Self:
         """Add the data of a detector fitted on another part of the training data.
 
         Args:
-            other: One of the same model and options; not modified.
+            other: One of the same model and options; left alone.
 
         Returns:
-            This detector, as if fitted on both parts; an earlier calibration is dropped. A
-            `MergeError` is raised if the fits are of other models, options or layers, or of the
-            same data.
+            This detector, as if fitted on both parts; an earlier calibration is dropped.
+
+        Raises:
+            MergeError: If the fits are of other models, options or layers, or of the same data.
         """
+        if not isinstance(other, Fused):
+            raise MergeError(
+                f"expected a Fused to merge with, got a {type(other).__name__}; fit one on the "
+                "other part of the data: Fused(model, likelihood).fit(loader)"
+            )
         return self._adopt(self._ready().merge(other._ready()))
 
     def calibrate(
@@ -195,43 +223,53 @@ class Fused:
     ) -> Self:
         """Standardise the parts on held-out data, and turn scores into p-values.
 
-        A quarter of the samples, chosen at random, standardises the parts; p-values are
-        computed from the others (split conformal). So ``n`` held-out samples allow false-alarm
-        rates down to ``1 / (3 n / 4 + 1)``.
+        A quarter of the samples, chosen at random, standardises the parts; the others, which it
+        has not seen, are what p-values count (split conformal). So ``n`` held-out samples allow
+        false-alarm rates down to ``1 / (3 n / 4 + 1)``.
 
         Args:
             loader: In-distribution batches that were not used for fitting.
-            by: Maps outputs to groups that are calibrated separately, as for
-                `Monitor.calibrate`.
+            by: Maps outputs to groups that are calibrated apart, as for `Monitor.calibrate`.
             progress: Show a progress bar.
 
         Returns:
-            The detector itself, calibrated. If the calibration raises, it is unchanged.
+            The detector itself, calibrated. If anything goes wrong it is as it was before.
 
         Raises:
-            CalibrationError: If there are fewer than 8 samples, or some are not finite.
+            CalibrationError: If there are fewer than 8 samples, some are not finite, or all
+                are alike.
         """
         monitor = self.monitor
         monitor._ready().check("a calibration", contents=True)
         parts, keys, groups = [], [], [torch.empty(0, dtype=torch.int64)]
-        samples = data.Seen()
+        samples, scorer = data.Seen(), monitor._ready()
         for batch in data.batches_of(loader, "calibrating", progress):
             digests = data.digests_of(monitor._network.inputs_of(batch))
             samples.add(digests)
-            keys.append(sample_keys(digests).cpu())
-            output, batch_parts = self._ready()(batch)
-            parts.append(batch_parts.cpu())
+            keys.append(digests.cpu())
+            output, own = self._ready()(batch)
+            parts.append(own.cpu())
             if by is not None:
                 groups.append(groups_of(by, output))
-        all_parts, order = torch.cat(parts), torch.cat(keys).argsort(stable=True)
+        all_parts, order = torch.cat(parts), split_keys(torch.cat(keys)).argsort(stable=True)
         self._check_held_out(all_parts)
         count = max(2, len(order) // _STANDARDISE)
         chosen, others = order[:count], order[count:]
-        standard = Standard.of(all_parts[chosen], correlated=not is_classifier(self.likelihood))
+        standard = Standard.of(
+            all_parts[chosen],
+            correlated=not is_classifier(self.likelihood),
+            rounding=torch.finfo(monitor.basis.values.dtype).eps,
+        )
+        if not bool(standard.weight.any()):
+            raise CalibrationError(
+                f"expected held-out samples that differ, got the same parts of the score for "
+                f"all {count} that standardise them; pass about 1,000 different ones to "
+                "fused.calibrate"
+            )
         scores = standard.contributions(all_parts[others]).sum(1)
         calibration = Calibration(scores, None if by is None else torch.cat(groups)[others])
         self._standard, self.calibration, self._by = standard, calibration, by
-        monitor._by = by  # so that a saved file names the function
+        self._scorer = scorer
         again = data.seen_again(monitor.fitted.samples, samples.all())
         if again is not None:
             warnings.warn(
@@ -245,10 +283,10 @@ class Fused:
 
     @staticmethod
     def _check_held_out(parts: Tensor) -> None:
-        """Make sure that parts can be standardised on held-out data.
+        """Refuse held-out data that parts cannot be standardised on.
 
         Raises:
-            CalibrationError: If there are too few samples, or some are not finite.
+            CalibrationError: If there is too little of it, or some is not finite.
         """
         if len(parts) < _FEWEST:
             raise CalibrationError(
@@ -296,9 +334,9 @@ class Fused:
         Args:
             batch: As the loader yields it.
         """
-        p_value = self(batch).p_value
-        assert p_value is not None
-        return p_value
+        found = self(batch).p_value
+        assert found is not None
+        return found
 
     def flag(
         self, batch: object, false_alarm: float = 0.05, *, confidence: float | None = None
@@ -328,7 +366,7 @@ class Fused:
         return dict(zip(self.names, parts.unbind(1), strict=True))
 
     def explain(self, batch: object) -> FusedExplanation:
-        """Return how much each part contributes to the score of each sample; printable.
+        """Return which part accuses each sample, and how strongly; print it for words.
 
         Args:
             batch: As the loader yields it.
@@ -341,7 +379,7 @@ class Fused:
         return FusedExplanation(self.names, parts, contributions, score, p_value)
 
     def summary(self) -> str:
-        """Return the selection, the reasons for it, and the weights of the parts, as text."""
+        """Return what was chosen, why, and how parts are weighed, as lines of text."""
         chosen, basis = self._ready(), self.monitor.basis
         lines = [*chosen.why]
         lines.append(
@@ -352,10 +390,10 @@ class Fused:
             size = chosen.bank.samples
             lines.append(f"training features kept: {len(size):,} of {size.shape[1]} numbers")
         if self._standard is not None and self.calibration is not None:
-            standard, count = self._standard, self.calibration.num_data
+            standard, held = self._standard, self.calibration.num_data
             lines.append(
-                f"standardised on {standard.num_data} held-out samples; p-values count {count} "
-                f"others: false-alarm rates from {1 / (count + 1):.2g}"
+                f"standardised on {standard.num_data} held-out samples; p-values count {held} "
+                f"others: false-alarm rates from {1 / (held + 1):.2g}"
             )
             for name, *row in zip(
                 self.names, standard.median, standard.spread, standard.weight, strict=True
@@ -367,7 +405,7 @@ class Fused:
         return "\n".join(lines)
 
     def compile(self, example: object, *, fuse: bool = False) -> Self:
-        """Record the scored forward pass, which makes batches of one shape much faster.
+        """Record the scored forward pass, so that batches of one shape cost far less.
 
         Args:
             example: A batch of the shape to come.
@@ -386,14 +424,15 @@ class Fused:
         """Write the detector to one file, atomically; the model itself is not in it.
 
         Args:
-            path: The file.
-            sketch: Include the state that `update` and `merge` need, as in `Monitor.save`.
+            path: Where to.
+            sketch: Keep what `update` and `merge` need, as in `Monitor.save`.
         """
         fused_file.save(
             path,
             self._ready(),
             self._standard,
             self.calibration,
+            by=self._by,
             budget=self.budget.bytes,
             sketch=sketch,
         )
@@ -412,12 +451,12 @@ class Fused:
         """Read a detector written by `save`.
 
         Args:
-            path: The file.
+            path: Where from.
             model: The model it was fitted on, with the same weights.
-            likelihood: Needed only if a file cannot describe it, as for `Monitor.load`.
-            by: The function it was calibrated with, if there was one.
-            inputs: The function it was created with, if there was one.
-            outputs: The function it was created with, if there was one.
+            likelihood: Needed only where a file cannot describe it, as for `Monitor.load`.
+            by: The same function it was calibrated with, if there was one.
+            inputs: The same function it was made with, if there was one.
+            outputs: Likewise.
 
         Returns:
             The detector, on the model's device.
@@ -430,6 +469,9 @@ class Fused:
         fused = cls(
             model,
             monitor.likelihood,
+            # what was chosen is chosen again, and what was given was chosen
+            parameters=None if parts.closed else monitor.fitted.parameters.names,
+            rank=monitor.rank,
             prior_scale=monitor.prior_scale,
             layer=parts.layer,
             budget=Budget(budget),
@@ -437,15 +479,16 @@ class Fused:
         )
         fused._parts, fused._by = parts, by
         fused._standard, fused.calibration = standard, calibration
+        fused._scorer = monitor._ready()
         return fused
 
     def memory(self) -> dict[str, int]:
-        """Return the memory for scoring in bytes, besides the model, by name."""
+        """Return the bytes of what is kept for scoring, besides the model, by name."""
         bank, basis = self._ready().bank, self.monitor.basis
-        sizes = {"basis": basis.vectors.nbytes + basis.values.nbytes}
+        kept = {"basis": basis.vectors.nbytes + basis.values.nbytes}
         if bank is not None:
-            sizes["features"] = sum(tensor.nbytes for tensor in bank.pack().values())
-        return sizes
+            kept["features"] = sum(tensor.nbytes for tensor in bank.pack().values())
+        return kept
 
     def __repr__(self) -> str:
         fitted = "not fitted" if self._parts is None else "fitted"
@@ -454,7 +497,7 @@ class Fused:
 
     def _adopt(self, parts: Parts) -> Self:
         self._parts = parts
-        self.calibration = self._standard = self._by = parts.monitor._by = None
+        self.calibration = self._standard = self._by = self._scorer = None
         return self
 
     def _groups(self, output: Tensor) -> Tensor | None:
@@ -466,10 +509,30 @@ class Fused:
         return self._parts
 
     def _calibrated(self) -> tuple[Standard, Calibration]:
-        self._ready()
+        scorer = self.monitor._ready()
         if self._standard is None or self.calibration is None:
             raise NotFittedError(
                 "expected a calibrated Fused, as parts are standardised on held-out data; type "
                 "fused.calibrate(heldout_loader) first"
             )
+        if scorer is not self._scorer:
+            raise NotFittedError(
+                "expected a Fused as it was calibrated, got one whose monitor has been changed "
+                "since: fitted, updated, compressed or offloaded, or given another rank, "
+                "prior_scale or task; type fused.calibrate(heldout_loader) again"
+            )
         return self._standard, self.calibration
+
+
+def _opened(loader: Iterable[Any], processes: Processes) -> tuple[Any, Iterable[Any] | None]:
+    """Return the first batch and all of them; None where only other processes may have any.
+
+    Raises:
+        EmptyLoaderError: If there are none, and no other process.
+    """
+    try:
+        return data.open_stream(loader)
+    except EmptyLoaderError:
+        if processes.count == 1:
+            raise
+        return None, None

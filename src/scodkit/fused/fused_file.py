@@ -1,9 +1,10 @@
-"""A saved `Fused`: the monitor's file embedded in one with features and held-out scores."""
+"""A saved `Fused`: the monitor's own file, with features and held-out scores around it."""
 
 from __future__ import annotations
 
+import copy
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +40,29 @@ def save(
     standard: Standard | None,
     calibration: Calibration | None,
     *,
+    by: Callable[[Tensor], Tensor] | None,
     budget: int,
     sketch: bool,
 ) -> None:
     """Write a detector to one file, atomically.
 
     Args:
-        path: The file.
+        path: Where to.
         parts: Fitted.
         standard: How parts are standardised; None if it is not calibrated.
-        calibration: Held-out scores; None if it is not calibrated.
-        budget: Memory budget in bytes.
-        sketch: Include the state that updates and merges need.
+        calibration: Held-out scores, likewise.
+        by: What it was calibrated by; a file tells of one such function. A calibration of the
+            monitor itself is kept if it is the same.
+        budget: Bytes that were allowed.
+        sketch: Keep what updates and merges need.
     """
     artifact.check_place(Path(path))
+    monitor = copy.copy(parts.monitor)
+    if monitor._by is not by:
+        monitor.calibration, monitor._by = None, by
     with tempfile.TemporaryDirectory() as folder:
         inner = Path(folder) / "monitor.scod"
-        parts.monitor.save(inner, sketch=sketch)
+        monitor.save(inner, sketch=sketch)
         content = bytearray(inner.read_bytes())
     tensors = {"monitor": torch.frombuffer(content, dtype=torch.uint8)}
     header: dict[str, Any] = {
@@ -68,7 +75,7 @@ def save(
         "bytes": budget,
     }
     if parts.bank is not None:
-        tensors |= {_FEATURES + name: tensor for name, tensor in parts.bank.pack().items()}
+        tensors |= {_FEATURES + name: own for name, own in parts.bank.pack().items()}
     if standard is not None and calibration is not None:
         for name in ("median", "spread", "weight"):
             tensors[_STANDARD + name] = getattr(standard, name)
@@ -84,12 +91,12 @@ def load(
     """Read a detector, and check that it belongs to a model.
 
     Args:
-        path: The file.
+        path: Where from.
         model: The model.
         options: Of `Monitor.load`.
 
     Returns:
-        The parts, their standardisation, held-out scores, and the memory budget in bytes.
+        The parts, how they are standardised, held-out scores, and the bytes that were allowed.
     """
     header, tensors = artifact.read(path, _KIND, _HEADER)
     content = artifact.tensor((None,), {torch.uint8}, lambda _: True, "bytes")
@@ -101,8 +108,9 @@ def load(
     bank = _bank(header, tensors)
     if (bank is None) != (header["layer"] is None):
         artifact.refuse("features of a layer", "one without the other")
-    if header["closed"] and (bank is None or len(monitor.fitted.parameters.blocks) > 2):
-        artifact.refuse("a closed form of a single layer", "more weights")
+    own = f"{header['layer']}.weight", f"{header['layer']}.bias"
+    if header["closed"] and monitor.fitted.parameters.names not in ((own[0],), own, own[::-1]):
+        artifact.refuse("a closed form of a single layer", "other weights")
     standard = _standard(header, tensors, len(part_names(monitor.likelihood)))
     calibration = None
     if standard is not None:
@@ -115,15 +123,20 @@ def load(
 
 
 def _bank(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FeatureBank | None:
-    """Return the features of a file, after checking that their shapes are consistent."""
-    bank = {n.removeprefix(_FEATURES): t for n, t in tensors.items() if n.startswith(_FEATURES)}
-    if not bank:
+    """Return the features of a file, whose shapes must go together."""
+    own = {n.removeprefix(_FEATURES): t for n, t in tensors.items() if n.startswith(_FEATURES)}
+    if not own:
         return None
     wide = {torch.float64}
     matrix = artifact.tensor((None, None), wide)
-    artifact.fields({"means": matrix}, others=True)("the features", bank)
-    classes, width = bank["means"].shape
-    count = min(header["most"], int(bank["counts"].sum())) if "counts" in bank else 0
+    counts = artifact.tensor((None,), wide, _none_negative, "counts")
+    artifact.fields({"means": matrix, "counts": counts}, others=True)("the features", own)
+    classes, width = own["means"].shape
+    count = len(own["keys"]) if "keys" in own and own["keys"].ndim else 0
+    if not 0 < count <= min(header["most"], int(own["counts"].sum())):
+        artifact.refuse(
+            "features of at most as many samples as were fitted", f"{count} of them"
+        )
     artifact.fields(
         {
             "counts": artifact.tensor((classes,), wide, _none_negative, "counts"),
@@ -133,8 +146,8 @@ def _bank(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FeatureBa
             "samples": artifact.tensor((count, width), {torch.float32}),
             "keys": artifact.tensor((count,), {torch.int64}),
         }
-    )("the features", bank)
-    return FeatureBank.unpack(bank, header["most"])
+    )("the features", own)
+    return FeatureBank.unpack(own, header["most"])
 
 
 def _none_negative(tensor: Tensor) -> bool:
@@ -144,13 +157,13 @@ def _none_negative(tensor: Tensor) -> bool:
 def _standard(
     header: Mapping[str, Any], tensors: Mapping[str, Tensor], count: int
 ) -> Standard | None:
-    """Return how parts are standardised; None if the saved detector is not calibrated."""
+    """Return how parts are standardised; None in the file of one that is not calibrated."""
     if not header["standardised_on"]:
         return None
-    rows = {n.removeprefix(_STANDARD): t for n, t in tensors.items() if n.startswith(_STANDARD)}
+    own = {n.removeprefix(_STANDARD): t for n, t in tensors.items() if n.startswith(_STANDARD)}
     number = artifact.tensor((count,), {torch.float64})
     amount = artifact.tensor((count,), {torch.float64}, _none_negative, "numbers >= 0")
-    artifact.fields({"median": number, "spread": amount, "weight": amount})("the parts", rows)
-    if not bool((rows["spread"] > 0).all()):
+    artifact.fields({"median": number, "spread": amount, "weight": amount})("the parts", own)
+    if not bool((own["spread"] > 0).all()):
         artifact.refuse("spreads > 0", "a spread of 0")
-    return Standard(**rows, num_data=header["standardised_on"])
+    return Standard(**own, num_data=header["standardised_on"])

@@ -20,6 +20,7 @@ from scodkit.monitor import Monitor
 from scodkit.numerics.hashing import hashed
 from scodkit.scoring.compiled import Captured, capture
 from scodkit.scoring.evidence import energy, is_classifier, standardised_logit
+from scodkit.scoring.score import Scorer, rest_of
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 _CLASSIFICATION = ("standardised logit", "energy", "neighbours", "class distance")
@@ -27,15 +28,15 @@ _REGRESSION = ("scod", "unexplained share")
 
 
 class Parts:
-    """Computes the parts of a score.
+    """Turns batches into the parts of a score.
 
     Args:
         monitor: Of the chosen weights.
-        layer: Name of the module whose inputs are the features; None if there are none.
+        layer: Name of the module whose input are the features; None if there are none.
         bank: Training features; None if there are none.
-        closed: Whether the chosen weights are those of one Linear layer at the network's end:
+        closed: Whether the chosen weights are those of one Linear layer that makes the outputs:
             then the variance of logits has a closed form.
-        why: Description of the selection.
+        why: What was chosen, in words.
     """
 
     def __init__(
@@ -49,7 +50,10 @@ class Parts:
         self.monitor, self.layer, self.bank = monitor, layer, bank
         self.closed, self.why = closed, why
         self._captured: Captured | None = None
-        self._storage: tuple[int, ...] = ()  # addresses of the weights at the recording
+        # of the recording: where weights lay, what is not a tensor, and the fit it scores by
+        self._storage: tuple[int, ...] = ()
+        self._rest: list[object] = []
+        self._scorer: Scorer | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,7 +66,7 @@ class Parts:
         """Summarise training data in one pass.
 
         Args:
-            loader: Gives the number of batches.
+            loader: Says how many batches there are.
             stream: All of its batches.
             options: Of `Monitor.fit`.
         """
@@ -70,14 +74,14 @@ class Parts:
         self._share_bank()
 
     def update(self, loader: Any, stream: Iterable[Any], **options: Any) -> Parts:
-        """Return parts with new training data added; the monitor is modified.
+        """Return the same parts with new training data; the monitor is changed.
 
         Args:
-            loader: Gives the number of batches.
+            loader: Says how many batches there are.
             stream: All of its batches.
             options: Of `Monitor.update`.
         """
-        bank = self.bank and FeatureBank(self.bank.num_classes, self.bank.most)
+        bank = self.bank and self.bank.emptied()
         fresh = Parts(self.monitor, self.layer, bank, self.closed, self.why)
         self.monitor.update(fresh._tapped(loader, stream), **options)
         fresh._share_bank()
@@ -86,30 +90,30 @@ class Parts:
         return fresh
 
     def merge(self, other: Parts) -> Parts:
-        """Return the parts of both fits' data; this one's monitor is modified.
+        """Return the parts of both fits' data; this one's monitor is changed.
 
         Args:
-            other: Of the same model, not modified.
+            other: Of the same model, left alone.
 
         Raises:
-            MergeError: If their features are of different layers.
+            MergeError: If their features are of different layers or numbers.
         """
-        if (self.layer, self.closed) != (other.layer, other.closed):
+        if self.layer != other.layer:
             raise MergeError(
                 f"expected features of one layer in both, got {self.layer!r} and "
                 f"{other.layer!r}; fit both with layer={self.layer!r}"
             )
-        self.monitor.merge(other.monitor)
         bank = self.bank
         if bank is not None and other.bank is not None:
-            bank = FeatureBank.merged([bank, other.bank])
+            bank = FeatureBank.merged([bank, other.bank.on(bank.samples.device)])
+        self.monitor.merge(other.monitor)
         return Parts(self.monitor, self.layer, bank, self.closed, self.why)
 
     def used_once(self, batch: object) -> bool:
-        """Return whether exactly one call of a forward pass uses the chosen weights.
+        """Return whether one call of a forward pass uses the chosen weights, and no other.
 
         Args:
-            batch: A batch, of which the first sample is run.
+            batch: Of which the first sample is run.
         """
         with self.monitor._ready().prepared(batch, None, "a fit") as (call, source, _):
             return bool(source.engine.num_calls(call.samples(slice(0, 1))) == 1)
@@ -134,12 +138,14 @@ class Parts:
             self.bank.add(passed.features[good], labels[good], keys[good], rounding)
 
     def _share_bank(self) -> None:
-        """Gather and merge the features of all processes, in every process."""
+        """Let every process of a group have the features of all of them."""
         processes = Processes.here()
         if self.bank is not None and processes.count > 1:
-            packed = {name: tensor.cpu() for name, tensor in self.bank.pack().items()}
-            gathered = processes.gathered(packed)
-            banks = [FeatureBank.unpack(tensors, self.bank.most) for tensors in gathered]
+            packed = None
+            if not self.bank.empty:
+                packed = {name: tensor.cpu() for name, tensor in self.bank.pack().items()}
+            everyone = [own for own in processes.gathered(packed) if own is not None]
+            banks = [FeatureBank.unpack(own, self.bank.most) for own in everyone]
             self.bank = FeatureBank.merged(banks).on(self.monitor._network.device)
 
     # --- Evidence ---
@@ -156,11 +162,15 @@ class Parts:
             return self._of_regression(batch)
         scorer = self.monitor._ready()
         if self.monitor._network.inputs_of(batch, scorer.fitted.form).batch_size == 0:
-            empty = torch.empty(0, len(self.names), dtype=torch.float64)
-            return scorer(batch, None).output, empty
+            nothing = torch.empty(0, len(self.names), dtype=torch.float64)
+            return scorer(batch, None).output, nothing
         with scorer.prepared(batch, None, "a score") as (call, _, basis):
             recorded = self._captured
-            if recorded is not None and recorded.fits(call.tensors()) and self._is_current():
+            if (
+                recorded is not None
+                and recorded.fits(call.tensors())
+                and self._is_current(call)
+            ):
                 output, parts = recorded(call.tensors(), 2)
                 return output, parts
             return self._of_classifier(call, basis)
@@ -168,12 +178,12 @@ class Parts:
     def _of_classifier(
         self, call: Inputs, basis: Eigenbasis, *, checked: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs and parts of a non-empty batch, while the model is held.
+        """Return outputs and parts of a batch that is not empty, of a model that is held.
 
         Args:
             call: The batch.
             basis: The eigenbasis, on the model's device.
-            checked: Whether the outputs are known to be those of the layer.
+            checked: Whether outputs are known to be those of the layer.
         """
         assert self.layer is not None
         assert self.bank is not None
@@ -182,13 +192,13 @@ class Parts:
         output, features = passed.output.detach(), passed.features
         bank = self.bank = self.bank.on(features.device)
         if self.closed and (checked or passed.ends_in_layer):
-            places = [block.columns for block in monitor.fitted.parameters.blocks]
+            places = {block.name: block.columns for block in monitor.fitted.parameters.blocks}
             variance = variance_of_logits(
                 features,
                 output.shape[1],
                 basis,
-                weight=places[0],
-                bias=places[1] if len(places) > 1 else None,
+                weight=places[f"{self.layer}.weight"],
+                bias=places.get(f"{self.layer}.bias"),
                 prior_scale=monitor.prior_scale,
             )
         else:
@@ -206,12 +216,12 @@ class Parts:
         return output, parts.masked_fill(~good[:, None], torch.inf)
 
     def _of_regression(self, batch: object) -> tuple[Tensor, Tensor]:
-        evidence = self.monitor.evidence(batch)
+        found = self.monitor.evidence(batch)
         tiny = torch.finfo(torch.float64).tiny
-        share = evidence.unexplained_share.nan_to_num(1.0)  # NaN if no weight has an effect
-        logs = [evidence.score.double().clamp_min(tiny).log(), share.clamp_min(tiny).log()]
-        bad = evidence.score == torch.inf
-        return evidence.output, torch.stack(logs, dim=1).masked_fill(bad[:, None], torch.inf)
+        share = found.unexplained_share.nan_to_num(1.0)  # of what no weight changes
+        logs = [found.score.double().clamp_min(tiny).log(), share.clamp_min(tiny).log()]
+        bad = found.score == torch.inf
+        return found.output, torch.stack(logs, dim=1).masked_fill(bad[:, None], torch.inf)
 
     def compile(self, example: object, *, fuse: bool) -> None:
         """Record the pass for batches of one shape; see `Fused.compile`.
@@ -221,7 +231,7 @@ class Parts:
             fuse: On CUDA, compile before recording.
 
         Raises:
-            CaptureError: If logits need backward passes, or the pass cannot be recorded.
+            CaptureError: If logits take backward passes, or the pass cannot be recorded.
         """
         if self.bank is None:
             self.monitor.compile(example, fuse=fuse)
@@ -236,18 +246,20 @@ class Parts:
             def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
                 return self._of_classifier(call.with_tensors(tensors), basis, checked=True)
 
-            run(call.tensors())  # one-time preparations must not be recorded
+            run(call.tensors())  # what is prepared once is not to be recorded
             self._captured = capture(run, call.tensors(), fuse=fuse)
-            self._storage = self.monitor._network.storage()
+            self._storage, self._rest = self.monitor._network.storage(), rest_of(call)
+            self._scorer = self.monitor._ready()
 
-    def _is_current(self) -> bool:
-        """Return whether the recording is of the model's current weights."""
-        if self._storage == self.monitor._network.storage():
-            return True
+    def _is_current(self, call: Inputs) -> bool:
+        """Return whether the recording is of such a call, weights and fit as they are now."""
+        same_fit = self._scorer is self.monitor._ready()
+        if same_fit and self._storage == self.monitor._network.storage():
+            return rest_of(call) == self._rest
         self._captured = None
         warnings.warn(
-            "weights or buffers have been replaced or moved, or attributes of the model "
-            "changed, since fused.compile: the recording is dropped; type "
+            "weights or buffers have been replaced or moved, or attributes of the model or its "
+            "monitor changed, since fused.compile: the recording is dropped; type "
             "fused.compile(example) again",
             CaptureWarning,
             stacklevel=4,
@@ -256,12 +268,12 @@ class Parts:
 
 
 class _Tap:
-    """The batches of a loader, each passed to a callback before it is yielded.
+    """The batches of a loader, each shown to a function before it is passed on.
 
     Args:
-        loader: Gives the numbers of batches and samples.
+        loader: Says how many batches and samples there are.
         stream: All of its batches.
-        see: Called with every batch; None for no callback.
+        see: Shown every batch; None for nobody.
     """
 
     def __init__(
@@ -282,12 +294,12 @@ class _Tap:
 
 
 def part_names(likelihood: Likelihood) -> tuple[str, ...]:
-    """Return the names of the parts of a score, by its likelihood."""
+    """Return the names of the parts that a likelihood's score has."""
     return _CLASSIFICATION if is_classifier(likelihood) else _REGRESSION
 
 
 def num_classes(likelihood: Likelihood, output: Tensor) -> int:
-    """Return the number of classes; 1 if a sample has several variables.
+    """Return how many classes a sample can be of; 1 where it has several variables.
 
     Args:
         likelihood: `Categorical` or `Bernoulli`.
@@ -314,6 +326,22 @@ def sample_keys(digests: Tensor) -> Tensor:
         digests: Of the samples, ``(B,)``.
     """
     return hashed(1, 0, digests) << 31 ^ hashed(1, 1, digests)
+
+
+def split_keys(digests: Tensor) -> Tensor:
+    """Return random numbers for each of a set of samples, ``(n,)`` in int64, in any order.
+
+    Those of samples that are alike differ, or all of them would fall on one side of a split.
+
+    Args:
+        digests: Of the samples, ``(n,)``.
+    """
+    _, kind, counts = torch.unique(digests, return_inverse=True, return_counts=True)
+    order = kind.argsort(stable=True)
+    first = (counts.cumsum(0) - counts)[kind[order]]
+    again = torch.empty_like(kind)  # how many like it came before
+    again[order] = torch.arange(len(kind)) - first
+    return sample_keys(digests + hashed(1, 2, again) * again)
 
 
 def _finite(call: Inputs, passed: ForwardPass) -> Tensor:

@@ -1,8 +1,8 @@
-"""How parts of a score are standardised, weighted and explained.
+"""How parts of a score are standardised, weighed and explained.
 
 Each part is standardised on held-out data, ``z = (part - median) / (1.4826 MAD)``, clipped
-below at -2, weighted and summed. Evidence against an input is unbounded, evidence for it is
-bounded: an image 255 times too bright has an excellent energy, and features far from all
+below at -2, weighted and added up. A part may accuse an input without limit, and vouch for it
+only so far: an image 255 times too bright has an excellent energy, and features far from all
 others.
 """
 
@@ -13,16 +13,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# lower bound of a standardised part, in robust standard deviations from the median
+# how far below the median a part can vouch for an input, in robust standard deviations
 _LOWEST = -2.0
 
-# standard deviations per median absolute deviation (MAD) of a normal distribution
+# robust standard deviations of a normal distribution, for one of median absolute deviation
 _PER_MAD = 1.4826
 
-# added to the variances of correlated parts, so that weights stay moderate
+# added to the variances of parts that are correlated, so that weights stay moderate
 _RIDGE = 0.05
 
-# the meaning of a large value of each part
+# rounding errors within which a part is the same for all
+_ROUNDINGS = 8
+
+# what a large value of each part says of an input
 _MEANING = {
     "standardised logit": "the logits are uncertain themselves: other weights change them much",
     "energy": "the logits are lower than those of known inputs",
@@ -35,13 +38,13 @@ _MEANING = {
 
 @dataclass(frozen=True)
 class Standard:
-    """How parts are standardised and weighted, from held-out data.
+    """How parts are standardised and weighed, from held-out data.
 
     Args:
         median: Of each part, ``(P,)``.
         spread: 1.4826 times the median absolute deviation of each part, ``(P,)``, > 0.
         weight: Of each part in the sum, ``(P,)``, >= 0.
-        num_data: Number of held-out samples they are estimated from.
+        num_data: Held-out samples that these are of.
     """
 
     median: Tensor
@@ -50,20 +53,22 @@ class Standard:
     num_data: int
 
     @staticmethod
-    def of(parts: Tensor, *, correlated: bool) -> Standard:
-        """Return the standardisation estimated from parts ``(n, P)`` in float64, all finite.
+    def of(parts: Tensor, *, correlated: bool, rounding: float = 0.0) -> Standard:
+        """Return how to standardise parts ``(n, P)`` in float64, all finite.
 
         Args:
             parts: Of held-out samples.
-            correlated: Weight parts by the inverse of their covariance, so that two strongly
-                correlated ones count as little more than one; else equally.
+            correlated: Weigh parts by the inverse of their covariance, so that two that say
+                the same count as little more than one; else all alike.
+            rounding: Relative, of the numbers that parts are made of.
         """
         median = parts.median(0).values
+        least = _ROUNDINGS * rounding * median.abs().clamp_min(1)
         spread = _PER_MAD * (parts - median).abs().median(0).values
-        # a MAD of 0 (half of the samples are equal) is replaced by the standard deviation
-        spread = torch.where(spread > 0, spread, (parts - median).square().mean(0).sqrt())
-        weight = (spread > 0).double()  # a constant part has no information
-        spread = torch.where(spread > 0, spread, 1.0)
+        # half of the samples are alike: what is left is how far the others are
+        spread = torch.where(spread > least, spread, (parts - median).square().mean(0).sqrt())
+        weight = (spread > least).double()  # a part that is the same for all says nothing
+        spread = torch.where(spread > least, spread, 1.0)
         if correlated:
             z = ((parts - median) / spread).clamp_min(_LOWEST)
             covariance = (z - z.mean(0)).T @ (z - z.mean(0)) / max(1, len(z) - 1)
@@ -72,25 +77,25 @@ class Standard:
         return Standard(median, spread, weight, len(parts))
 
     def contributions(self, parts: Tensor) -> Tensor:
-        """Return the contribution of each part to the score, ``(B, P)`` in float64.
+        """Return what each part adds to the score, ``(B, P)`` in float64.
 
         Args:
-            parts: ``(B, P)``; an infinite one contributes infinity, whatever its weight.
+            parts: ``(B, P)``; one that is infinite counts, whatever its weight.
         """
         z = (parts - self.median.to(parts)) / self.spread.to(parts)
-        weighted = self.weight.to(parts) * z.clamp_min(_LOWEST)
-        return torch.where(parts == torch.inf, torch.inf, weighted)
+        weighed = self.weight.to(parts) * z.clamp_min(_LOWEST)
+        return torch.where(parts == torch.inf, torch.inf, weighed)
 
 
 @dataclass(frozen=True)
 class FusedExplanation:
-    """The contribution of each part to a score.
+    """Which part accuses an input, and how strongly.
 
     Args:
         names: Of the parts.
         parts: Their values, ``(B, P)``, larger = more atypical.
-        contributions: Their contributions to the score, ``(B, P)``: robust standard deviations
-            above the median of held-out data, times the weight.
+        contributions: What each adds to the score, ``(B, P)``: robust standard deviations above
+            the median of held-out data, times its weight.
         score: Their sum, ``(B,)``.
         p_value: ``(B,)`` in (0, 1].
     """
@@ -109,15 +114,15 @@ class FusedExplanation:
         """
         if not bool(self.score[sample].isfinite()):
             return "score inf: a NaN or an infinity in its inputs or outputs"
-        added = self.contributions[sample]
+        own = self.contributions[sample]
         lines = [f"score {self.score[sample]:.2f}, p-value {self.p_value[sample]:.3g}"]
-        for i in added.argsort(descending=True).tolist():
-            verdict = _MEANING[self.names[i]] if added[i] > 1 else "as in held-out data"
-            if added[i] < 0:
+        for i in own.argsort(descending=True).tolist():
+            verdict = _MEANING[self.names[i]] if own[i] > 1 else "as in held-out data"
+            if own[i] < 0:
                 verdict = "less atypical than most held-out data"
-            lines.append(f"  {self.names[i]} {added[i]:+.2f}: {verdict}")
+            lines.append(f"  {self.names[i]} {own[i]:+.2f}: {verdict}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        lines = [f"sample {i}: {self.words(i)}" for i in range(len(self.score))]
-        return "\n".join(lines)
+        each = [f"sample {i}: {self.words(i)}" for i in range(len(self.score))]
+        return "\n".join(each)

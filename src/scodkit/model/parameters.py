@@ -230,7 +230,8 @@ def _matching(patterns: Sequence[str], model: nn.Module) -> list[nn.Parameter]:
     named = dict(model.named_parameters(remove_duplicate=False))
     chosen: list[nn.Parameter] = []
     for pattern in patterns:
-        names = fnmatch.filter(named, pattern)
+        # a name with brackets is a pattern as well, and not of itself
+        names = [pattern] if pattern in named else fnmatch.filter(named, pattern)
         if not names:
             more = f" and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
             raise ParameterSelectionError(

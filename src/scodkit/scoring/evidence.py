@@ -2,8 +2,8 @@
 
 With ``J`` the Jacobian of the outputs in the weights, outputs have the covariance
 ``V = eps^2 (J J^T - J U diag(values / (values + c)) U^T J^T)`` under the posterior of the
-weights. The score is ``tr F_theta V``. Where a softmax saturates, ``F_theta`` vanishes, and the
-score with it, however atypical the input is; ``V`` does not.
+weights. The score is ``tr F_theta V``. Where a softmax saturates ``F_theta`` vanishes, and the
+score with it, however strange the input is; ``V`` does not.
 """
 
 from __future__ import annotations
@@ -22,24 +22,27 @@ from scodkit.numerics.hashing import signs
 from scodkit.scoring.score import Energies, score, score_batch
 from scodkit.sketch.eigenbasis import Eigenbasis
 
-# outputs up to which the trace of their covariance is exact, and the number of probes that
-# estimate it for more; each takes a backward pass
+# outputs up to which the trace of their covariance is exact, and probes that estimate it for
+# more; each takes a backward pass
 _EXACT, _PROBES = 32, 8
+
+# rounding errors of the largest logit that a normalised one may have
+_ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence for or against a prediction, beside its score.
+    """What speaks for or against a prediction, beside its score.
 
     Args:
-        output: The model's output, ``(B, *shape)``.
+        output: What the model returned, ``(B, *shape)``.
         score: As `Monitor.score` returns it, ``(B,)`` in nats, larger = more atypical.
         unexplained_share: Share of the prediction's sensitivity to the weights that the
-            training data leaves undetermined, ``(B,)`` in [0, 1], larger = more atypical; NaN
-            for a prediction that does not depend on the weights.
-        standardised_logit: For classifiers, minus the distance of the largest logit from the
-            mean logit in posterior standard deviations, ``(B,)``, at most 0, larger = more
-            atypical; None for other likelihoods.
+            training data leaves open, ``(B,)`` in [0, 1], larger = more atypical; NaN for a
+            prediction that no weight changes.
+        standardised_logit: For classifiers, minus the posterior standard deviations that the
+            winning logit stands above the mean logit, ``(B,)``, at most 0, larger = more
+            atypical, 0 for samples with a NaN or an infinity; None for other likelihoods.
     """
 
     output: Tensor
@@ -49,7 +52,7 @@ class Evidence:
 
 
 class OutputVariance(Likelihood):
-    """Weighs all outputs equally: scores are then ``tr V``, in squared units of the output.
+    """Counts every output alike: scores are then ``tr V``, in squared units of the output.
 
     Exact for up to 32 outputs. Beyond that it is estimated by eight vectors of random signs
     (Hutchinson 1990), the same ones for every input.
@@ -70,13 +73,13 @@ class OutputVariance(Likelihood):
         return rows.expand(len(output), *rows.shape)
 
     def num_directions(self, shape: Sequence[int]) -> int:
-        """Return ``p``: the number of outputs, or of probes."""
+        """Return ``p``: as many as outputs, or as probes."""
         outputs = math.prod(shape)
         return outputs if outputs <= _EXACT else _PROBES
 
 
 def variance_source(source: FactorSource) -> FactorSource:
-    """Return a copy of a source with `OutputVariance` as its likelihood."""
+    """Return the same source of rows for `OutputVariance`."""
     return replace(source, likelihood=OutputVariance())
 
 
@@ -101,7 +104,7 @@ def unexplained_share(score: Tensor, energies: Energies, prior_scale: float) -> 
 
     Args:
         score: ``(B,)``, >= 0.
-        energies: Of the score.
+        energies: What it is made of.
         prior_scale: ``eps``.
     """
     share = score.double() / (prior_scale**2 * energies.total)
@@ -122,28 +125,33 @@ def standardised_logit(likelihood: Likelihood, output: Tensor, variance: Tensor)
     Args:
         likelihood: `Categorical` or `Bernoulli`.
         output: Logits, ``(B, *shape)``.
-        variance: ``tr V``, ``(B,)``.
+        variance: ``tr V``, ``(B,)``; infinite for samples that are not finite.
     """
     if isinstance(likelihood, Categorical):
         logits = likelihood.logits(output).double()
         margins = logits.amax(2) - logits.mean(2)
     else:
         margins = output.flatten(1).double().abs()
-    deviation = (variance / margins.shape[1]).sqrt()
-    return -margins.mean(1) / deviation.clamp_min(torch.finfo(torch.float64).tiny)
+    least = torch.finfo(torch.float64).tiny  # no weight changes the logits: finite all the same
+    found = -margins.mean(1) / (variance / margins.shape[1]).clamp_min(least).sqrt()
+    return found.masked_fill(variance == torch.inf, 0.0)
 
 
 def energy(likelihood: Likelihood, output: Tensor) -> Tensor:
     """Return ``-log sum exp(logits)``, ``(B,)`` in float64, larger = more atypical.
 
-    A single logit ``z`` stands for the two logits ``z/2`` and ``-z/2``, which treats its
-    classes symmetrically. Several variables have the mean of their energies.
+    A single logit ``z`` stands for the two logits ``z/2`` and ``-z/2``: neither of its classes
+    comes first. Several variables have the mean of their energies. Logarithms of probabilities
+    have none: what rounding leaves of it is 0.
 
     Args:
         likelihood: `Categorical` or `Bernoulli`.
         output: Logits, ``(B, *shape)``.
     """
     if isinstance(likelihood, Categorical):
-        return -likelihood.logits(output).double().logsumexp(2).mean(1)
+        logits = likelihood.logits(output)
+        rounding = _ROUNDINGS * torch.finfo(logits.dtype).eps * logits.abs().amax(2).double()
+        energies = -logits.double().logsumexp(2)
+        return energies.masked_fill(energies.abs() <= rounding, 0.0).mean(1)
     half = output.flatten(1).double() / 2
     return -torch.logaddexp(half, -half).mean(1)

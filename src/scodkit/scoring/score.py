@@ -490,7 +490,7 @@ class Scorer:
                 return scores.output, scores.score, scores.parts.total, scores.parts.along
 
             self._captured = capture(score, call.tensors(), fuse=fuse)
-            self._rest, self._storage = _rest(call), self._where()
+            self._rest, self._storage = rest_of(call), self._where()
 
     def selftest(self, batch: object, budget: int | None) -> SelfTest:
         """Compare scores of a batch with those of each sample alone, by plain autograd.
@@ -627,13 +627,13 @@ class Scorer:
                 stacklevel=4,
             )
             return False
-        return _rest(call) == self._rest
+        return rest_of(call) == self._rest
 
     def _where(self) -> tuple[int, ...]:
         return (*self._network.storage(), self.fitted.basis.vectors.data_ptr())
 
 
-def _rest(call: Inputs) -> list[object]:
+def rest_of(call: Inputs) -> list[object]:
     """Return the arguments of a call without its tensors: they are part of the recording."""
     named = [*enumerate(call.args), *call.kwargs.items()]
     return [(key, None if isinstance(value, Tensor) else value) for key, value in named]
