@@ -156,7 +156,7 @@ def test_the_demo_compares_methods_and_writes_the_report(demo_run, trained):
     lines = run.out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("score "))
     table = {line[:21].strip(): line[21:].split() for line in lines[start + 1 : start + 9]}
-    assert list(table)[:3] == ["SCOD", "SCOD, last two layers", "Entropy"]
+    assert list(table)[:3] == ["Fused", "SCOD", "SCOD, last two layers"]
     assert {"KNN", "Energy", "Mahalanobis"} <= table.keys()
     monitor = Monitor(net, Categorical(), rank=50).fit([digits.train_x], progress=False)
     monitor.calibrate([digits.heldout_x], progress=False)
