@@ -155,7 +155,7 @@ def test_the_demo_compares_methods_and_writes_the_report(demo_run, trained):
     assert f"The report: {path}" in run.out
     lines = run.out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("score "))
-    table = {line[:21].strip(): line[21:].split() for line in lines[start + 1 : start + 9]}
+    table = {line[:21].strip(): line[21:].split() for line in lines[start + 1 : start + 10]}
     assert list(table)[:3] == ["Fused", "SCOD", "SCOD, last two layers"]
     assert {"KNN", "Energy", "Mahalanobis"} <= table.keys()
     monitor = Monitor(net, Categorical(), rank=50).fit([digits.train_x], progress=False)
