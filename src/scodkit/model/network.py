@@ -25,7 +25,7 @@ from scodkit.errors import BatchError, ModelCallError, OptionError, StaleMonitor
 from scodkit.model.inputs import Form, Inputs, default_inputs, ordinary
 from scodkit.model.parameters import Fingerprints, ParameterSet
 from scodkit.model.structure import OF_EVERY_MODULE
-from scodkit.model.twin import Twin, Watcher
+from scodkit.model.twin import Hold, Twin, Watcher
 from scodkit.numerics.matmul import tf32_products
 
 # torch's choice of kernels is global to the process: one thread at a time may change it
@@ -252,7 +252,7 @@ class Network:
         anomalies = torch.is_anomaly_enabled() or _anomalies_off
         plain = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         if plain and not (cast or without_cudnn or anomalies):
-            return self._twin.held()
+            return Hold(self._twin)
         return self._apart_from_context(without_cudnn)
 
     @contextlib.contextmanager

@@ -79,7 +79,7 @@ class Twin:
             A context manager with the twin, up to date with the model; or with the model
             itself, and then no other thread runs any model itself at the same time.
         """
-        return _Hold(self)
+        return Hold(self)
 
     def run(
         self,
@@ -238,7 +238,7 @@ class Twin:
                 self.volatile |= put_back(slots, written)
 
 
-class _Hold(contextlib.AbstractContextManager[nn.Module]):
+class Hold(contextlib.AbstractContextManager[nn.Module]):
     """See `Twin.held`. Not a generator: entering one takes longer than all the work here.
 
     Args:

@@ -445,7 +445,9 @@ class Scorer:
             return self._eager(call, budget, finite)
 
     def _eager(self, call: Inputs, budget: int | None, finite: bool) -> Scores:
-        basis = self.basis()
+        basis = self.fitted.basis
+        if basis.values.device != self._network.device:
+            basis = self.basis()
         if call.batch_size == 0:
             none = Energies.none(basis)
             return Scores(self._network(call).detach(), none.total, none)
