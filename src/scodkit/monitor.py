@@ -277,15 +277,7 @@ class Monitor:
                 groups.append(groups_of(by, scored.output))
         calibration = Calibration(torch.cat(scores), None if by is None else torch.cat(groups))
         self.calibration, self._by = calibration, by
-        again = data.seen_again(self.fitted.samples, samples.all())
-        if again is not None:
-            warnings.warn(
-                f"{again} held-out samples were fitted: a network knows those best, so that "
-                "alarms on other data may be far too many; calibrate with data that was not "
-                "used for training or fitting",
-                CalibrationWarning,
-                stacklevel=2,
-            )
+        self.fitted.warn_of_held_out(samples.all())
         return self
 
     def renew(

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from scodkit.errors import MergeError, OptionError, RepeatedDataWarning
+from scodkit.errors import CalibrationWarning, MergeError, OptionError, RepeatedDataWarning
 from scodkit.factors.choose import CHECK_EVERY, choose_engine, named_engine
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.pieces import FactorSource
@@ -206,6 +206,22 @@ class Fitted:
                 "with monitor.save(path, sketch=True), or fit again"
             )
         return self.state
+
+    def warn_of_held_out(self, samples: Tensor | None) -> None:
+        """Warn if held-out samples were fitted.
+
+        Args:
+            samples: Their digests; None where they are not known.
+        """
+        again = seen_again(self.samples, samples)
+        if again is not None:
+            warnings.warn(
+                f"{again} held-out samples were fitted: a network knows those best, so that "
+                "alarms on other data may be far too many; calibrate with data that was not "
+                "used for training or fitting",
+                CalibrationWarning,
+                stacklevel=3,
+            )
 
     def check_other_samples(self, samples: Tensor | None) -> None:
         """Make sure no sample would count twice, in whatever batches and order it comes.

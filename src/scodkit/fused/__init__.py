@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import NoneType
@@ -15,7 +14,6 @@ from typing_extensions import Self
 from scodkit.calibration import Calibration, groups_of
 from scodkit.errors import (
     CalibrationError,
-    CalibrationWarning,
     EmptyLoaderError,
     MergeError,
     NotFittedError,
@@ -246,10 +244,11 @@ class Fused:
         parts, keys, groups = [], [], [torch.empty(0, dtype=torch.int64)]
         samples, scorer = data.Seen(), monitor._ready()
         for batch in data.batches_of(loader, "calibrating", progress):
-            digests = data.digests_of(monitor._network.inputs_of(batch))
+            call = monitor._network.inputs_of(batch)
+            digests = data.digests_of(call)
             samples.add(digests)
             keys.append(digests.cpu())
-            output, own = self._ready()(batch)
+            output, own = self._ready()(call)
             parts.append(own.cpu())
             if by is not None:
                 groups.append(groups_of(by, output))
@@ -272,15 +271,7 @@ class Fused:
         calibration = Calibration(scores, None if by is None else torch.cat(groups)[others])
         self._standard, self.calibration, self._by = standard, calibration, by
         self._scorer = scorer
-        again = data.seen_again(monitor.fitted.samples, samples.all())
-        if again is not None:
-            warnings.warn(
-                f"{again} held-out samples were fitted: a network knows those best, so that "
-                "alarms on other data may be far too many; calibrate with data that was not "
-                "used for training or fitting",
-                CalibrationWarning,
-                stacklevel=2,
-            )
+        monitor.fitted.warn_of_held_out(samples.all())
         return self
 
     @staticmethod

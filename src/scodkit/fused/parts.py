@@ -161,10 +161,11 @@ class Parts:
         if self.bank is None:
             return self._of_regression(batch)
         scorer = self.monitor._ready()
-        if self.monitor._network.inputs_of(batch, scorer.fitted.form).batch_size == 0:
+        inputs = self.monitor._network.inputs_of(batch, scorer.fitted.form)
+        if inputs.batch_size == 0:
             nothing = torch.empty(0, len(self.names), dtype=torch.float64)
-            return scorer(batch, None).output, nothing
-        with scorer.prepared(batch, None, "a score") as (call, _, basis):
+            return scorer(inputs, None).output, nothing
+        with scorer.prepared(inputs, None, "a score") as (call, _, basis):
             recorded = self._captured
             if (
                 recorded is not None
