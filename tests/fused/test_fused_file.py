@@ -100,6 +100,12 @@ CRAFTED = {
     "three parts": lambda header, tensors: tensors.update(
         {"standard.median": tensors["standard.median"][:3]}
     ),
+    "another recipe": lambda header, tensors: header.update(parts=["scod"]),
+    "a range of another width": lambda header, tensors: tensors.update(
+        {"range.0:4": tensors["range.0:4"][:, :3].clone()}
+    ),
+    "a range from high to low": lambda header, tensors: tensors["range.0:4"].neg_(),
+    "a range without an end": lambda header, tensors: tensors["range.0:4"][4].fill_(torch.inf),
     "no scores": lambda header, tensors: tensors.pop("calibration"),
     "no layer": lambda header, tensors: header.update(layer=None),
     "a negative number": lambda header, tensors: header.update(most=-1),

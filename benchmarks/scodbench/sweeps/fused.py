@@ -103,17 +103,13 @@ def _separations(
         for ood, own in novel.items():
             yield _separation(name, ood, known.parts[:, i], own.parts[:, i])
         yield _separation(name, POOLED, known.parts[:, i], joined[:, i])
-    indices = range(len(fused.names))
-    correlated = not is_classifier(fused.likelihood)
+    standard, _ = fused._calibrated()
+    mine, theirs = (standard.contributions(parts) for parts in (known.parts, joined))
     for size in range(2, len(fused.names) + 1):
-        for chosen in itertools.combinations(indices, size):
+        for chosen in itertools.combinations(range(len(fused.names)), size):
             some = list(chosen)
-            standard = Standard.of(held.parts[:, some], correlated=correlated)
-            mine, theirs = (
-                standard.contributions(parts[:, some]).sum(1) for parts in (known.parts, joined)
-            )
             name = " + ".join(fused.names[i] for i in some)
-            yield _separation(name, POOLED, mine, theirs)
+            yield _separation(name, POOLED, mine[:, some].sum(1), theirs[:, some].sum(1))
 
 
 def _separation(name: str, ood: str, known: Tensor, unknown: Tensor) -> Row:
@@ -130,11 +126,10 @@ def _false_alarms(fused: Fused, parts: Tensor) -> Iterator[Row]:
     count = min(_HELD_OUT, len(parts) // 2)
     generator = torch.Generator().manual_seed(0)
     rates: dict[tuple[float, float | None], list[float]] = {}
-    correlated = not is_classifier(fused.likelihood)
     for _ in range(_SPLITS):
         order = torch.randperm(len(parts), generator=generator)
         quarter, rest, new = order[: count // 4], order[count // 4 : count], order[count:]
-        standard = Standard.of(parts[quarter], correlated=correlated)
+        standard = Standard.of(parts[quarter])
         calibration = Calibration(standard.contributions(parts[rest]).sum(1))
         score = standard.contributions(parts[new]).sum(1)
         for rate, confidence in itertools.product(_RATES, (None, _CONFIDENCE)):

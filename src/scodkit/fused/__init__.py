@@ -30,7 +30,6 @@ from scodkit.fused.standard import Standard
 from scodkit.likelihoods import Likelihood
 from scodkit.model.parameters import Selection
 from scodkit.monitor import Monitor
-from scodkit.scoring.evidence import is_classifier
 from scodkit.scoring.score import Scored, Scorer
 
 # one in so many held-out samples standardises the parts; p-values are of the others
@@ -43,8 +42,9 @@ class Fused:
 
     Classifiers: how many posterior standard deviations the winning logit stands above the mean
     logit, the energy, the distance to the nearest training features and to the nearest class.
-    All others: the SCOD score, and the share of it that the training data leaves open. Labels
-    are not needed. Scores are of held-out data's making, so `calibrate` comes before them.
+    All others: the SCOD score, and the share of it that the training data leaves open. For
+    both: how far the input is outside the range of training inputs. Labels are not needed.
+    Scores are in standard deviations of held-out data, so `calibrate` comes before them.
 
     Args:
         model: Any trained ``nn.Module``; left as found.
@@ -256,12 +256,9 @@ class Fused:
         self._check_held_out(all_parts)
         count = max(2, len(order) // _STANDARDISE)
         chosen, others = order[:count], order[count:]
-        standard = Standard.of(
-            all_parts[chosen],
-            correlated=not is_classifier(self.likelihood),
-            rounding=torch.finfo(monitor.basis.values.dtype).eps,
-        )
-        if not bool(standard.weight.any()):
+        rounding = torch.finfo(monitor.basis.values.dtype).eps
+        standard = Standard.of(all_parts[chosen], rounding)
+        if standard.says_nothing:
             raise CalibrationError(
                 f"expected held-out samples that differ, got the same parts of the score for "
                 f"all {count} that standardise them; pass about 1,000 different ones to "
@@ -478,7 +475,10 @@ class Fused:
     def memory(self) -> dict[str, int]:
         """Return the bytes of what is kept for scoring, besides the model, by name."""
         bank, basis = self._ready().bank, self.monitor.basis
-        kept = {"basis": basis.vectors.nbytes + basis.values.nbytes}
+        kept = {
+            "basis": basis.vectors.nbytes + basis.values.nbytes,
+            "input range": sum(own.nbytes for own in self._ready().range.pack().values()),
+        }
         if bank is not None:
             kept["features"] = sum(tensor.nbytes for tensor in bank.pack().values())
         return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,13 +15,15 @@ from torch import Tensor, nn
 from scodkit import __version__
 from scodkit.calibration import Calibration
 from scodkit.fused.features import FeatureBank
+from scodkit.fused.input_range import InputRange
 from scodkit.fused.parts import Parts, part_names
 from scodkit.fused.standard import Standard
 from scodkit.monitor import Monitor
 from scodkit.numerics import artifact
 
 _KIND = "fused"
-_FEATURES, _STANDARD = "features.", "standard."
+_FEATURES, _STANDARD, _RANGE = "features.", "standard.", "range."
+_TABLE = re.compile(r"\w+:[1-9]\d?")
 _HEADER = artifact.fields(
     {
         "layer": artifact.maybe(artifact.TEXT),
@@ -28,6 +31,7 @@ _HEADER = artifact.fields(
         "closed": artifact.FLAG,
         "standardised_on": artifact.whole(),
         "why": artifact.each(artifact.TEXT),
+        "parts": artifact.each(artifact.TEXT),
         "bytes": artifact.whole(1),
     },
     others=True,
@@ -72,8 +76,10 @@ def save(
         "closed": parts.closed,
         "standardised_on": 0 if standard is None else standard.num_data,
         "why": list(parts.why),
+        "parts": list(parts.names),
         "bytes": budget,
     }
+    tensors |= {_RANGE + name: own for name, own in parts.range.pack().items()}
     if parts.bank is not None:
         tensors |= {_FEATURES + name: own for name, own in parts.bank.pack().items()}
     if standard is not None and calibration is not None:
@@ -111,20 +117,42 @@ def load(
     own = f"{header['layer']}.weight", f"{header['layer']}.bias"
     if header["closed"] and monitor.fitted.parameters.names not in ((own[0],), own, own[::-1]):
         artifact.refuse("a closed form of a single layer", "other weights")
-    standard = _standard(header, tensors, len(part_names(monitor.likelihood)))
+    names = part_names(monitor.likelihood)
+    if tuple(header["parts"]) != names:
+        artifact.refuse(f"the parts {', '.join(names)}", ", ".join(header["parts"]))
+    standard = _standard(header, tensors, len(names))
     calibration = None
     if standard is not None:
         scores = artifact.tensor((None,), {torch.float64})
         artifact.fields({"calibration": scores}, others=True)(str(path), tensors)
         calibration = Calibration(tensors["calibration"], tensors.get("calibration_groups"))
     why = tuple(header["why"])
-    parts = Parts(monitor, header["layer"], bank, header["closed"], why)
+    parts = Parts(monitor, header["layer"], bank, header["closed"], why, _range(tensors))
     return parts, standard, calibration, header["bytes"]
+
+
+def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def _range(tensors: Mapping[str, Tensor]) -> InputRange:
+    """Return the range of training inputs of a file."""
+    own = _named(tensors, _RANGE)
+    for name, summary in own.items():
+        summaries = int(name.partition(":")[2]) if _TABLE.fullmatch(name) else 4
+        artifact.tensor((5, summaries), {torch.float64}, _is_range, "a range")(name, summary)
+    return InputRange(own)
+
+
+def _is_range(summary: Tensor) -> bool:
+    count, _, scatter, low, high = summary
+    ordered = (count >= 1) & (scatter >= 0) & (low <= high)
+    return bool(ordered.all()) and bool(summary.isfinite().all())
 
 
 def _bank(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FeatureBank | None:
     """Return the features of a file, whose shapes must go together."""
-    own = {n.removeprefix(_FEATURES): t for n, t in tensors.items() if n.startswith(_FEATURES)}
+    own = _named(tensors, _FEATURES)
     if not own:
         return None
     wide = {torch.float64}
@@ -160,7 +188,7 @@ def _standard(
     """Return how parts are standardised; None in the file of one that is not calibrated."""
     if not header["standardised_on"]:
         return None
-    own = {n.removeprefix(_STANDARD): t for n, t in tensors.items() if n.startswith(_STANDARD)}
+    own = _named(tensors, _STANDARD)
     number = artifact.tensor((count,), {torch.float64})
     amount = artifact.tensor((count,), {torch.float64}, _none_negative, "numbers >= 0")
     artifact.fields({"median": number, "spread": amount, "weight": amount})("the parts", own)

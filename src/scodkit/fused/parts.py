@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from scodkit.factors.pieces import finite_samples
 from scodkit.fit import data
 from scodkit.fit.processes import Processes
 from scodkit.fused.features import FeatureBank, ForwardPass, forward_pass, variance_of_logits
+from scodkit.fused.input_range import InputRange
 from scodkit.likelihoods import Categorical, Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.monitor import Monitor
@@ -23,8 +25,9 @@ from scodkit.scoring.evidence import energy, is_classifier, standardised_logit
 from scodkit.scoring.score import Scorer, rest_of
 from scodkit.sketch.eigenbasis import Eigenbasis
 
-_CLASSIFICATION = ("standardised logit", "energy", "neighbours", "class distance")
-_REGRESSION = ("scod", "unexplained share")
+_RANGE = "input range"
+_CLASSIFICATION = ("standardised logit", "energy", "neighbours", "class distance", _RANGE)
+_REGRESSION = ("scod", "unexplained share", _RANGE)
 
 
 class Parts:
@@ -37,6 +40,7 @@ class Parts:
         closed: Whether the chosen weights are those of one Linear layer that makes the outputs:
             then the variance of logits has a closed form.
         why: What was chosen, in words.
+        range: Of training inputs; None for none yet.
     """
 
     def __init__(
@@ -46,9 +50,11 @@ class Parts:
         bank: FeatureBank | None,
         closed: bool,
         why: tuple[str, ...],
+        range: InputRange | None = None,
     ) -> None:
         self.monitor, self.layer, self.bank = monitor, layer, bank
         self.closed, self.why = closed, why
+        self.range = InputRange() if range is None else range
         self._captured: Captured | None = None
         # of the recording: where weights lay, what is not a tensor, and the fit it scores by
         self._storage: tuple[int, ...] = ()
@@ -71,7 +77,7 @@ class Parts:
             options: Of `Monitor.fit`.
         """
         self.monitor.fit(self._tapped(loader, stream), **options)
-        self._share_bank()
+        self._share()
 
     def update(self, loader: Any, stream: Iterable[Any], **options: Any) -> Parts:
         """Return the same parts with new training data; the monitor is changed.
@@ -84,7 +90,8 @@ class Parts:
         bank = self.bank and self.bank.emptied()
         fresh = Parts(self.monitor, self.layer, bank, self.closed, self.why)
         self.monitor.update(fresh._tapped(loader, stream), **options)
-        fresh._share_bank()
+        fresh._share()
+        fresh.range = self.range.merged(fresh.range)
         if self.bank is not None and fresh.bank is not None:
             fresh.bank = FeatureBank.merged([self.bank, fresh.bank])
         return fresh
@@ -107,7 +114,8 @@ class Parts:
         if bank is not None and other.bank is not None:
             bank = FeatureBank.merged([bank, other.bank.on(bank.samples.device)])
         self.monitor.merge(other.monitor)
-        return Parts(self.monitor, self.layer, bank, self.closed, self.why)
+        both = self.range.merged(other.range)
+        return Parts(self.monitor, self.layer, bank, self.closed, self.why, both)
 
     def used_once(self, batch: object) -> bool:
         """Return whether one call of a forward pass uses the chosen weights, and no other.
@@ -119,17 +127,19 @@ class Parts:
             return bool(source.engine.num_calls(call.samples(slice(0, 1))) == 1)
 
     def _tapped(self, loader: Any, stream: Iterable[Any]) -> _Tap:
-        return _Tap(loader, stream, None if self.bank is None else self._absorb)
+        return _Tap(loader, stream, self._absorb)
 
     def _absorb(self, batch: object) -> None:
-        """Add the features of a training batch to the bank."""
-        assert self.bank is not None
-        assert self.layer is not None
+        """Add the range and the features of a training batch."""
         network = self.monitor._network
+        call = network.inputs_of(batch)
+        if not call.batch_size:
+            return
+        self.range.add(call)
+        if self.bank is None:
+            return
+        assert self.layer is not None
         with network.evaluating():
-            call = network.inputs_of(batch)
-            if not call.batch_size:
-                return
             passed = forward_pass(network, call, self.layer)
             good = _finite(call, passed)
             labels = _predicted(self.monitor.likelihood, passed.output)
@@ -137,10 +147,14 @@ class Parts:
             rounding = torch.finfo(passed.layer_input.dtype).eps
             self.bank.add(passed.features[good], labels[good], keys[good], rounding)
 
-    def _share_bank(self) -> None:
-        """Let every process of a group have the features of all of them."""
+    def _share(self) -> None:
+        """Let every process of a group have the range and the features of all of them."""
         processes = Processes.here()
-        if self.bank is not None and processes.count > 1:
+        if processes.count == 1:
+            return
+        ranges = processes.gathered({n: own.cpu() for n, own in self.range.pack().items()})
+        self.range = functools.reduce(InputRange.merged, map(InputRange, ranges))
+        if self.bank is not None:
             packed = None
             if not self.bank.empty:
                 packed = {name: tensor.cpu() for name, tensor in self.bank.pack().items()}
@@ -210,6 +224,7 @@ class Parts:
                 energy(likelihood, output),
                 bank.distance_to_neighbours(features.nan_to_num()),
                 bank.distance_to_classes(features.nan_to_num()),
+                self.range.excess(call).to(features.device),
             ],
             dim=1,
         )
@@ -217,12 +232,16 @@ class Parts:
         return output, parts.masked_fill(~good[:, None], torch.inf)
 
     def _of_regression(self, batch: object) -> tuple[Tensor, Tensor]:
-        found = self.monitor.evidence(batch)
+        call = self.monitor._network.inputs_of(batch, self.monitor.fitted.form)
+        found = self.monitor.evidence(call)
         tiny = torch.finfo(torch.float64).tiny
         share = found.unexplained_share.nan_to_num(1.0)  # of what no weight changes
-        logs = [found.score.double().clamp_min(tiny).log(), share.clamp_min(tiny).log()]
-        bad = found.score == torch.inf
-        return found.output, torch.stack(logs, dim=1).masked_fill(bad[:, None], torch.inf)
+        score = found.score.double()
+        outside = self.range.excess(call).to(score.device)
+        logs = score.clamp_min(tiny).log(), share.clamp_min(tiny).log()
+        bad = score == torch.inf
+        parts = torch.stack([*logs, outside], dim=1)
+        return found.output, parts.masked_fill(bad[:, None], torch.inf)
 
     def compile(self, example: object, *, fuse: bool) -> None:
         """Record the pass for batches of one shape; see `Fused.compile`.
@@ -274,11 +293,11 @@ class _Tap:
     Args:
         loader: Says how many batches and samples there are.
         stream: All of its batches.
-        see: Shown every batch; None for nobody.
+        see: Shown every batch.
     """
 
     def __init__(
-        self, loader: Any, stream: Iterable[Any], see: Callable[[object], None] | None
+        self, loader: Any, stream: Iterable[Any], see: Callable[[object], None]
     ) -> None:
         self._loader, self._stream, self._see = loader, stream, see
         if hasattr(loader, "dataset"):
@@ -286,8 +305,7 @@ class _Tap:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._stream:
-            if self._see is not None:
-                self._see(batch)
+            self._see(batch)
             yield batch
 
     def __len__(self) -> int:

@@ -1,9 +1,10 @@
 """How parts of a score are standardised, weighed and explained.
 
 Each part is standardised on held-out data, ``z = (part - median) / (1.4826 MAD)``, clipped
-below at -2, weighted and added up. A part may accuse an input without limit, and vouch for it
-only so far: an image 255 times too bright has an excellent energy, and features far from all
-others.
+below at -2, and added up. A part may accuse an input without limit, and vouch for it only so
+far: an image 255 times too bright has an excellent energy, and features far from all others.
+The last part, how far an input is outside the range of training inputs, is 0 for almost all
+held-out data, and in standard deviations already: it is added as it is.
 """
 
 from __future__ import annotations
@@ -19,9 +20,6 @@ _LOWEST = -2.0
 # robust standard deviations of a normal distribution, for one of median absolute deviation
 _PER_MAD = 1.4826
 
-# added to the variances of parts that are correlated, so that weights stay moderate
-_RIDGE = 0.05
-
 # rounding errors within which a part is the same for all
 _ROUNDINGS = 8
 
@@ -33,6 +31,7 @@ _MEANING = {
     "class distance": "its features are far from those of every class",
     "scod": "other weights that fit the training data predict something else here",
     "unexplained share": "the prediction rests on weights that the training data leaves open",
+    "input range": "its values are outside the range of all training inputs",
 }
 
 
@@ -43,7 +42,7 @@ class Standard:
     Args:
         median: Of each part, ``(P,)``.
         spread: 1.4826 times the median absolute deviation of each part, ``(P,)``, > 0.
-        weight: Of each part in the sum, ``(P,)``, >= 0.
+        weight: Of each part in the sum, ``(P,)``: 1, or 0 for one that is the same for all.
         num_data: Held-out samples that these are of.
     """
 
@@ -53,13 +52,11 @@ class Standard:
     num_data: int
 
     @staticmethod
-    def of(parts: Tensor, *, correlated: bool, rounding: float = 0.0) -> Standard:
-        """Return how to standardise parts ``(n, P)`` in float64, all finite.
+    def of(parts: Tensor, rounding: float = 0.0) -> Standard:
+        """Return how to standardise parts ``(n, P)`` in float64, all finite; the last as it is.
 
         Args:
             parts: Of held-out samples.
-            correlated: Weigh parts by the inverse of their covariance, so that two that say
-                the same count as little more than one; else all alike.
             rounding: Relative, of the numbers that parts are made of.
         """
         median = parts.median(0).values
@@ -69,12 +66,13 @@ class Standard:
         spread = torch.where(spread > least, spread, (parts - median).square().mean(0).sqrt())
         weight = (spread > least).double()  # a part that is the same for all says nothing
         spread = torch.where(spread > least, spread, 1.0)
-        if correlated:
-            z = ((parts - median) / spread).clamp_min(_LOWEST)
-            covariance = (z - z.mean(0)).T @ (z - z.mean(0)) / max(1, len(z) - 1)
-            ridge = _RIDGE * torch.eye(len(weight), dtype=torch.float64)
-            weight = weight * torch.linalg.solve(covariance + ridge, weight).clamp_min(0)
+        median[-1], spread[-1], weight[-1] = 0.0, 1.0, 1.0
         return Standard(median, spread, weight, len(parts))
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether every part that is standardised is the same for all."""
+        return not bool(self.weight[:-1].any())
 
     def contributions(self, parts: Tensor) -> Tensor:
         """Return what each part adds to the score, ``(B, P)`` in float64.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
@@ -100,6 +100,16 @@ class Inputs:
     def tensors(self) -> list[Tensor]:
         """Return the tensors: positional ones first, then keywords in their order."""
         return self._tensors
+
+    def floating(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the dense floating-point tensors that are not empty, detached, by name.
+
+        Their names are their positions or keywords. Token ids and masks are not among them.
+        """
+        for key, value in chain(enumerate(self.args), self.kwargs.items()):
+            is_dense = isinstance(value, Tensor) and value.layout is torch.strided
+            if is_dense and value.dtype in _FLOATING and value.numel():
+                yield str(key), value.detach()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
         """Return the same call with ``function`` applied to each tensor."""
@@ -276,11 +286,9 @@ def widen(seen: dict[str, Tensor], call: Inputs) -> None:
         seen: Smallest value (negated) and largest of each input, ``(2,)``; changed in place.
         call: The batch.
     """
-    for key, value in chain(enumerate(call.args), call.kwargs.items()):
-        is_tensor = isinstance(value, Tensor) and value.layout is torch.strided
-        if is_tensor and value.dtype in _FLOATING and value.numel():
-            name, ends = str(key), extremes(value.detach())
-            seen[name] = ends.maximum(seen[name]) if name in seen else ends
+    for name, value in call.floating():
+        ends = extremes(value)
+        seen[name] = ends.maximum(seen[name]) if name in seen else ends
 
 
 def ranges_of(seen: Mapping[str, Tensor]) -> Ranges:
