@@ -65,6 +65,28 @@ def test_processes_of_torchrun_fit_as_one(data: str, folder: Path, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.scod", "two.scod"]
 
 
+LEFT_OVER = """
+from pathlib import Path
+from torch import distributed
+import scodkit.fit.processes
+distributed.init_process_group("gloo")
+import torch._dynamo  # as a fit does
+distributed.all_gather_object([None], 1)
+distributed.destroy_process_group()
+print([path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")])
+"""
+
+
+def test_no_thread_of_the_group_outlives_it(tmp_path: Path) -> None:
+    (tmp_path / "left.py").write_text(LEFT_OVER)
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "left.py")
+    found = subprocess.run(
+        [sys.executable, *launch], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "python" in found.stdout
+    assert "gloo" not in found.stdout
+
+
 def test_what_one_process_finds_ends_all(folder: Path, tmp_path: Path) -> None:
     words = ("fit", FIT[0], "model.py:nan_batches", *FIT[1:], "-o", str(tmp_path / "m.scod"))
     found = torchrun(*words, cwd=folder)

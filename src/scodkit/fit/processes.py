@@ -17,6 +17,12 @@ from scodkit.numerics.artifact import check_place
 from scodkit.numerics.files import file_errors
 from scodkit.sketch import SketchState
 
+if distributed.is_available():
+    # The functions of this module take the group that stands when it is first imported as
+    # their default. A fit would import it with a group at hand, and keep that group's threads
+    # alive into the end of the interpreter, where they abort the process.
+    import torch.distributed.nn  # noqa: F401
+
 # numbers added up at a time: large enough for a network, small beside a sketch, of which no
 # second copy is held
 _BUCKET = 2**24
