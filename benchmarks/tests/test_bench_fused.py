@@ -13,7 +13,7 @@ from scodbench.figures.fused import draw_fused
 from scodbench.measure import Setup, measure
 from scodbench.rows import Row, select
 from scodbench.samples import TensorSamples
-from scodbench.sweeps.fused import area_under_risk, fused_sweep
+from scodbench.sweeps.fused import COMBINED, area_under_risk, fused_sweep, middle_p_values
 from scodbench.tables import fused as tables
 from scodkit import Categorical, Gaussian, LastLayers
 
@@ -70,6 +70,32 @@ def test_rows_are_of_every_choice_of_parts(rows: list[Row]) -> None:
     assert len(found) == 1 + 31  # the score, and every set of five parts that is not empty
     assert all(0 <= row["auroc_low"] <= row["auroc"] <= row["auroc_high"] <= 1 for row in found)
     assert len(list(select(rows, domain="wine", study="separation", ood="pooled"))) == 8
+
+
+def test_p_values_are_those_counted_by_hand() -> None:
+    held = torch.tensor([[1.0, 5.0], [2.0, 5.0], [2.0, 7.0]])
+    found = middle_p_values(torch.tensor([[2.0, 9.0], [0.0, 5.0]]), held)
+    # above, and half of those at the value and of the sample itself, of m + 1
+    expected = torch.tensor([[1.5, 0.5], [3.5, 2.5]], dtype=torch.float64) / 4
+    torch.testing.assert_close(found, expected)
+
+
+def test_combined_scores_grow_as_p_values_fall() -> None:
+    p = torch.tensor([[0.01, 0.2], [0.01, 0.5], [0.4, 0.5]], dtype=torch.float64)
+    for name, rule in COMBINED.items():
+        score = rule(p)
+        assert score[1] > score[2], name
+        assert score[0] > score[1] or name in ("Simes", "smallest")
+    torch.testing.assert_close(COMBINED["Simes"](p), -torch.tensor([0.01, 0.01, 0.25]).double())
+
+
+def test_rows_of_other_ways_stand_beside_it(rows: list[Row]) -> None:
+    for domain in ("mnist", "wine"):
+        found = list(select(rows, domain=domain, study="combination"))
+        assert [row["name"] for row in found] == list(COMBINED)
+        assert all(row["auroc"] > 0.5 for row in found)
+    assert len(list(select(rows, domain="mnist", study="backward passes"))) == 1
+    assert not list(select(rows, domain="wine", study="backward passes"))
 
 
 def test_rates_are_those_asked_for(rows: list[Row]) -> None:

@@ -196,7 +196,7 @@ def test_sweeps_are_for_what_they_are_for() -> None:
         assert all(applies(sweep, domain) for domain in DOMAINS.values())
     assert [d for d in DOMAINS if not applies("examples", DOMAINS[d])] == ["wine"]
     with_mixed = [d for d in DOMAINS if applies("errors", DOMAINS[d])]
-    assert with_mixed == ["taxinet"]
+    assert with_mixed == ["taxinet", "taxinet_tiny"]
     assert [d for d in DOMAINS if applies("size", DOMAINS[d])] == ["mnist"]
     assert set(ENSEMBLE_SWEEPS) <= set(SWEEPS)
 

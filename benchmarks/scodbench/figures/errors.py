@@ -22,7 +22,7 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
     figure, axes = panels(plt, [domain.title for domain in domains], height=4.2)
     for axis, domain in zip(axes, domains, strict=True):
         found = list(select(own, domain=domain.name))
-        for method in PAPER:
+        for method in (*PAPER, "fused"):
             curves = [row["roc"] for row in select(found, method=method)]
             if curves:
                 false, true = np.mean(curves, axis=0)

@@ -52,8 +52,8 @@ def applies(sweep: str, domain: Domain) -> bool:
     """
     if sweep == "size":  # it brings networks of its own, made for this domain's inputs
         return domain.name == "mnist"
-    if sweep == "errors":  # the one with a mixed set
-        return domain.name == "taxinet"
+    if sweep == "errors":  # those with a mixed set
+        return domain.name in ("taxinet", "taxinet_tiny")
     network, *_ = untrained(domain)
     if sweep == "examples":
         # pictures are convolved or flattened

@@ -25,7 +25,7 @@ _QUANTILE = 0.99
 
 
 def error_sweep(setup: Setup) -> Iterator[Row]:
-    """Yield a row for each of the paper's methods: how well its score tells large errors.
+    """Yield how well scores tell large errors: a row for each of the paper's methods and Fused.
 
     An error is the distance of the output from its target, measured with the covariance of
     the residuals on the held-out set (Mahalanobis). It is large above the 99 % quantile of the
@@ -48,7 +48,7 @@ def error_sweep(setup: Setup) -> Iterator[Row]:
     threshold = float(distances(held_out, held_out).quantile(_QUANTILE))
     large = distances(_residuals(setup, mixed), held_out) > threshold
     about = {"threshold": threshold, "threshold_share": float(large.double().mean())}
-    for method in PAPER:
+    for method in (*PAPER, "fused"):
         try:
             detector = METHODS[method](Case(setup.domain, setup.networks))
             fit(detector, setup, method)

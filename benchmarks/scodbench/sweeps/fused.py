@@ -7,7 +7,7 @@ of these, and of the network's outputs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import torch
@@ -18,7 +18,7 @@ from scodbench.methods import METHODS, Case
 from scodbench.rows import Row
 from scodbench.samples import Samples
 from scodbench.sweeps.points import RESAMPLES, sweep_row
-from scodkit import Bernoulli, Categorical, Fused
+from scodkit import Bernoulli, Categorical, Fused, LastLayers
 from scodkit.baselines import MaxSoftmax, Naive
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError
@@ -64,7 +64,9 @@ def fused_sweep(setup: Setup) -> Iterator[Row]:
     held = _look(fused, setup.splits.selection)
     novel = {name: _look(fused, own) for name, own in setup.splits.novel.items()}
     for row in itertools.chain(
-        _separations(fused, known, held, novel),
+        _separations(fused, known, novel),
+        _combinations(known, held, novel),
+        _with_gradients(setup, fused),
         _false_alarms(fused, torch.cat([held.parts, known.parts])),
         _absurd(setup, fused),
         _failures(setup, fused, known, novel),
@@ -73,9 +75,14 @@ def fused_sweep(setup: Setup) -> Iterator[Row]:
         yield sweep_row(setup, "fused", row.pop("ood", POOLED), choice, **row)
 
 
-def fitted(setup: Setup) -> Fused:
-    """Return `Fused` as it comes, fitted and calibrated on a domain's known data."""
-    fused = Fused(setup.networks[0], setup.domain.likelihood)
+def fitted(setup: Setup, parameters: LastLayers | None = None) -> Fused:
+    """Return `Fused`, fitted and calibrated on a domain's known data.
+
+    Args:
+        setup: Network and data.
+        parameters: Which weights; None for what `Fused` chooses.
+    """
+    fused = Fused(setup.networks[0], setup.domain.likelihood, parameters=parameters)
     fused.fit(setup.fit_on.batches(_BATCH, setup.device), progress=False)
     held_out = setup.splits.selection.batches(_BATCH, setup.device)
     return fused.calibrate(held_out, progress=False)
@@ -90,9 +97,7 @@ def _look(fused: Fused, samples: Samples) -> Found:
     return Found(*(torch.cat(column) for column in zip(*columns, strict=True)))
 
 
-def _separations(
-    fused: Fused, known: Found, held: Found, novel: dict[str, Found]
-) -> Iterator[Row]:
+def _separations(fused: Fused, known: Found, novel: dict[str, Found]) -> Iterator[Row]:
     """Yield AUROC and the like of the fused score, each part, and each choice of parts."""
     joined = torch.cat([own.parts for own in novel.values()])
     scores = torch.cat([own.score for own in novel.values()])
@@ -110,6 +115,64 @@ def _separations(
             some = list(chosen)
             name = " + ".join(fused.names[i] for i in some)
             yield _separation(name, POOLED, mine[:, some].sum(1), theirs[:, some].sum(1))
+
+
+def _combinations(known: Found, held: Found, novel: dict[str, Found]) -> Iterator[Row]:
+    """Yield AUROC and the like of the same parts, combined by their held-out p-values."""
+    joined = torch.cat([own.parts for own in novel.values()])
+    mine, theirs = (middle_p_values(parts, held.parts) for parts in (known.parts, joined))
+    for name, rule in COMBINED.items():
+        row = _separation(name, POOLED, rule(mine), rule(theirs))
+        yield {**row, "study": "combination"}
+
+
+def middle_p_values(parts: Tensor, held_out: Tensor) -> Tensor:
+    """Return the p-value of each part, ties counted half, so that none is 0 or 1.
+
+    Args:
+        parts: ``(n, P)``, larger = more atypical.
+        held_out: ``(m, P)``.
+
+    Returns:
+        ``(n, P)`` inside (0, 1), float64.
+
+    Examples:
+        >>> middle_p_values(torch.tensor([[2.0]]), torch.tensor([[1.0], [2.0], [3.0]]))
+        tensor([[0.5000]], dtype=torch.float64)
+    """
+    columns = []
+    for part, held in zip(parts.T, held_out.T.contiguous().sort(1).values, strict=True):
+        below = torch.searchsorted(held, part.contiguous())
+        at_most = torch.searchsorted(held, part.contiguous(), right=True)
+        columns.append(1 - (0.5 + 0.5 * (below + at_most).double()) / (len(held) + 1))
+    return torch.stack(columns, 1)
+
+
+def _simes(p: Tensor) -> Tensor:
+    places = torch.arange(1, p.shape[1] + 1, dtype=p.dtype)
+    return -(p.sort(1).values / places).amin(1)
+
+
+# larger = more atypical; p-values (n, P) in, scores (n,) out
+COMBINED: dict[str, Callable[[Tensor], Tensor]] = {
+    "Fisher": lambda p: -p.log().sum(1),
+    "Stouffer": lambda p: -torch.special.ndtri(p).sum(1),
+    "Simes": _simes,
+    "smallest": lambda p: -p.amin(1),
+}
+
+
+def _with_gradients(setup: Setup, fused: Fused) -> Iterator[Row]:
+    """Yield AUROC and the like of a classifier's `Fused` with backward passes."""
+    few = setup.networks[0](setup.splits.test.take(slice(0, 1)).read()[0]).numel()
+    if not is_classifier(fused.likelihood) or few > _FEW_OUTPUTS:
+        return
+    full = fitted(setup, setup.domain.last_layers)
+    known, *novel = (
+        _look(full, own).score for own in (setup.splits.test, *setup.splits.novel.values())
+    )
+    row = _separation("last layers", POOLED, known, torch.cat(novel))
+    yield {**row, "study": "backward passes"}
 
 
 def _separation(name: str, ood: str, known: Tensor, unknown: Tensor) -> Row:
