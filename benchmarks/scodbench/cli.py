@@ -212,6 +212,7 @@ def fused(
     tables = {
         "fused_methods": headline(found, rows),
         "fused_parts": study.parts_table(swept, sweeps),
+        "fused_ways": study.ways_table(swept, sweeps),
         "fused_left_out": study.left_out_table(swept, sweeps),
         "fused_alarms": study.alarms_table(swept, sweeps),
         "fused_absurd": study.absurd_table(swept, sweeps),

@@ -33,6 +33,7 @@ _RATES = (0.01, 0.05, 0.1)
 _CONFIDENCE = 0.9
 _HELD_OUT = 1000
 _ABSURD_ON = 500
+_MANY_WEIGHTS = 1_000_000  # with more of them backward passes take hours on a CPU
 _FEW_OUTPUTS = 32  # with more of them SCOD takes minutes
 
 
@@ -164,8 +165,10 @@ COMBINED: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _with_gradients(setup: Setup, fused: Fused) -> Iterator[Row]:
     """Yield AUROC and the like of a classifier's `Fused` with backward passes."""
-    few = setup.networks[0](setup.splits.test.take(slice(0, 1)).read()[0]).numel()
-    if not is_classifier(fused.likelihood) or few > _FEW_OUTPUTS:
+    network = setup.networks[0]
+    outputs = network(setup.splits.test.take(slice(0, 1)).read(setup.device)[0]).numel()
+    weights = sum(p.numel() for p in network.parameters())
+    if not is_classifier(fused.likelihood) or outputs > _FEW_OUTPUTS or weights > _MANY_WEIGHTS:
         return
     full = fitted(setup, setup.domain.last_layers)
     known, *novel = (

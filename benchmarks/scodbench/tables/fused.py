@@ -15,6 +15,7 @@ from scodkit.likelihoods import Bernoulli, Categorical
 
 SEPARATION, ALARMS = "separation", "false alarms"
 ABSURD, FAILURES = "absurd inputs", "failures"
+OTHER_WAYS = ("combination", "backward passes")
 
 
 def parts_table(rows: Sequence[Row], file: Path) -> Table:
@@ -42,6 +43,30 @@ def parts_table(rows: Sequence[Row], file: Path) -> Table:
         {"score": name, **{title: cells.get(name, "") for title, cells in columns.items()}}
         for name in names
     ]
+    return Table(lines, f"AUROC, all unknown inputs of a domain together. Rows of {file}.")
+
+
+def ways_table(rows: Sequence[Row], file: Path) -> Table:
+    """Return the AUROC of other ways to the same end, beside the default.
+
+    Args:
+        rows: Of the sweep.
+        file: Where they are from.
+    """
+    pooled = list(select(rows, ood=POOLED))
+    own = list(select(pooled, study=SEPARATION, name="fused"))
+    own += [row for row in pooled if row.get("study") in OTHER_WAYS]
+    titles = {
+        "fused": "Fused: sum of standardised parts",
+        **{rule: f"p-values, {rule}" for rule in ("Fisher", "Stouffer", "Simes", "smallest")},
+        "last layers": "Fused by backward passes, last layers",
+    }
+    lines: list[Line] = [{"way": title} for title in titles.values()]
+    for domain in domains_in(own):
+        found = list(select(own, domain=domain.name))
+        cells = marked({name: over_seeds(found, "auroc", name=name) for name in titles})
+        for line, name in zip(lines, titles, strict=True):
+            line[domain.title] = cells.get(name, "")
     return Table(lines, f"AUROC, all unknown inputs of a domain together. Rows of {file}.")
 
 
