@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scodbench.figures.style import COLOURS, GREY, RED, legend_below, panels
+from scodbench.figures.style import COLOURS, GREY, legend_below, panels
 from scodbench.methods import PAPER, TITLES
 from scodbench.rows import Row, select
 from scodbench.tables.summaries import domains_in, over_seeds
@@ -29,7 +29,7 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
                 auroc = over_seeds(found, "auroc", method=method)
                 networks = "1 network" if len(curves) == 1 else f"{len(curves)} networks"
                 text = f"{TITLES[method]}: AUROC {auroc}, {networks}"
-                axis.plot(false, true, color=COLOURS.get(method, RED), lw=1.4, label=text)
+                axis.plot(false, true, color=COLOURS[method], lw=1.4, label=text)
         axis.plot([0, 1], [0, 1], ":", color=GREY, lw=1)
         share = over_seeds(found, "threshold_share", method=found[0]["method"])
         axis.set_xlabel("share of small errors flagged")

@@ -24,6 +24,7 @@ COLOURS = {
     "deep_ensemble": GREEN,
     "local_ensemble": ORANGE,
     "kfac_laplace": RED,
+    "fused": PURPLE,
 }
 # inches of a panel, by how many are side by side: together as wide as a page shows well
 _WIDTHS = {1: 4.6, 2: 3.7, 3: 3.0}
