@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ NETS = (
 )
 
 
-def rows(domain: Domain, batch: int) -> Iterator[dict[str, object]]:
+def rows(domain: Domain, batch: int) -> Iterator[dict[str, Any]]:
     """Yield the times of one network."""
     model, x = domain.model(), domain.batch(batch)
     train = [domain.batch(64) + 0.1 * i for i in range(16)]
@@ -51,6 +52,7 @@ def rows(domain: Domain, batch: int) -> Iterator[dict[str, object]]:
         "forward": contenders.forward(model, x),
         "fused": lambda: fused.score(x),
         "fused, compiled": lambda: recorded.score(x),
+        "scod, weights of fused": lambda: fused.monitor.score(x),
         "scod, last layers": lambda: scod.score(x),
     }
     for method, ms in interleaved(runs, "cpu", SECONDS).items():
@@ -65,18 +67,16 @@ def measure(device: str, output: Path) -> None:
         output: Folder for the rows.
     """
     settle(device)
-    found = []
+    file = output / "fused.jsonl"
+    file.unlink(missing_ok=True)
     for domain in NETS:
         for batch in BATCHES:
             torch.manual_seed(0)
             times = list(rows(domain, batch))
             forward = times[0]["ms"]
-            for row in times:
-                assert isinstance(row["ms"], float)
-                assert isinstance(forward, float)
-                row["forward_passes"] = row["ms"] / forward
-                found.append({**row, **machine(device)})
+            with file.open("a") as lines:
+                for row in times:
+                    row["forward_passes"] = row["ms"] / forward
+                    lines.write(json.dumps({**row, **machine(device)}) + "\n")
             cells = "  ".join(f"{r['method']} {r['forward_passes']:.2f}" for r in times)
-            print(f"{domain.name}, batch {batch}: {cells}")
-    text = "".join(json.dumps(row) + "\n" for row in found)
-    (output / "fused.jsonl").write_text(text)
+            print(f"{domain.name}, batch {batch}: {cells}", flush=True)
