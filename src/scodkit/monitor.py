@@ -6,8 +6,9 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from scodkit.fit.probes import check_probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Likelihood
 from scodkit.likelihoods.task import Task
+from scodkit.model.kinds import over_batches
 from scodkit.model.network import Network, StateWatch, state_to_copy
 from scodkit.model.parameters import ParameterSet, Selection
 from scodkit.numerics import artifact
@@ -44,6 +46,8 @@ from scodkit.scoring.score import Scorer
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.summary import Summary, summarise
+
+_Found = TypeVar("_Found")
 
 _UNCALIBRATED = "expected a calibrated monitor; type monitor.calibrate(heldout_loader) first"
 
@@ -122,6 +126,7 @@ class Monitor:
     def fit(  # noqa: PLR0913 (each a choice of its own)
         self,
         loader: Iterable[Any],
+        labels: object = None,
         *,
         progress: bool = True,
         on_bad: Literal["raise", "skip"] = "raise",
@@ -138,7 +143,9 @@ class Monitor:
         the data (`scodkit.parts.Shard`), and gets the fit of all of it.
 
         Args:
-            loader: Batches as the model takes them; any iterable, read once.
+            loader: Batches as the model takes them; any iterable, read once. Or all samples as
+                one tensor, numpy array, table or list of rows.
+            labels: Not used; here for who types ``fit(x, y)``.
             progress: Show a progress bar.
             on_bad: Raise on a sample with a NaN or an infinity, or skip it and count it in
                 ``monitor.skipped``.
@@ -161,6 +168,7 @@ class Monitor:
         Raises:
             ScodError: As a subclass from `scodkit.errors`; the monitor is then unchanged.
         """
+        data.tell_of_labels(labels)
         options = FitOptions(
             progress=progress,
             on_bad=on_bad,
@@ -315,15 +323,28 @@ class Monitor:
             )
         return self
 
-    def __call__(self, batch: object) -> scoring.Scored:
+    def __call__(self, batch: object, *, progress: bool = True) -> scoring.Scored:
         """Predict and score.
 
         Args:
-            batch: As the loader yields it: a tensor, a tuple or list, a dict.
+            batch: As the loader yields it: a tensor, an array, a tuple or list, a dict. Or a
+                whole loader, whose results are joined, on the CPU.
+            progress: Show a progress bar for a loader.
 
         Returns:
-            Output, score and, once calibrated, p-value.
+            Output, score and, once calibrated, p-value; arrays where arrays came.
         """
+        return self._over(self._scored, batch, progress)
+
+    def _over(self, run: Callable[[Any], _Found], batch: object, progress: bool) -> _Found:
+        """Return what is found in a batch or in those of a loader; see `over_batches`."""
+        if isinstance(batch, Tensor):
+            return run(batch)
+        whole = self._network.is_loader(batch)
+        reading = partial(self._batches, doing="scoring", progress=progress)
+        return over_batches(run, batch, reading if whole else None)
+
+    def _scored(self, batch: object) -> scoring.Scored:
         scored = self._ready()(batch, self._memory_budget)
         p_value = None
         if self.calibration is not None:
@@ -333,36 +354,49 @@ class Monitor:
             self.calibration.crowd.look(score)
         return scoring.Scored(scored.output, scored.score, p_value)
 
-    def score(self, batch: object) -> Tensor:
+    def score(self, batch: object, *, progress: bool = True) -> Tensor:
         """Return the score ``(B,)``: nats (squared units), >= 0, larger = more atypical.
 
         Args:
-            batch: As the loader yields it; a NaN or an infinity in a sample scores infinity.
+            batch: As for a call; a NaN or an infinity in a sample scores infinity.
+            progress: Show a progress bar for a loader.
         """
-        return self._ready()(batch, self._memory_budget).score
+        scorer = self._ready()
+        return self._over(lambda b: scorer(b, self._memory_budget).score, batch, progress)
 
     def flag(
-        self, batch: object, false_alarm: float = 0.05, *, confidence: float | None = None
+        self,
+        batch: object,
+        false_alarm: float = 0.05,
+        *,
+        confidence: float | None = None,
+        progress: bool = True,
     ) -> Tensor:
         """Return ``(B,)`` booleans: True where the score is too high for a known input.
 
         Args:
-            batch: As the loader yields it.
+            batch: As for a call.
             false_alarm: Accepted share of alarms on data like the held-out data.
             confidence: Probability with which that share holds for this particular set of
                 held-out data; None for on average over such sets.
+            progress: Show a progress bar for a loader.
 
         Raises:
             NotFittedError: If the monitor is not calibrated.
         """
-        if self.calibration is None:
+        scorer, calibration, by = self._ready(), self.calibration, self._by
+        if calibration is None:
             raise NotFittedError(_UNCALIBRATED)
-        scored = self._ready()(batch, self._memory_budget)
-        score = scored.score.cpu()
-        groups = None if self._by is None else groups_of(self._by, scored.output)
-        flags = self.calibration.flag(score, false_alarm, groups=groups, confidence=confidence)
-        self.calibration.crowd.look(score)
-        return flags.to(scored.score.device)
+
+        def flags(each: object) -> Tensor:
+            scored = scorer(each, self._memory_budget)
+            score = scored.score.cpu()
+            groups = None if by is None else groups_of(by, scored.output)
+            found = calibration.flag(score, false_alarm, groups=groups, confidence=confidence)
+            calibration.crowd.look(score)
+            return found.to(scored.score.device)
+
+        return self._over(flags, batch, progress)
 
     def selftest(self, batch: object) -> scoring.SelfTest:
         """Compare the scores of a batch with those of each sample alone, by plain autograd.

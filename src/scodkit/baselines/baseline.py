@@ -8,6 +8,7 @@ import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypedDict, runtime_checkable
 
@@ -18,9 +19,10 @@ from typing_extensions import Self, Unpack
 from scodkit import __version__, errors
 from scodkit.errors import BatchError, MismatchError, OptionError
 from scodkit.factors.pieces import finite_samples
-from scodkit.fit.data import batches_of
+from scodkit.fit.data import as_loader, batches_of
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.model.inputs import LABEL_KEYS, Inputs
+from scodkit.model.kinds import as_tensors, over_batches
 from scodkit.model.network import Network, state_to_copy
 from scodkit.model.parameters import state_fingerprint
 from scodkit.numerics import artifact
@@ -114,11 +116,15 @@ class Baseline(ABC):
             raise AttributeError(f"expected a new {type(self).__name__} for another {name}")
         super().__setattr__(name, value)
 
-    def fit(self, loader: Iterable[Any], *, progress: bool = True) -> Self:
+    def fit(
+        self, loader: Iterable[Any], labels: object = None, *, progress: bool = True
+    ) -> Self:
         """Fit to training data; methods that learn nothing do not read it.
 
         Args:
-            loader: Batches of training data; with targets for methods that say so.
+            loader: Batches of training data; with targets for methods that say so. Or all
+                samples as one tensor, numpy array, table or list of rows.
+            labels: Targets of samples that are given so.
             progress: Show a progress bar.
 
         Returns:
@@ -127,22 +133,29 @@ class Baseline(ABC):
         if not self.learns:
             return self
         description = f"fitting {type(self).__name__}" if progress else None
-        data = TrainingData(self._network, loader, self.targets, description)
+        samples = as_loader(loader, labels)
+        data = TrainingData(self._network, samples, self.targets, description)
         with self._evaluating():
             state = self._learn(data)
         # contiguous, as a loaded file is: products of another layout may round differently
         self._state = {n: tensor.detach().contiguous() for n, tensor in state.items()}
         return self
 
-    def __call__(self, batch: object) -> Scored:
+    def __call__(self, batch: object, *, progress: bool = True) -> Scored:
         """Predict and score.
 
         Args:
-            batch: As the loader yields it: a tensor, a tuple or list, a dict.
+            batch: As for a `Monitor`: a batch or a whole loader, of tensors or arrays.
+            progress: Show a progress bar for a loader.
 
         Returns:
             Output and score; no p-value (see `scodkit.calibration.Calibration`).
         """
+        whole = self._network.is_loader(batch)
+        reading = partial(batches_of, description="scoring", progress=progress)
+        return over_batches(self._scored, batch, reading if whole else None)
+
+    def _scored(self, batch: object) -> Scored:
         state = self._ready()
         with self._evaluating():
             call = self._network.inputs_of(batch)
@@ -155,13 +168,14 @@ class Baseline(ABC):
             usable = finite_samples(call, output) & ~score.isnan()
         return Scored(output, score.masked_fill(~usable, torch.inf), None)
 
-    def score(self, batch: object) -> Tensor:
+    def score(self, batch: object, *, progress: bool = True) -> Tensor:
         """Return the score ``(B,)``: larger = more atypical; infinite for NaN or infinity.
 
         Args:
-            batch: As the loader yields it.
+            batch: As for a call.
+            progress: Show a progress bar for a loader.
         """
-        return self(batch).score
+        return self(batch, progress=progress).score
 
     def to(self, device: torch.device | str) -> Self:
         """Return the method itself, with model and state moved to a device.
@@ -336,6 +350,7 @@ class TrainingData:
         """
         for call, batch in self._pass():
             targets = _default_targets(batch) if self.targets is None else self.targets(batch)
+            targets = as_tensors(targets, self.network.dtype)
             if not isinstance(targets, Tensor) or targets.shape[:1] != (call.batch_size,):
                 got = "none" if targets is None else type(targets).__name__
                 if isinstance(targets, Tensor):

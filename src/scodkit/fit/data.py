@@ -10,6 +10,7 @@ import functools
 import hashlib
 import itertools
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +30,15 @@ from tqdm.auto import tqdm
 
 from scodkit.errors import BatchError, EmptyLoaderError, OptionError
 from scodkit.model.inputs import Inputs
+from scodkit.model.kinds import is_array, is_rows
 from scodkit.numerics.hashing import hashed
 from scodkit.parts import plain_sampler
 
 # samples beyond which no digests are kept: 400 MB of them
 KEPT = 50_000_000
+
+# samples in a batch of those that come as one array
+_BATCH = 64
 
 # bytes of samples that digests are made of at a time
 _AT_ONCE = 2**22
@@ -55,6 +60,71 @@ _SHARE, _SIGMAS, _MISSED, _NO_CHANCE = 0.01, 4.0, 3, 16
 # --- Batches -------------------------------------------------------------------------------
 
 
+def as_loader(samples: Any, labels: object = None) -> Iterable[Any]:
+    """Return a loader of samples that come as one tensor, array, table or list of rows.
+
+    Args:
+        samples: Those, or a loader already, which is returned as it is.
+        labels: Of the samples, ``(n, ...)``: the second part of each batch.
+
+    Raises:
+        BatchError: If there are not as many labels, or labels beside a loader.
+    """
+    whole = isinstance(samples, Tensor) or is_array(samples) or is_rows(samples)
+    if labels is None:
+        parts = [samples]
+    elif whole:
+        parts = [samples, labels]
+    else:
+        raise BatchError(
+            f"expected labels beside an array or a tensor of samples, got a "
+            f"{type(samples).__name__}; a loader yields its own: (inputs, labels)"
+        )
+    if not whole:
+        return samples  # type: ignore[no-any-return]
+    arrays = [part if isinstance(part, Tensor) else np.asarray(part) for part in parts]
+    lengths = [len(part) if part.ndim else 0 for part in arrays]
+    if len(set(lengths)) > 1:
+        raise BatchError(f"expected a label for each of {lengths[0]} samples, got {lengths[1]}")
+    return DataLoader(_Arrays(arrays), batch_size=_BATCH, collate_fn=_as_it_is)
+
+
+def tell_of_labels(labels: object) -> None:
+    """Say that labels are not used, where some are given as ``fit(x, y)``.
+
+    Args:
+        labels: Those; None if there are none.
+    """
+    if labels is not None:
+        warnings.warn(
+            "labels are not used: the curvature is that of the model's own predictions; "
+            "type fit(x)",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+class _Arrays(Dataset[Any]):
+    """Samples that are rows of one tensor or array; batches are read in one go."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts[0])
+
+    def __getitem__(self, place: int) -> Any:
+        return self.__getitems__([place])
+
+    def __getitems__(self, places: list[int]) -> Any:
+        rows = tuple(part[places] for part in self._parts)
+        return rows if len(rows) > 1 else rows[0]
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
 def open_stream(loader: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
     """Return the first batch, and an iterable that yields all of them, that one included.
 
@@ -65,12 +135,10 @@ def open_stream(loader: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
         BatchError: If it is not an iterable of batches.
         EmptyLoaderError: If it is empty.
     """
-    if isinstance(loader, (Tensor, np.ndarray)) or (
-        isinstance(loader, Dataset) and not isinstance(loader, DataLoader)
-    ):
+    if isinstance(loader, Dataset):
         raise BatchError(
             f"expected an iterable of batches, got a {type(loader).__name__}; type "
-            "DataLoader(dataset, batch_size=64), or [x] for a single batch"
+            f"DataLoader(dataset, batch_size={_BATCH})"
         )
     stream = iter(loader)
     try:
@@ -94,6 +162,7 @@ def batches_of(
         progress: Whether to show the bar.
         leave: Whether it stays when all are done.
     """
+    loader = as_loader(loader)
     _, batches = open_stream(loader)
     total, hidden = num_batches(loader), not progress
     yield from tqdm(batches, description, total, leave=leave, unit="batch", disable=hidden)

@@ -45,7 +45,7 @@ def fit(
     Args:
         network: The model.
         recipe: What to fit.
-        loader: Batches; any iterable, read once.
+        loader: Batches; any iterable, read once; or all samples as one array or tensor.
         options: How the pass behaves.
 
     Returns:
@@ -55,6 +55,7 @@ def fit(
         NonFiniteError: If there was not one finite sample.
     """
     processes = Processes.here(options.together)
+    loader = data.as_loader(loader)
     fit_pass = _Pass(network, recipe, loader, options, processes)
     with processes.failing_together():
         begun = fit_pass.begin()

@@ -134,6 +134,7 @@ class Fused:
     def fit(
         self,
         loader: Iterable[Any],
+        labels: object = None,
         *,
         progress: bool = True,
         on_bad: Literal["raise", "skip"] = "raise",
@@ -141,7 +142,9 @@ class Fused:
         """Summarise the training data in one pass. Labels are not needed.
 
         Args:
-            loader: Batches as the model takes them; any iterable, read once.
+            loader: Batches as the model takes them; any iterable, read once. Or all samples as
+                one tensor, numpy array, table or list of rows.
+            labels: Not used; here for who types ``fit(x, y)``.
             progress: Show a progress bar.
             on_bad: Raise on a sample with a NaN or an infinity, or skip it.
 
@@ -152,8 +155,9 @@ class Fused:
         Raises:
             EmptyLoaderError: If there is no data, in any process.
         """
+        data.tell_of_labels(labels)
         processes = Processes.here()
-        choice = None
+        loader, choice = data.as_loader(loader), None
         with processes.failing_together():
             first, stream = _opened(loader, processes)
             if stream is not None:
@@ -191,6 +195,7 @@ class Fused:
             is as it was before.
         """
         parts, processes = self._ready(), Processes.here()
+        loader = data.as_loader(loader)
         with processes.failing_together():
             _, stream = _opened(loader, processes)
         return self._adopt(parts.update(loader, stream or (), progress=progress))
@@ -292,58 +297,76 @@ class Fused:
                 "calibration set"
             )
 
-    def __call__(self, batch: object) -> Scored:
+    def __call__(self, batch: object, *, progress: bool = True) -> Scored:
         """Predict and score.
 
         Args:
-            batch: As the loader yields it: a tensor, a tuple or list, a dict.
+            batch: As for a `Monitor`: a batch or a whole loader, of tensors or arrays.
+            progress: Show a progress bar for a loader.
 
         Returns:
-            Output, score and p-value.
+            Output, score and p-value; arrays where arrays came.
         """
-        standard, calibration = self._calibrated()
-        output, parts = self._ready()(batch)
-        score = standard.contributions(parts).sum(1)
-        p_value = calibration.p_value(score, self._groups(output))
-        return Scored(output, score, p_value)
+        _, calibration = self._calibrated()
 
-    def score(self, batch: object) -> Tensor:
+        def scored(each: object) -> Scored:
+            output, score = self._output_and_score(each)
+            return Scored(output, score, calibration.p_value(score, self._groups(output)))
+
+        return self.monitor._over(scored, batch, progress)
+
+    def _output_and_score(self, batch: object) -> tuple[Tensor, Tensor]:
+        standard, _ = self._calibrated()
+        output, parts = self._ready()(batch)
+        return output, standard.contributions(parts).sum(1)
+
+    def score(self, batch: object, *, progress: bool = True) -> Tensor:
         """Return the score ``(B,)`` in float64: larger = more atypical, any sign.
 
         In robust standard deviations of held-out data, summed over the parts.
 
         Args:
-            batch: As the loader yields it; a NaN or an infinity in a sample scores infinity.
+            batch: As for a call; a NaN or an infinity in a sample scores infinity.
+            progress: Show a progress bar for a loader.
         """
-        standard, _ = self._calibrated()
-        return standard.contributions(self._ready()(batch)[1]).sum(1)
+        self._calibrated()
+        return self.monitor._over(lambda b: self._output_and_score(b)[1], batch, progress)
 
-    def p_value(self, batch: object) -> Tensor:
+    def p_value(self, batch: object, *, progress: bool = True) -> Tensor:
         """Return p-values ``(B,)`` in (0, 1]; smaller = more atypical.
 
         Args:
-            batch: As the loader yields it.
+            batch: As for a call.
+            progress: Show a progress bar for a loader.
         """
-        found = self(batch).p_value
+        found = self(batch, progress=progress).p_value
         assert found is not None
         return found
 
     def flag(
-        self, batch: object, false_alarm: float = 0.05, *, confidence: float | None = None
+        self,
+        batch: object,
+        false_alarm: float = 0.05,
+        *,
+        confidence: float | None = None,
+        progress: bool = True,
     ) -> Tensor:
         """Return ``(B,)`` booleans: True where the score is too high for a known input.
 
         Args:
-            batch: As the loader yields it.
+            batch: As for a call.
             false_alarm: Accepted share of alarms on data like the held-out data.
             confidence: As for `Monitor.flag`.
+            progress: Show a progress bar for a loader.
         """
-        standard, calibration = self._calibrated()
-        output, parts = self._ready()(batch)
-        score = standard.contributions(parts).sum(1)
-        return calibration.flag(
-            score, false_alarm, groups=self._groups(output), confidence=confidence
-        )
+        _, calibration = self._calibrated()
+
+        def flags(each: object) -> Tensor:
+            output, score = self._output_and_score(each)
+            groups = self._groups(output)
+            return calibration.flag(score, false_alarm, groups=groups, confidence=confidence)
+
+        return self.monitor._over(flags, batch, progress)
 
     def parts(self, batch: object) -> dict[str, Tensor]:
         """Return the parts of the score by name, each ``(B,)``, larger = more atypical.

@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from scodkit.errors import BatchError, SuspiciousInputWarning
+from scodkit.model.kinds import is_array
 
 # smallest and largest value of each floating input, by its position or keyword in the call
 Ranges = dict[str, tuple[float, float]]
@@ -30,9 +32,7 @@ _FAR = 3
 # one in so many calls on a GPU is checked
 _CALLS = 32
 
-_ONE_BY_ONE = (
-    "score the batches one by one: torch.cat([monitor.score(batch) for batch in batches])"
-)
+_ALL_OF_THEM = "for the scores of all batches type monitor.score(iter(batches))"
 
 
 class Inputs:
@@ -90,8 +90,14 @@ class Inputs:
         if isinstance(picked, (tuple, list)):
             return Inputs(tuple(picked), {})
         advice = "pass inputs=lambda batch: ... to the Monitor"
+        if is_array(picked):
+            raise BatchError(
+                f"expected an array of numbers, got a {type(picked).__name__} of dtype "
+                f"{np.asarray(picked).dtype}; drop or encode the columns that are not numbers, "
+                "or type x.astype('float32')"
+            )
         if isinstance(picked, Iterable):  # a loader, or something like it
-            advice += f"; of a loader, {_ONE_BY_ONE}"
+            advice += f"; {_ALL_OF_THEM}"
         raise BatchError(
             f"expected a tensor, tuple, list or dict as a batch, got "
             f"{type(picked).__name__}; {advice}"
@@ -261,7 +267,7 @@ def _check_one_batch(batch: Sequence[object], form: Form | None) -> None:
     if several or (form is not None and form.parts != len(batch)):
         raise BatchError(
             f"expected one batch, got {len(like)} tensors that look like one each, of shapes "
-            f"{[tuple(p.shape) for p in like]}; {_ONE_BY_ONE}; or, if the others are targets, "
+            f"{[tuple(p.shape) for p in like]}; {_ALL_OF_THEM}; or, if the others are targets, "
             "pass batch[0], or inputs=lambda batch: batch[0] to the Monitor"
         )
 

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from scodkit.errors import BatchError, ModelCallError, OptionError, StaleMonitorError
 from scodkit.model.inputs import Form, Inputs, default_inputs, ordinary
+from scodkit.model.kinds import as_tensors, is_loader
 from scodkit.model.parameters import Fingerprints, ParameterSet
 from scodkit.model.structure import OF_EVERY_MODULE
 from scodkit.model.twin import Hold, Twin, Watcher
@@ -81,11 +82,26 @@ class Network:
             first = next(self.model.parameters(), torch.empty(0))
         return first.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first weight in floating point; torch's default without weights."""
+        dtypes = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return next(dtypes, torch.get_default_dtype())
+
+    def is_loader(self, batch: object) -> bool:
+        """Return whether a value is a loader of batches, not a batch of this model.
+
+        Args:
+            batch: What a user passes for a batch.
+        """
+        return is_loader(batch, picked=self._pick_inputs is not None)
+
     def inputs_of(self, batch: object, form: Form | None = None) -> Inputs:
         """Return the model's inputs in a batch, on the model's device.
 
         Args:
-            batch: As the loader yields it; or the inputs themselves.
+            batch: As the loader yields it; or the inputs themselves. Arrays become tensors,
+                those in floating point of the model's dtype.
             form: Of the fit's batches, if known.
 
         Raises:
@@ -95,9 +111,12 @@ class Network:
         picked = batch
         if self._pick_inputs is None:
             if not isinstance(batch, Tensor):
+                batch = as_tensors(batch, self.dtype)
                 picked = default_inputs(batch, self.model.forward, form)
         elif not isinstance(batch, Inputs):
             picked = self._pick_inputs(batch)
+            if not isinstance(picked, Tensor):
+                picked = as_tensors(picked, self.dtype)
         call = Inputs.of(picked)
         if form is not None:
             form.check(call)
