@@ -204,6 +204,9 @@ def _score_whole(
     else:
         rows = source.likelihood.factor(output)
     count = rows.shape[:2]
+    if copies not in (1, count[1]):  # a sequence of another length than in the fit
+        source.ways[call.shapes] = None
+        return None
     factors = linear.pull_back(rows.flatten(0, 1)[:, None] if copies > 1 else rows)
     total, along = factors.project(basis.vectors)
     if copies > 1:
