@@ -31,6 +31,7 @@ PUBLIC = {
             "Likelihood",
         ),
         *("Monitor", "MonteCarlo", "Plan", "Scored", "Summary", "Task", "__version__"),
+        *("DriftAlarm", "OnlineDiscoveries", "RolloutAlarm", "discoveries"),
         "predicted_class",
     ],
     "scodkit.alarms": ["DriftAlarm", "OnlineDiscoveries", "RolloutAlarm", "discoveries"],

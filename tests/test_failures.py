@@ -381,13 +381,12 @@ def test_threads_do_not_disturb_each_other() -> None:
 @pytest.mark.parametrize(
     ("loader", "said"),
     [
-        (data(), r"DataLoader\(dataset, batch_size=64\), or \[x\]"),
-        (TensorDataset(data()), "DataLoader"),
+        (TensorDataset(data()), r"DataLoader\(dataset, batch_size=64\)"),
         ([], "empty"),
         (["a string"], "tensor, tuple, list or dict"),
         ([torch.empty(0, 3)], "samples in the first batch"),
     ],
-    ids=["tensor", "dataset", "empty", "strings", "empty batch"],
+    ids=["dataset", "empty", "strings", "empty batch"],
 )
 def test_loaders_of_the_wrong_form_are_refused(loader: object, said: str) -> None:
     with pytest.raises(BatchError, match=said):

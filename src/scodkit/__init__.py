@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from scodkit.alarms import DriftAlarm as DriftAlarm
+    from scodkit.alarms import OnlineDiscoveries as OnlineDiscoveries
+    from scodkit.alarms import RolloutAlarm as RolloutAlarm
+    from scodkit.alarms.discoveries import discoveries as discoveries
     from scodkit.calibration import Calibration as Calibration
     from scodkit.calibration import predicted_class as predicted_class
     from scodkit.explain import Explanation as Explanation
@@ -40,6 +44,7 @@ _MODULES = {
     "Calibration": "calibration",
     "Categorical": "likelihoods",
     "Certificate": "scoring.score",
+    "DriftAlarm": "alarms",
     "Eigenbasis": "sketch.eigenbasis",
     "Explanation": "explain",
     "Fused": "fused",
@@ -49,10 +54,13 @@ _MODULES = {
     "Likelihood": "likelihoods",
     "Monitor": "monitor",
     "MonteCarlo": "likelihoods",
+    "OnlineDiscoveries": "alarms",
     "Plan": "fit.memory",
+    "RolloutAlarm": "alarms",
     "Scored": "scoring.score",
     "Summary": "summary",
     "Task": "likelihoods.task",
+    "discoveries": "alarms",
     "predicted_class": "calibration",
 }
 

@@ -81,6 +81,45 @@ class Calibration:
             object.__setattr__(self, "groups", groups[order])
         object.__setattr__(self, "scores", scores[order])
 
+    def slid(
+        self, scores: Tensor, groups: Tensor | None = None, *, seed: int | None = None
+    ) -> Calibration:
+        """Return a calibration of the same size with new scores in place of as many old ones.
+
+        For held-out data that ages. Old ones are dropped at random, so that the age of those
+        that stay fades exponentially. While the data moves, old and new scores are not
+        exchangeable and no rate is promised: it is off by at most the share of old scores times
+        how far their distribution is from today's, in total variation (Barber, Candes, Ramdas
+        and Tibshirani 2023). New samples must be known to be good: where alarms choose
+        them, the calibration follows whatever drifts slowly.
+
+        Args:
+            scores: ``(m,)`` of new held-out samples; of more than there are old ones all stay.
+            groups: ``(m,)``, if the calibration has groups.
+            seed: Of the draw of those that are dropped; None for a fresh one.
+
+        Raises:
+            CalibrationError: If some scores are not finite, or groups do not fit.
+
+        Examples:
+            >>> held = Calibration(torch.zeros(100)).slid(torch.ones(30), seed=0)
+            >>> held.num_data, int(held.scores.sum())
+            (100, 30)
+        """
+        new = Calibration(scores, groups)
+        if (self.groups is None) != (new.groups is None):
+            raise CalibrationError(
+                "expected groups of the new scores where the old ones have them, and only there"
+            )
+        generator = torch.Generator()
+        generator.manual_seed(seed) if seed is not None else generator.seed()
+        order = torch.randperm(self.num_data, generator=generator)
+        stay = order[: max(0, self.num_data - new.num_data)]
+        joined = None
+        if self.groups is not None and new.groups is not None:
+            joined = torch.cat([self.groups[stay], new.groups])
+        return Calibration(torch.cat([self.scores[stay], new.scores]), joined)
+
     @property
     def num_data(self) -> int:
         """``n``, the number of held-out samples, of all groups together."""

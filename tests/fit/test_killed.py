@@ -114,8 +114,9 @@ def test_a_fit_killed_at_any_moment_ends_with_the_same_sketch(
         if process.is_alive():
             os.kill(process.pid, signal.SIGKILL)
             process.join()
-            assert process.exitcode == -signal.SIGKILL
-            killed += 1
+            # 0: it had ended by itself between the look and the signal
+            assert process.exitcode in (-signal.SIGKILL, 0)
+            killed += process.exitcode != 0
         check_files(folder)
         finish(started(folder, kind))
         assert not list(folder.glob(".fit.ckpt.*"))  # of the one that was killed, either

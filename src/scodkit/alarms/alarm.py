@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError
 from scodkit.numerics import artifact
 from scodkit.numerics.artifact import Check, fields, refuse
+from scodkit.scoring.score import Scored
 
 
 class Resumable:
@@ -78,33 +81,91 @@ def are_scores(numbers: Tensor) -> bool:
     return bool((numbers > -torch.inf).all())
 
 
-def one_number(value: float | Tensor) -> float:
-    """Return a number, or the one in a tensor, as a float.
+class Calibrated(Protocol):
+    """What has held-out scores: a `Monitor`, a `Fused`."""
+
+    calibration: Calibration | None
+
+
+def calibration_of(source: Calibration | Calibrated) -> Calibration:
+    """Return held-out scores, or those of a calibrated monitor.
 
     Args:
-        value: A number, or a tensor that holds one.
+        source: The scores, or what has them.
 
     Raises:
-        CalibrationError: If it is a tensor of no number or several.
+        CalibrationError: If there are none.
     """
-    if isinstance(value, Tensor) and value.numel() != 1:
+    found = source if isinstance(source, Calibration) else getattr(source, "calibration", None)
+    if found is None:
         raise CalibrationError(
-            f"expected one number at a time, got a tensor of shape {tuple(value.shape)}; type "
-            "push(numbers[i])"
+            f"expected a calibrated monitor or a Calibration, got {source!r}; type "
+            "monitor.calibrate(heldout_loader) first"
         )
-    return float(value)
+    return found
 
 
-def one_score(score: float | Tensor) -> float:
+# numbers in whatever people hold: of a scored batch its scores or its p-values are meant
+Numbers = float | Tensor | npt.NDArray[Any] | Scored
+
+
+def scores_in(numbers: Numbers) -> Tensor:
+    """Return scores as a tensor.
+
+    Args:
+        numbers: Those, or a scored batch.
+    """
+    return torch.as_tensor(numbers.score if isinstance(numbers, Scored) else numbers)
+
+
+def p_values_in(numbers: Numbers) -> Tensor:
+    """Return p-values as a tensor.
+
+    Args:
+        numbers: Those, or a scored batch.
+
+    Raises:
+        CalibrationError: If the batch was scored without a calibration.
+    """
+    if isinstance(numbers, Scored):
+        if numbers.p_value is None:
+            raise CalibrationError(
+                "expected a batch with p-values, got one scored without a calibration; type "
+                "monitor.calibrate(heldout_loader) first"
+            )
+        numbers = numbers.p_value
+    # a float would be rounded to float32
+    return torch.as_tensor(numbers, dtype=torch.float64 if isinstance(numbers, float) else None)
+
+
+def one_number(numbers: Tensor) -> float:
+    """Return the only number in a tensor.
+
+    Args:
+        numbers: A tensor that holds one.
+
+    Raises:
+        CalibrationError: If there is none, or several.
+    """
+    if numbers.numel() != 1:
+        raise CalibrationError(
+            f"expected one number at a time, got a tensor of shape {tuple(numbers.shape)}; "
+            "type push(numbers[i]), or push_many(numbers) where there is one"
+        )
+    return float(numbers)
+
+
+def one_score(score: Numbers) -> float:
     """Return a score as a float.
 
     Args:
-        score: A number, or a tensor that holds one; infinity is the most atypical.
+        score: A number, an array or tensor that holds one, or a scored batch of one sample;
+            infinity is the most atypical.
 
     Raises:
         CalibrationError: If it is NaN, minus infinity or not a single number.
     """
-    number = one_number(score)
+    number = score if isinstance(score, float) else one_number(scores_in(score))
     # NaN is not above anything
     if not number > -torch.inf:
         raise CalibrationError(
@@ -114,15 +175,16 @@ def one_score(score: float | Tensor) -> float:
     return number
 
 
-def many_scores(scores: Tensor) -> list[float]:
+def many_scores(given: Numbers) -> list[float]:
     """Return scores as floats, in their order.
 
     Args:
-        scores: ``(T,)``; infinity is the most atypical.
+        given: ``(T,)``, or a scored batch; infinity is the most atypical.
 
     Raises:
         CalibrationError: If the shape is another, or there is a NaN or a minus infinity.
     """
+    scores = scores_in(given)
     if scores.dim() != 1:
         raise CalibrationError(
             f"expected scores of shape (T,), got {tuple(scores.shape)}; type scores.flatten()"

@@ -20,17 +20,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from scodkit.alarms.alarm import Resumable, one_number
+from scodkit.alarms.alarm import Numbers, Resumable, one_number, p_values_in
 from scodkit.calibration import check_share
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError, optional
 from scodkit.numerics.artifact import FLAG, SHARE, maybe, number, whole
 
 
-def discoveries(p_values: Tensor, fdr: float = 0.1) -> Tensor:
+def discoveries(given: Numbers, fdr: float = 0.1) -> Tensor:
     """Return which of a batch are atypical (Benjamini and Hochberg 1995).
 
     Args:
-        p_values: ``(B,)`` in [0, 1], from ``calibration.p_value``; small = atypical.
+        given: p-values ``(B,)`` in [0, 1], small = atypical; or a scored batch that has some,
+            ``monitor(x)``.
         fdr: Accepted share of good samples among those named, on average, in (0, 1).
 
     Returns:
@@ -45,6 +46,7 @@ def discoveries(p_values: Tensor, fdr: float = 0.1) -> Tensor:
         tensor([ True, False,  True, False,  True])
     """
     check_share("fdr", fdr, 0.1)
+    p_values = p_values_in(given)
     if p_values.dim() != 1:
         raise CalibrationError(
             f"expected p-values of shape (B,), got {tuple(p_values.shape)}; type "
@@ -122,16 +124,17 @@ class OnlineDiscoveries(Resumable):
         """What the next p-value must not exceed to be a discovery, in (0, 1)."""
         return self.fdr * _spent(self.num_seen + 1) * (self.num_found + 1)
 
-    def push(self, p_value: float | Tensor) -> bool:
+    def push(self, p_value: Numbers) -> bool:
         """Return whether the next sample of the stream is named as atypical.
 
         Args:
-            p_value: In [0, 1], from ``calibration.p_value``; a number or a tensor of one.
+            p_value: In [0, 1], a number or a tensor of one; or the sample scored:
+                ``push(monitor(x))``.
 
         Raises:
             CalibrationError: If it is not in [0, 1]; nothing has changed then.
         """
-        number = one_number(p_value)
+        number = one_number(p_values_in(p_value))
         if not 0 <= number <= 1:
             raise CalibrationError(
                 f"expected a p-value in [0, 1], got {number}; type "
@@ -142,6 +145,9 @@ class OnlineDiscoveries(Resumable):
         self.num_found += discovered
         self._warn_if_blind()
         return discovered
+
+    def __repr__(self) -> str:
+        return f"OnlineDiscoveries(fdr={self.fdr}, {self.num_found} of {self.num_seen} found)"
 
     def _warn_if_blind(self) -> None:
         if self.smallest is None or self._warned or self.level >= self.smallest:

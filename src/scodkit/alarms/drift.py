@@ -12,7 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scodkit.alarms.alarm import Resumable, are_scores, many_scores, one_score
+from scodkit.alarms.alarm import (
+    Calibrated,
+    Numbers,
+    Resumable,
+    are_scores,
+    calibration_of,
+    many_scores,
+    one_score,
+)
 from scodkit.calibration import Calibration, check_share
 from scodkit.errors import OptionError
 from scodkit.numerics.artifact import SHARE, each, fields, maybe, number, tensor, that, whole
@@ -48,7 +56,7 @@ class DriftAlarm(Resumable):
     8 bytes each.
 
     Args:
-        calibration: Held-out scores, without groups.
+        calibration: Held-out scores, without groups; or the calibrated monitor that has them.
         false_alarm: Accepted probability of ever raising a false alarm, in (0, 1).
         seed: Of the random numbers that break ties, >= 0. By default they are fresh for every
             alarm, as the rate is one over their luck, too: alarms that share a seed share it.
@@ -95,9 +103,13 @@ class DriftAlarm(Resumable):
     }
 
     def __init__(
-        self, calibration: Calibration, false_alarm: float = 0.01, seed: int | None = None
+        self,
+        calibration: Calibration | Calibrated,
+        false_alarm: float = 0.01,
+        seed: int | None = None,
     ) -> None:
         check_share("false_alarm", false_alarm, 0.01)
+        calibration = calibration_of(calibration)
         if calibration.groups is not None:
             raise OptionError(
                 "expected a calibration without groups, got one with them; type "
@@ -129,11 +141,12 @@ class DriftAlarm(Resumable):
         """What a wealth of 1 has become, > 0; infinity where no float is large enough."""
         return math.exp(self.log_wealth) if self.log_wealth < 709 else math.inf
 
-    def push(self, score: float | Tensor) -> bool:
+    def push(self, score: Numbers) -> bool:
         """Return whether the stream has drifted, by now or earlier.
 
         Args:
-            score: Of the next sample; larger = more atypical, infinity the most.
+            score: Of the next sample, or that sample scored: ``push(monitor(x))``; larger =
+                more atypical, infinity the most.
 
         Returns:
             True from the first time the wealth reaches ``1/false_alarm``, until `reset`.
@@ -147,11 +160,11 @@ class DriftAlarm(Resumable):
             self.alarmed_at = self.num_seen
         return self.alarmed_at is not None
 
-    def push_many(self, scores: Tensor) -> Tensor:
+    def push_many(self, scores: Numbers) -> Tensor:
         """Push scores one after the other.
 
         Args:
-            scores: ``(T,)``, in the order of the stream.
+            scores: ``(T,)``, in the order of the stream; or a scored batch.
 
         Returns:
             ``(T,)`` booleans on the CPU: what `push` returned for each.
@@ -160,6 +173,13 @@ class DriftAlarm(Resumable):
             CalibrationError: If one is not a number; nothing has changed then.
         """
         return torch.tensor([self.push(s) for s in many_scores(scores)], dtype=torch.bool)
+
+    def __repr__(self) -> str:
+        state = "quiet" if self.alarmed_at is None else f"alarmed at {self.alarmed_at}"
+        return (
+            f"DriftAlarm(false_alarm={self.false_alarm}, {self.num_seen} seen, wealth "
+            f"{self.wealth:.3g}, {state})"
+        )
 
     def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         random = {"random": self._random.bit_generator.state}

@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from scodkit.alarms.alarm import Resumable, are_scores, many_scores, one_score
+from scodkit.alarms.alarm import (
+    Numbers,
+    Resumable,
+    are_scores,
+    many_scores,
+    one_score,
+    scores_in,
+)
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
 from scodkit.numerics.artifact import SCORES, SHARE, maybe, number, tensor, whole
@@ -38,7 +45,8 @@ class RolloutAlarm(Resumable):
     `CalibrationWarning` says that the rate no longer holds.
 
     Args:
-        rollouts: Frame scores of held-out good rollouts, each ``(T,)``, larger = more atypical.
+        rollouts: Frame scores of held-out good rollouts, each ``(T,)``, or the frames scored,
+            ``monitor(frames)``; larger = more atypical.
             For a rate of ``a`` it takes at least ``1/a - 1`` of them.
         false_alarm: Accepted share of good rollouts with an alarm, in (0, 1).
         window: Frames to average over; 1 for the scores themselves. Longer windows find weak
@@ -82,7 +90,7 @@ class RolloutAlarm(Resumable):
 
     def __init__(
         self,
-        rollouts: Sequence[Tensor],
+        rollouts: Sequence[Numbers],
         false_alarm: float = 0.05,
         window: int = 1,
         *,
@@ -97,7 +105,8 @@ class RolloutAlarm(Resumable):
                 "expected at least one held-out rollout, got none; type "
                 "RolloutAlarm([scores, ...]) with one tensor (T,) for each"
             )
-        for index, scores in enumerate(rollouts):
+        held_out = [scores_in(rollout) for rollout in rollouts]
+        for index, scores in enumerate(held_out):
             bad = int((~scores.isfinite()).sum())
             if scores.dim() != 1 or scores.numel() == 0 or bad:
                 raise CalibrationError(
@@ -105,13 +114,13 @@ class RolloutAlarm(Resumable):
                     f"rollout, got {tuple(scores.shape)} with {bad} not finite for number "
                     f"{index}; leave it out, or type scores.flatten()"
                 )
-        statistics = [_statistic(scores, window) for scores in rollouts]
+        statistics = [_statistic(scores, window) for scores in held_out]
         self._calibration = Calibration(torch.tensor(statistics, dtype=torch.float64))
         self.threshold = self._calibration.threshold(false_alarm, confidence=confidence)
         self.false_alarm = false_alarm
         self.confidence = confidence
         self.window = window
-        self._longest = max(len(scores) for scores in rollouts)
+        self._longest = max(len(scores) for scores in held_out)
         self.start()
 
     def start(self) -> None:
@@ -120,11 +129,12 @@ class RolloutAlarm(Resumable):
         self.statistic = -math.inf
         self._last: deque[float] = deque(maxlen=self.window)
 
-    def push(self, score: float | Tensor) -> bool:
+    def push(self, score: Numbers) -> bool:
         """Return whether this rollout is unlike the good ones, by now or earlier.
 
         Args:
-            score: Of the next frame; larger = more atypical, infinity the most.
+            score: Of the next frame, or that frame scored: ``push(monitor(x))``; larger = more
+                atypical, infinity the most.
 
         Returns:
             True from the first time the statistic is above the threshold, until `start`.
@@ -147,19 +157,27 @@ class RolloutAlarm(Resumable):
         statistic = torch.tensor(self.statistic, dtype=torch.float64)
         return float(self._calibration.p_value(statistic))
 
-    def judge(self, scores: Tensor) -> bool:
+    def judge(self, scores: Numbers) -> bool:
         """Return whether a whole rollout would raise an alarm; the one under way is left alone.
 
         Args:
-            scores: ``(T,)``, of all its frames.
+            scores: ``(T,)``, of all its frames; or those frames scored.
 
         Raises:
             CalibrationError: If a score is not a number.
         """
-        statistic = _statistic(scores, self.window)
-        if len(scores) > self._longest:
-            self._warn_too_long(len(scores))
+        frames = scores_in(scores)
+        statistic = _statistic(frames, self.window)
+        if len(frames) > self._longest:
+            self._warn_too_long(len(frames))
         return statistic > self.threshold
+
+    def __repr__(self) -> str:
+        state = "alarmed" if self.statistic > self.threshold else "quiet"
+        return (
+            f"RolloutAlarm(false_alarm={self.false_alarm}, window={self.window}, threshold "
+            f"{self.threshold:.3g}, {self.num_frames} frames, {state})"
+        )
 
     def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {
