@@ -15,7 +15,6 @@ from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cases import Recurrent
 from draws import noise
 from engines import (
     Uses,
@@ -34,6 +33,7 @@ from scodkit.factors.live_bytes import LiveBytes
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
+from scodkit.model.parameters import select_names
 
 # --- In-place operations -------------------------------------------------------------------
 
@@ -95,6 +95,156 @@ def test_where_autograd_does_not_mind_neither_does_the_choice() -> None:
     assert "modified in place after the layer had used it" in said[0]
 
 
+# --- What is computed from parameters alone, and shared by all samples ---------------------
+
+
+def positions(m: nn.Module, x: Tensor) -> Tensor:
+    return (x + m.p(torch.arange(x.shape[1]))).flatten(1)
+
+
+SHARED = {
+    "weight_norm": (parametrizations.weight_norm(nn.Linear(3, 4)), (4, 3)),
+    "spectral norm": (parametrizations.spectral_norm(nn.Linear(3, 4)).eval(), (4, 3)),
+    "transposed": (Uses(lambda m, x: F.linear(x, m.w.t()), w=(3, 4)), (4, 3)),
+    "columns": (Uses(lambda m, x: F.linear(x, m.w[:, :3]), w=(2, 5)), (4, 3)),
+    "copy": (Uses(lambda m, x: F.linear(x, m.w.clone()), w=(2, 3)), (4, 3)),
+    "stacked": (Uses(lambda m, x: F.linear(x, torch.cat([m.w, m.w])), w=(2, 3)), (4, 3)),
+    "scaled": (Uses(lambda m, x: x + m.w * 2.0, w=(3,)), (4, 3)),
+    "squared": (Uses(lambda m, x: x + m.w * m.w, w=(3,)), (4, 3)),
+    "squared, as many as samples": (Uses(lambda m, x: x + m.w * m.w, w=(3,)), (3, 3)),
+    "positions": (Uses(positions, p=nn.Embedding(7, 3)), (4, 5, 3)),
+    "positions in a row": (
+        Uses(lambda m, x: (x + m.p(torch.arange(5)[None])).flatten(1), p=nn.Embedding(7, 3)),
+        (4, 5, 3),
+    ),
+    "as many positions as samples": (Uses(positions, p=nn.Embedding(7, 3)), (4, 4, 3)),
+    "positions through a layer": (
+        Uses(
+            lambda m, x: (x * m.f(m.p(torch.arange(5)))).flatten(1),
+            p=nn.Embedding(7, 2),
+            f=nn.Linear(2, 3),
+        ),
+        (4, 5, 3),
+    ),
+    "used twice": (Uses(lambda m, x: F.linear(x * m.w, (m.w * 2).outer(m.w)), w=(3,)), (4, 3)),
+    "also as it is": (Uses(lambda m, x: F.linear(F.linear(x, m.w), m.w.t()), w=(2, 3)), (4, 3)),
+    "product": (Uses(lambda m, x: x @ m.w, w=(3, 4)), (4, 3)),
+    "product of sequences": (Uses(lambda m, x: (x @ m.w).flatten(1), w=(3, 4)), (4, 5, 3)),
+    "product and bias": (
+        Uses(lambda m, x: torch.addmm(m.b, x, m.w), w=(3, 4), b=(4,)),
+        (4, 3),
+    ),
+    "added in place": (Uses(lambda m, x: (x * 1).add_(m.w), w=(3,)), (4, 3)),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_what_parameters_alone_give_is_taken_for_a_parameter(case: str) -> None:
+    model, shape = SHARED[case]
+    for part in (2, 1):  # all parameters, and some of these
+        names = [name for name, _ in model.named_parameters()][::part]
+        assert right_rows(model, noise(*shape), names=names) == (HookEngine, [])
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_shared_tensors_follow_their_parameters(case: str) -> None:
+    """A later batch is replayed: nothing of the earlier one's weights may be left in it."""
+    model, shape = SHARED[case]
+    model = randomised(model)
+    network = Network(model)
+    parameters = select_names(model, [name for name, _ in model.named_parameters()])
+    hooks, loop = HookEngine(network, parameters), LoopEngine(network, parameters)
+    with network.evaluating():
+        for seed in range(3):
+            call = Inputs((noise(*shape),), {})
+            linear = hooks.linearize(call)
+            rows = torch.randn(shape[0], 2, linear.output[0].numel()).to(linear.output)
+            found = joined(linear.pull_back(rows))
+            torch.testing.assert_close(found, joined(loop.linearize(call).pull_back(rows)))
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.add_(0.1 * (seed + 1))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bias": False},
+        {"num_layers": 2},
+        {"bidirectional": True},
+        {"num_layers": 2, "bidirectional": True},
+        {"batch_first": False},
+    ],
+    ids=str,
+)
+def test_recurrent_layers_are_unrolled(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+    options = {"batch_first": True, **options}
+    first = options["batch_first"]
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        y, states = m.r(x if first else x.transpose(0, 1))
+        last = states[0] if isinstance(states, tuple) else states
+        y = y if first else y.transpose(0, 1)
+        return m.h(y[:, -1]) + m.h(y[:, 0]) * last.sum((0, 2))[:, None]
+
+    width = 4 * (2 if options.get("bidirectional") else 1)
+    model = Uses(forward, r=kind(3, 4, **options), h=nn.Linear(width, 2))
+    every = [name for name, _ in model.named_parameters()]
+    for names in (every, every[:1], every[1:2], every[-1:]):
+        assert right_rows(model, noise(4, 5, 3), names=names) == (HookEngine, [])
+
+
+def test_a_relu_network_and_cells_are_unrolled() -> None:
+    relu = Uses(
+        lambda m, x: m.r(x)[0][:, -1], r=nn.RNN(3, 2, nonlinearity="relu", batch_first=True)
+    )
+    assert right_rows(relu, noise(4, 5, 3)) == (HookEngine, [])
+
+    def stepped(m: nn.Module, x: Tensor) -> Tensor:
+        state = None
+        for step in x.unbind(1):
+            state = m.c(step, state)
+        return state[0] if isinstance(state, tuple) else state
+
+    for cell in (nn.LSTMCell(3, 2), nn.GRUCell(3, 2), nn.RNNCell(3, 2)):
+        assert right_rows(Uses(stepped, c=cell), noise(4, 5, 3)) == (HookEngine, [])
+
+
+def test_packed_sequences_are_left_to_others_with_what_to_do() -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        lengths = torch.full((len(x),), x.shape[1])
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return m.r(packed)[1][0]
+
+    model = Uses(forward, r=nn.GRU(3, 2, batch_first=True))
+    kind, said = right_rows(model, noise(4, 5, 3))
+    assert kind is not HookEngine
+    assert "pad them instead" in said[0] or "mixed up" in said[0]
+
+
+def test_a_model_that_reads_its_whole_batch_is_run_as_if_it_was_traced() -> None:
+    """As Hugging Face's models do: without padding in the batch they take a shorter way."""
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        mask = (x > -9).all(2)
+        if not torch.compiler.is_compiling() and bool(mask.all()):
+            return m.f(x).sum(1)
+        return (m.f(x) * mask[..., None]).sum(1)
+
+    model = Uses(forward, f=nn.Linear(3, 2))
+    assert right_rows(model, noise(4, 5, 3)) == (HookEngine, [])
+    assert not torch.compiler.is_compiling()
+
+
+def test_a_model_that_does_so_in_any_case_is_left_to_others() -> None:
+    model = Uses(lambda m, x: m.f(x if bool((x > -99).all()) else -x), f=nn.Linear(3, 2))
+    kind, said = right_rows(model, noise(4, 3))
+    assert kind is not HookEngine
+    assert "mixed up" in said[0]
+
+
 # --- What no rule covers -------------------------------------------------------------------
 
 
@@ -104,24 +254,14 @@ def raw(function: Callable[..., Tensor], *shape: int) -> nn.Module:
 
 UNKNOWN = {
     "prelu": (nn.Sequential(nn.Linear(3, 4), nn.PReLU(4)), "prelu"),
-    "weight_norm": (parametrizations.weight_norm(nn.Linear(3, 4)), "no rule for"),
-    "lstm": (Recurrent(nn.LSTM, 2), "torch.lstm"),
     "bilinear": (Uses(lambda m, x: m.f(x, x), f=nn.Bilinear(3, 3, 2)), "bilinear"),
-    "matmul": (raw(lambda m, x: x @ m.w, 3, 4), "no rule for torch.Tensor.matmul"),
-    "transposed": (raw(lambda m, x: F.linear(x, m.w.t()), 3, 4), "no rule for torch.Tensor.t"),
-    "columns": (raw(lambda m, x: F.linear(x, m.w[:, :3]), 2, 5), "no rule for torch.Tensor."),
-    "copy": (
-        raw(lambda m, x: F.linear(x, m.w.clone()), 2, 3),
-        "no rule for torch.Tensor.clone",
-    ),
-    "stacked": (
-        raw(lambda m, x: F.linear(x, torch.cat([m.w, m.w])), 2, 3),
-        "no rule for torch.cat",
+    "from the left": (raw(lambda m, x: (m.w @ x.T).T, 4, 3), "no matrix on its right"),
+    "scaled product": (
+        Uses(lambda m, x: torch.addmm(m.b, x, m.w, alpha=2), w=(3, 4), b=(4,)),
+        "a product that is scaled",
     ),
     "subtracted": (raw(lambda m, x: x - m.w, 3), "no rule for torch.Tensor.sub"),
     "alpha": (raw(lambda m, x: torch.add(x, m.w, alpha=2), 3), "an addition with a factor"),
-    "alone": (raw(lambda m, x: x + m.w * 2.0, 3), "arithmetic on a parameter alone"),
-    "own product": (raw(lambda m, x: x + m.w * m.w, 3), "an entry per sample"),
     "by frequency": (
         Uses(lambda m, x: m.e((x > 0).long()), e=nn.Embedding(2, 2, scale_grad_by_freq=True)),
         "scale_grad_by_freq",
@@ -154,8 +294,7 @@ class Doubling(torch.autograd.Function):
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_an_unknown_function_of_a_chosen_parameter_is_left_to_others(case: str) -> None:
     model, says = UNKNOWN[case]
-    inputs = noise(4, 5, 3) if case == "lstm" else noise(4, 3)
-    kind, said = right_rows(model, inputs)
+    kind, said = right_rows(model, noise(4, 3))
     assert kind is not HookEngine
     assert len(said) == 1
     assert (
@@ -165,7 +304,7 @@ def test_an_unknown_function_of_a_chosen_parameter_is_left_to_others(case: str) 
     assert says in said[0]
 
 
-@pytest.mark.parametrize("case", ["prelu", "weight_norm", "bilinear", "matmul", "custom"])
+@pytest.mark.parametrize("case", ["prelu", "bilinear", "from the left", "custom"])
 def test_an_unknown_function_of_other_parameters_does_no_harm(case: str) -> None:
     unknown = UNKNOWN[case][0]
     width = randomised(unknown)(noise(1, 3)).shape[1]

@@ -106,7 +106,7 @@ def dilated_groupnorm(outputs: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, how to make a batch for it, and whether torch.func can batch it."""
+    """A model, how to make a batch for it, and whether the hook engine has rules for it."""
 
     name: str
     build: Callable[[int], nn.Module]
@@ -134,14 +134,13 @@ CASES = [
     Case("conv_batchnorm", conv_batchnorm, _tensor(lambda b, _: torch.randn(b, 2, 5, 5))),
     Case("dilated_groupnorm", dilated_groupnorm, _tensor(lambda b, _: torch.randn(b, 2, 6))),
     Case("attention", Attention, _tensor(lambda b, _: torch.randn(b, 4, 4))),
+    Case("lstm", lambda d: Recurrent(nn.LSTM, d), _tensor(lambda b, _: torch.randn(b, 4, 3))),
+    Case("gru", lambda d: Recurrent(nn.GRU, d), _tensor(lambda b, _: torch.randn(b, 4, 3))),
     Case(
-        "lstm",
-        lambda d: Recurrent(nn.LSTM, d),
-        _tensor(lambda b, _: torch.randn(b, 4, 3)),
+        "prelu",
+        lambda d: nn.Sequential(nn.Linear(3, d), nn.PReLU()),
+        _tensor(lambda b, _: torch.randn(b, 3)),
         False,
-    ),
-    Case(
-        "gru", lambda d: Recurrent(nn.GRU, d), _tensor(lambda b, _: torch.randn(b, 4, 3)), False
     ),
     Case("tied", TiedEmbedding, _tensor(lambda b, d: torch.randint(0, d, (b, 4)))),
     Case(

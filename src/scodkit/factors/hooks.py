@@ -28,6 +28,7 @@ from scodkit.factors.script import OtherCallsError, Replay, Script
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
+from scodkit.numerics.torch_private import as_if_traced
 
 # bytes of the layers' outputs up to which directions are run as copies of the samples
 _SMALL = 1 << 20
@@ -68,6 +69,7 @@ class HookEngine(Engine):
         self._single: SingleEngine | None = None
         self._checksum = Checksum(network, parameters)
         self._batches = 0
+        self._traced = False  # whether the model is run as if it was traced
         self._constants: dict[int, Tensor] = {}
         self._older: Strangers = {}
         self._other_calls = 0  # passes that differed from their script
@@ -113,7 +115,7 @@ class HookEngine(Engine):
             self._batches += 1
         replay = Replay(script)
         try:
-            output = self.network(call, replay)
+            output = self._run(call, replay)
             differs = next(replay.steps, None) is not None  # a call is missing
         except OtherCallsError:
             differs = True
@@ -155,13 +157,8 @@ class HookEngine(Engine):
         recorder = self._recorder(call)
         try:
             output = self._watched(recorder, call)
-        except UnsupportedCallError:
-            if not recorder.strangers:
-                raise
-            # a tensor seen again, unmodified, existed before this pass: a mask or a table
-            self._older = recorder.strangers
-            recorder = self._recorder(call)
-            output = self._watched(recorder, call)
+        except UnsupportedCallError as error:
+            recorder, output = self._recorded_again(call, recorder, error)
         finally:
             self._older = recorder.strangers
         self._delta_bytes = recorder.edges.output_bytes // max(1, call.batch_size)
@@ -174,7 +171,29 @@ class HookEngine(Engine):
         linear = HookLinearization(recorder, output, self.parameters, self.recording, head)
         return linear, recorder
 
-    def _recorder(self, call: Inputs) -> Recorder:
+    def _recorded_again(
+        self, call: Inputs, recorder: Recorder, error: UnsupportedCallError
+    ) -> tuple[Recorder, Tensor]:
+        """Return another recording of a pass that could not be followed.
+
+        Raises:
+            UnsupportedCallError: If it cannot be followed in any way.
+        """
+        for traced, per_sample in ((False, True), (True, True), (True, False)):
+            if recorder.strangers:
+                # a tensor seen again, unmodified, existed before this pass: a mask or a table
+                self._older = recorder.strangers
+            elif not traced:
+                continue
+            before, self._traced = self._traced, self._traced or traced
+            recorder = self._recorder(call, per_sample)
+            try:
+                return recorder, self._watched(recorder, call)
+            except UnsupportedCallError as another:
+                self._traced, error = before, another
+        raise error
+
+    def _recorder(self, call: Inputs, per_sample: bool = True) -> Recorder:
         module = self.network.running(call)
         if self._older or not self._constants:  # before the pass: they depend on no sample yet
             self._constants = constants_of(module)
@@ -185,12 +204,21 @@ class HookEngine(Engine):
             self._constants,
             self._older,
             copies=self._copies,
+            per_sample=per_sample,
         )
 
     def _watched(self, recorder: Recorder, call: Inputs) -> Tensor:
-        output = self.network(call, recorder)
+        output = self._run(call, recorder)
         recorder.check(output)
         return output
+
+    def _run(self, call: Inputs, watcher: Recorder | Replay) -> Tensor:
+        if not self._traced:
+            return self.network(call, watcher)
+        # what a model reads of its batch in passing, such as whether anything is masked at
+        # all, it does not read while it is traced: there each sample is computed by itself
+        with as_if_traced():
+            return self.network(call, watcher)
 
     def _check(self, call: Inputs, linear: Linearization, layout: object) -> bool:
         """Check the first batch of a layout, and one in `check_every` of the later ones.

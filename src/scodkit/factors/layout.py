@@ -27,7 +27,7 @@ class Lay(NamedTuple):
 
 FIRST = Lay(0)  # the first axis is the batch axis
 MIXED = Lay(-1)  # depends on several samples, or on unknown ones
-COUNTED = Lay(-2)  # depends on no sample: the numbers 0 to B - 1
+COUNTED = Lay(-2)  # depends on no sample: the numbers 0 to B - 1, along the first axis
 NEW = Lay(-3)  # depends on no sample yet, and has no views: just allocated
 NOBODYS = (None, COUNTED, NEW)
 
@@ -141,7 +141,7 @@ def _kept_by_index(call: Call, tensor: Tensor, index: Any) -> Lay:
     where, index = call.wheres[0], index if isinstance(index, tuple) else (index,)
     where = FIRST if where is None or where is NEW else where
     if isinstance(index[0], Tensor) and call.where_of(index[0]) is COUNTED:
-        return _picked_from_each(call, where, index[1:])
+        return _picked_from_each(call, where, index[0].ndim, index[1:])
     num_indexed = sum(_axes_of(i) for i in index)
     arrays = [i for i in index if isinstance(i, (Tensor, list))]
     if len(arrays) > 1 or (arrays and any(type(i) is int for i in index)):
@@ -188,14 +188,30 @@ def _is_full(index: slice, length: int) -> bool:
     return index.indices(length) == (0, length, 1)
 
 
-def _picked_from_each(call: Call, where: Lay, rest: tuple[Any, ...]) -> Lay:
-    """Return where samples lie in ``x[arange(B), i, ...]``: one entry per sample."""
+def only_reshaped(func: Callable[..., Any], call: Call) -> bool:
+    """Return whether a function adds axes of length one, or none, and keeps all entries."""
+    if func is not Tensor.__getitem__:
+        return func in (Tensor.unsqueeze, torch.unsqueeze, Tensor.to, Tensor.long)
+    index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
+    return all(i is None or (isinstance(i, slice) and i == slice(None)) for i in index)
+
+
+def _picked_from_each(call: Call, where: Lay, ndim: int, rest: tuple[Any, ...]) -> Lay:
+    """Return where samples lie in ``x[arange(B), i, ...]``: entries of each sample.
+
+    Args:
+        call: The call.
+        where: Where samples lie in ``x``.
+        ndim: Axes of the counting index; those after the first have length one.
+        rest: The other indices, which are broadcast against it.
+    """
 
     def of_each(i: Any) -> bool:
         if not isinstance(i, Tensor):
             return type(i) is int
-        whole = i.ndim == 1 and i.dtype in (torch.int64, torch.int32)
-        return whole and call.where_of(i) in (*NOBODYS, FIRST)
+        if i.dtype not in (torch.int64, torch.int32) or not 0 < i.ndim <= ndim:
+            return False
+        return call.where_of(i) in NOBODYS or (i.ndim == ndim and call.where_of(i) == FIRST)
 
     return FIRST if where == FIRST and all(map(of_each, rest)) else MIXED
 

@@ -20,7 +20,7 @@ from scodkit.factors.engine import (
     Sums,
     Tall,
 )
-from scodkit.factors.rules import Layer, Outer, Rows
+from scodkit.factors.rules import Derived, Layer, Outer, Place, Rows
 from scodkit.factors.rules.layer import project_whole
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.torch_private import out_of_map, pull_back
@@ -52,12 +52,15 @@ class Edges:
         starts: Indices of the layers with nothing before them that requires gradients.
         output_bytes: Total size of the layers' outputs.
         shared: First columns of parameters that are used more than once, or in parts.
+        leaves: What derived tensors are computed from: columns of parameters, and the tensors
+            that stand for these in the graph.
     """
 
     of_layers: list[GradientEdge] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     output_bytes: int = 0
     shared: set[int] = field(default_factory=set)
+    leaves: list[tuple[Place, Tensor]] = field(default_factory=list)
 
 
 def backward(
@@ -100,7 +103,11 @@ def backward(
 
 
 def _gradients(
-    output: Tensor, edges: Sequence[GradientEdge], rows: Tensor, *, batched: bool = False
+    output: Tensor,
+    edges: Sequence[GradientEdge] | Sequence[Tensor],
+    rows: Tensor,
+    *,
+    batched: bool = False,
 ) -> Sequence[Tensor | None]:
     return torch.autograd.grad(
         output, edges, rows, retain_graph=True, allow_unused=True, is_grads_batched=batched
@@ -204,10 +211,12 @@ class Watched(Protocol):
 
     Attributes:
         layers: The calls, in order.
-        edges: Gradient edges of their outputs.
+        derived: Tensors computed from chosen parameters alone, in order.
+        edges: Gradient edges of the layers' outputs.
     """
 
     layers: list[Layer]
+    derived: list[Tensor]
     edges: Edges
 
 
@@ -230,7 +239,7 @@ class HookLinearization(Linearization):
         few_kernels: bool,
         head: Head | None,
     ) -> None:
-        self.layers, self.edges = watched.layers, watched.edges
+        self.layers, self.edges, self.derived = watched.layers, watched.edges, watched.derived
         self.graph = output
         self.parameters = parameters
         self.few_kernels = few_kernels
@@ -317,25 +326,53 @@ class HookFactors(Factors):
         linear, layers = self._linear, self._linear.layers
         missing = linear.parameters.by_start.copy()
         sums: dict[int, Tensor] = {}
+        of_derived: dict[int, Tensor] = {}
 
         def take(i: int, delta: Tensor) -> None:
             layers[i].check_unchanged()
             for place, rows in layers[i].gradients(delta):
-                start = place.block.start
-                if start not in linear.edges.shared:
-                    use(missing.pop(start), rows)
-                    continue
-                if start not in sums:
-                    sums[start] = self._zeros(place.block)
-                part = slice(place.columns.start - start, place.columns.stop - start)
-                sums[start][:, :, part] += _dense(rows)
+                if isinstance(place, Derived):
+                    before = of_derived.get(place.index)
+                    of_derived[place.index] = (
+                        _dense(rows) if before is None else before + _dense(rows)
+                    )
+                elif place.block.start not in linear.edges.shared:
+                    use(missing.pop(place.block.start), rows)
+                else:
+                    add(place, _dense(rows))
+
+        def add(place: Place, rows: Tensor) -> None:
+            start = place.block.start
+            if start not in sums:
+                sums[start] = self._zeros(place.block)
+            part = slice(place.columns.start - start, place.columns.stop - start)
+            sums[start][:, :, part] += rows
 
         # there are no gradients without layers, or without a graph
         if layers and linear.graph.requires_grad:
             few = linear.few_kernels
             backward(linear.graph, linear.edges, self._rows, take, few_kernels=few)
+        for index, rows in of_derived.items():
+            self._pull_further(linear.derived[index], rows, add)
         for start, columns in missing.items():
             use(columns, sums.pop(start) if start in sums else self._zeros(columns))
+
+    def _pull_further(
+        self, derived: Tensor, rows: Tensor, add: Callable[[Place, Tensor], None]
+    ) -> None:
+        """Pull rows of a derived tensor back to the parameters it was computed from.
+
+        Args:
+            derived: The tensor, with its graph.
+            rows: ``(b, q, n)``, ``n`` its number of entries.
+            add: Called with columns and their rows.
+        """
+        places, leaves = zip(*self._linear.edges.leaves, strict=True)
+        flat = rows.reshape(-1, *derived.shape)
+        pulled = _gradients(derived, leaves, flat, batched=True)
+        for place, gradient in zip(places, pulled, strict=True):
+            if gradient is not None:
+                add(place, gradient.reshape(*rows.shape[:2], -1))
 
     def _zeros(self, columns: slice) -> Tensor:
         return self._rows.new_zeros(*self._rows.shape[:2], columns.stop - columns.start)

@@ -16,18 +16,30 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from scodkit.factors.engine import Head
-from scodkit.factors.layout import FIRST, MIXED
+from scodkit.factors.layout import FIRST, MIXED, NOBODYS, tensors_in
 from scodkit.factors.pullback import Edges
-from scodkit.factors.rules import RULES, Batch, Layer, Place, UnsupportedCallError
+from scodkit.factors.rules import (
+    RULES,
+    UNROLLED,
+    Batch,
+    Derived,
+    Layer,
+    Place,
+    UnsupportedCallError,
+    unrolled,
+)
 from scodkit.factors.rules.layer import Linear
+from scodkit.factors.sample_rules import ASKING
 from scodkit.factors.samples import Samples, Strangers, constants_of
 from scodkit.factors.script import Script
 from scodkit.model.inputs import ordinary
 from scodkit.model.parameters import ParameterSet
-from scodkit.numerics.torch_private import attention, set_grad_enabled
+from scodkit.numerics.torch_private import attention, set_grad_enabled, without_torch_function
 
 # functions whose result is a constant to autograd, not the parameter
 _CONSTANTS = frozenset({Tensor.detach, Tensor.data.__get__})  # type: ignore[attr-defined]
+
+_EXPANDING = frozenset({Tensor.expand, Tensor.expand_as})
 
 _OPERANDS = 2
 
@@ -43,9 +55,12 @@ class Recorder(TorchFunctionMode):
         older: See `Samples`.
         copies: Whether the model has weights or buffers created in inference mode, which
             autograd refuses to save.
+        per_sample: Whether what is computed from parameters alone, with as many rows as there
+            are samples, has a row for each sample; or else for each position of a sequence.
 
     Attributes:
         layers: The calls on chosen parameters, in order.
+        derived: Tensors computed from chosen parameters alone, in order.
         script: All calls of torch functions.
         edges: Gradient edges of the layers' outputs.
         places: Columns of tensors with chosen weights, by id: parameters, and parts of them.
@@ -60,13 +75,17 @@ class Recorder(TorchFunctionMode):
         older: Strangers | None = None,
         *,
         copies: bool,
+        per_sample: bool = True,
     ) -> None:
         super().__init__()
         self.layers: list[Layer] = []
+        self.derived: list[Tensor] = []
         self.edges = Edges()
         named = dict(model.named_parameters())
         columns = {block.name: block.columns for block in parameters.blocks}
-        self.places = {id(named[n]): Place(block, block) for n, block in columns.items()}
+        self.places: dict[int, Place | Derived] = {
+            id(named[n]): Place(block, block) for n, block in columns.items()
+        }
         self._alive: list[Tensor] = [
             named[name] for name in columns
         ]  # an id is valid only while its tensor is alive
@@ -76,7 +95,8 @@ class Recorder(TorchFunctionMode):
         self._samples = Samples(size, constants, older) if size > 1 else None
         self.script = Script(constants)
         self.script.complete = not copies
-        self._copies = copies
+        self._copies, self._per_sample = copies, per_sample
+        self._leaves: dict[int, Tensor] = {}  # of derived tensors, by the parameter's id
         # by a parameter's first column: item size of the output of its last use
         self._itemsizes: dict[int, int | None] = {c.start: None for c in columns.values()}
 
@@ -98,14 +118,21 @@ class Recorder(TorchFunctionMode):
                 return attention(*args, **kwargs)
         concerned = self._concerned(args) or (kwargs and self._concerned(kwargs.values()))
         concerned = concerned and torch.is_grad_enabled()
+        if func in UNROLLED and (concerned or (self.layers and torch.is_grad_enabled())):
+            self.script.add(unrolled, (), {}, graph=False)
+            with self:
+                return unrolled(func, args)
         graph = concerned or self.layers or func is set_grad_enabled
         self.script.add(func, args, kwargs, bool(graph))
         if concerned:
-            if func in RULES:
+            if self._is_shared(func, args, kwargs):
+                result = self._derive(func, args, kwargs)
+            elif func in RULES:
                 output = self._remember(func, args, kwargs)
                 self.script.mark(output)
                 return output
-            result = self._seen_from(func, args, kwargs)
+            else:
+                result = self._seen_from(func, args, kwargs)
         else:
             result = self._pass_on(func, args, kwargs)
         if self._samples is not None:
@@ -202,12 +229,68 @@ class Recorder(TorchFunctionMode):
             self.edges.starts.append(len(self.edges.of_layers))
         self.edges.of_layers.append(get_gradient_edge(output))
         self.edges.output_bytes += output.nbytes
-        self.script.add_layer(layer, [*args, *kwargs.values()], weights)
+        derived = {key for key in weights if isinstance(self.places[key], Derived)}
+        self.script.add_layer(layer, [*args, *kwargs.values()], weights, derived)
         for parameter in layer.parameters:
             place = self.places.get(id(parameter))
-            if place is not None:
+            if isinstance(place, Place):
                 self._use(place, output.itemsize)
         return output
+
+    def _is_shared(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Return whether a call on chosen parameters has a result that all samples share."""
+        if self._samples is None:
+            return False  # everything belongs to the single sample
+        if func in ASKING or func in _CONSTANTS:
+            return False
+        given = tensors_in((*args, *kwargs.values()))
+        if any(self._samples.of(tensor) not in NOBODYS for tensor in given):
+            return False
+        if func in _EXPANDING or (func in RULES and self._per_sample):
+            with without_torch_function(), torch.no_grad():
+                result = func(*args, **kwargs)
+            return not (result.ndim and len(result) == self._batch.size)
+        return func in RULES or not self._is_view(func, args, kwargs)
+
+    def _is_view(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Return whether a call returns parts of a parameter, or no tensor at all."""
+        with without_torch_function(), torch.no_grad():
+            result = func(*args, **kwargs)
+        parts = result if isinstance(result, (list, tuple)) else [result]
+        return all(
+            not isinstance(part, Tensor) or self._part_of(part, args[0]) for part in parts
+        )
+
+    def _derive(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return the result of a call on parameters alone, with its graph."""
+        leaves: dict[int, Tensor] = {}
+
+        def leaf(tensor: Tensor) -> Tensor:
+            place = self.places.get(id(tensor))
+            if not isinstance(place, Place):
+                return ordinary(tensor) if self._copies else tensor
+            if id(tensor) not in self._leaves:
+                self._leaves[id(tensor)] = ordinary(tensor.detach()).requires_grad_()
+                self.edges.leaves.append((place, self._leaves[id(tensor)]))
+            self._use(place, tensor.itemsize)
+            self.edges.shared.add(place.block.start)
+            leaves[id(tensor)] = self._leaves[id(tensor)]
+            return leaves[id(tensor)]
+
+        swapped, named = _mapped(args, kwargs, leaf)
+        result = func(*swapped, **named)
+        for tensor in tensors_in((result,)):
+            if tensor.requires_grad:
+                self.places[id(tensor)] = Derived(len(self.derived))
+                self.derived.append(tensor)
+        self.script.add_derived([*args, *kwargs.values()], leaves)
+        return result
 
     def _use(self, place: Place, itemsize: int) -> None:
         start = place.block.start
@@ -265,12 +348,12 @@ class Recorder(TorchFunctionMode):
         if (made.node, made.output_nr) != (end.node, end.output_nr):
             return None
         places = [self.places.get(id(tensor)) for tensor in (layer.weight, layer.bias)]
-        chosen = [place for place in places if place is not None]
+        chosen = [place for place in places if isinstance(place, Place)]
         # rows are used for parts of parameters, and if a chosen one does not affect the output
         whole = all(place.columns == place.block for place in chosen)
         if not whole or len(chosen) < len(self._itemsizes):
             return None
-        weight, bias = (None if place is None else place.columns for place in places)
+        weight, bias = (p.columns if isinstance(p, Place) else None for p in places)
         return Head(layer.input.detach(), weight, bias)
 
     def row_bytes(self, sum_bytes: int) -> int:
@@ -279,7 +362,8 @@ class Recorder(TorchFunctionMode):
         Args:
             sum_bytes: Item size where several uses, or parts, of a parameter are summed.
         """
-        blocks = {place.block.start: place.block for place in self.places.values()}
+        chosen = (place for place in self.places.values() if isinstance(place, Place))
+        blocks = {place.block.start: place.block for place in chosen}
         total = 0
         for start, itemsize in self._itemsizes.items():
             summed = itemsize is None or start in self.edges.shared
@@ -304,16 +388,23 @@ class Recorder(TorchFunctionMode):
 
     def _is_part(self, part: Tensor, whole: object) -> bool:
         """Return whether a tensor is a contiguous view of a parameter; record its columns."""
-        if not isinstance(whole, Tensor) or id(whole) not in self.places:
+        place = self._part_of(part, whole)
+        if place is None:
             return False
-        shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-        if not (shared and part.is_contiguous() and whole.is_contiguous()):
-            return False
-        place = self.places[id(whole)]
-        start = place.columns.start + part.storage_offset() - whole.storage_offset()
-        self.places[id(part)] = Place(place.block, slice(start, start + part.numel()))
+        self.places[id(part)] = place
         self._alive.append(part)
         return True
+
+    def _part_of(self, part: Tensor, whole: object) -> Place | None:
+        """Return the columns of a contiguous view of a parameter; None if it is none."""
+        place = self.places.get(id(whole))
+        if not isinstance(whole, Tensor) or not isinstance(place, Place):
+            return None
+        shared = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+        if not (shared and part.is_contiguous() and whole.is_contiguous()):
+            return None
+        start = place.columns.start + part.storage_offset() - whole.storage_offset()
+        return Place(place.block, slice(start, start + part.numel()))
 
 
 def _mapped(

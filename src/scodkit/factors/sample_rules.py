@@ -133,7 +133,9 @@ def _along(position: int = 1, default: Any = None, together: bool = False) -> Ru
         tensor, where = call.alike() if together else call.only()
         dims = [dims] if type(dims) is int else dims
         plain = isinstance(dims, (list, tuple)) and all(type(dim) is int for dim in dims)
-        if not plain or {t.ndim for t in call.tensors} != {tensor.ndim}:
+        # torch leaves out an empty vector among those it concatenates
+        used = [t for t in call.tensors if not together or t.shape != (0,)]
+        if not plain or {t.ndim for t in used} != {tensor.ndim}:
             return MIXED
         return [_beside(tensor.ndim, where, dims, result.ndim) for result in results]
 

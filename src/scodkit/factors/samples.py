@@ -22,6 +22,7 @@ from scodkit.factors.layout import (
     NOBODYS,
     Call,
     Where,
+    only_reshaped,
     tensors_in,
     written,
 )
@@ -93,7 +94,7 @@ class Samples:
         call = Call(self.size, self.of, args, kwargs)
         results = tensors_in((result,))
         if all(where in NOBODYS for where in call.wheres):
-            wheres: Sequence[Where] = [self._without(func, call)] * len(results)
+            wheres: Sequence[Where] = [self._without(func, call, r) for r in results]
         elif func is Tensor.__setitem__:
             results, wheres = [args[0]], [written(call)]
         elif not results or kwargs.get("out") is not None:
@@ -119,9 +120,12 @@ class Samples:
                 self._lose(func)  # overwritten, and with it all tensors that share its memory
             self.put(tensor, where)
 
-    def _without(self, func: Callable[..., Any], call: Call) -> Where:
+    def _without(self, func: Callable[..., Any], call: Call, result: Tensor) -> Where:
         """Return where samples lie in the result of a call whose arguments have none."""
         if func is torch.arange and len(call.args) == 1 and call.args[0] == self.size:
+            return COUNTED
+        counted = call.wheres[:1] == [COUNTED] and len(result) == self.size
+        if counted and only_reshaped(func, call):
             return COUNTED
         return NEW if func in MAKING else None if call.wheres else MIXED
 

@@ -9,7 +9,8 @@ difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from scodkit.factors.layout import tensors_in
 from scodkit.factors.pullback import Edges
-from scodkit.factors.rules import Layer
-from scodkit.numerics.torch_private import attention
+from scodkit.factors.rules import UNROLLED, Layer, unrolled
+from scodkit.numerics.torch_private import attention, set_grad_enabled
 
 _MARK = "_scodkit_slot"
 
@@ -79,7 +80,9 @@ class Step(NamedTuple):
         graph: Whether autograd has to record it.
         layer: The layer of a call on chosen parameters, without its inputs.
         inputs: Indices of the layer's inputs among the values.
-        weights: Indices of the chosen parameters, each with the tensor to use in its place.
+        weights: Indices of the chosen parameters, each with the tensor to use in its place; of
+            a derived tensor, whether the one of this pass is to require gradients.
+        derived: Whether it computes a derived tensor.
     """
 
     func: Callable[..., Any]
@@ -88,7 +91,13 @@ class Step(NamedTuple):
     graph: bool
     layer: Layer | None = None
     inputs: tuple[int, ...] = ()
-    weights: tuple[tuple[int, Tensor], ...] = ()
+    weights: tuple[tuple[int, Tensor | bool], ...] = ()
+    derived: bool = False
+
+    @property
+    def form(self) -> tuple[Callable[..., Any], tuple[str, ...], int]:
+        """The function, the names of its keyword arguments, and how many arguments."""
+        return self.func, self.names, len(self.values)
 
 
 class Script:
@@ -141,13 +150,35 @@ class Script:
             return
         self.steps.append(Step(func, values, tuple(kwargs), graph))
 
-    def add_layer(self, layer: Layer, given: list[Any], weights: dict[int, Tensor]) -> None:
+    def add_derived(self, given: list[Any], leaves: dict[int, Tensor]) -> None:
+        """Mark the last call as one that computes a tensor from chosen parameters alone.
+
+        Args:
+            given: Its arguments, keywords last.
+            leaves: The tensors used in place of parameters, by the ids of these.
+        """
+        if not self.complete:
+            return
+        swaps = tuple((i, leaves[id(v)]) for i, v in enumerate(given) if id(v) in leaves)
+        if len(swaps) < len(leaves):  # in a list of arguments
+            self.complete = False
+            return
+        self.steps[-1] = self.steps[-1]._replace(weights=swaps, derived=True)
+
+    def add_layer(
+        self,
+        layer: Layer,
+        given: list[Any],
+        weights: dict[int, Tensor],
+        derived: Collection[int],
+    ) -> None:
         """Mark the last call as one on chosen parameters.
 
         Args:
             layer: The layer of the call.
             given: Its arguments, keywords last.
             weights: The tensors used in place of the chosen parameters, by the ids of these.
+            derived: The ids among these that are of derived tensors.
         """
         if not self.complete:
             return
@@ -157,7 +188,11 @@ class Script:
         except ValueError:  # an input of the layer was computed from the arguments
             self.complete = False
             return
-        swaps = tuple((i, weights[key]) for i, key in enumerate(ids) if key in weights)
+        swaps = tuple(
+            (i, weights[key].requires_grad if key in derived else weights[key])
+            for i, key in enumerate(ids)
+            if key in weights
+        )
         # without the inputs, which would keep the whole pass in memory
         self.steps[-1] = self.steps[-1]._replace(
             layer=layer.again(()), inputs=inputs, weights=swaps
@@ -197,6 +232,7 @@ class Replay(TorchFunctionMode):
 
     Attributes:
         layers: The calls on chosen parameters, in order.
+        derived: Tensors computed from chosen parameters alone, in order.
         edges: Gradient edges of the layers' outputs.
         steps: The remaining calls.
     """
@@ -204,8 +240,8 @@ class Replay(TorchFunctionMode):
     def __init__(self, script: Script) -> None:
         super().__init__()
         self.layers: list[Layer] = []
-        known = script.edges
-        self.edges = Edges([], known.starts, known.output_bytes, known.shared)
+        self.derived: list[Tensor] = []
+        self.edges = replace(script.edges, of_layers=[])
         self.steps = iter(script.steps)
         self._slots = 0
         # for the marks of tensors: with the replay itself they would form a reference cycle
@@ -234,13 +270,15 @@ class Replay(TorchFunctionMode):
                 return attention(*args, **kwargs)
         given = (*args, *kwargs.values())
         step = next(self.steps, None)
-        form = (func, tuple(kwargs), len(given))
-        if step is None or form != (step.func, step.names, len(step.values)):
-            raise OtherCallsError
+        if step is None or (func, tuple(kwargs), len(given)) != step.form:
+            if step is not None and step.func is unrolled and func in UNROLLED:
+                with self:
+                    return unrolled(func, args)
+            raise self._abandoned(func, args)
         for value, known in zip(given, step.values, strict=True):
             if value is not known and not self._same(value, known):
-                raise OtherCallsError
-        if step.layer is not None:
+                raise self._abandoned(func, args)
+        if step.layer is not None or step.derived:
             result: Any = self._layer(step, given)
         elif step.graph:
             result = func(*args, **kwargs)
@@ -250,10 +288,19 @@ class Replay(TorchFunctionMode):
         if isinstance(result, Tensor):
             setattr(result, _MARK, (self._token, self._slots))
             self._slots += 1
-        elif type(result) in (list, tuple):
-            for tensor in tensors_in(result):
-                self.watch(tensor)
+        else:
+            self._watch_all(result)
         return result
+
+    def _abandoned(self, func: Callable[..., Any], args: tuple[Any, ...]) -> OtherCallsError:
+        if func is set_grad_enabled:  # or leaving the model's no_grad would leave it switched
+            func(*args)
+        return OtherCallsError()
+
+    def _watch_all(self, results: Any) -> None:
+        if type(results) in (list, tuple):
+            for tensor in tensors_in(results):
+                self.watch(tensor)
 
     def _layer(self, step: Step, given: tuple[Any, ...]) -> Tensor:
         """Return the output of a call on chosen parameters, and record the layer.
@@ -261,26 +308,35 @@ class Replay(TorchFunctionMode):
         Raises:
             OtherCallsError: If the output does not require a gradient.
         """
-        assert step.layer is not None
+        output: Tensor = self._run(step, given)
+        if step.layer is None:
+            self.derived += [t for t in tensors_in((output,)) if t.requires_grad]
+            return output
         inputs = tuple(map(given.__getitem__, step.inputs))
-        swapped = list(given)
-        for i, weight in step.weights:
-            swapped[i] = weight
-        if step.names:
-            count = len(given) - len(step.names)
-            named = dict(zip(step.names, swapped[count:], strict=True))
-            output: Tensor = step.func(*swapped[:count], **named)
-        else:
-            output = step.func(*swapped)
         if not output.requires_grad:  # it did in the recording
             raise OtherCallsError
         self.edges.of_layers.append(get_gradient_edge(output))
         self.layers.append(step.layer.again(inputs))
         return output
 
+    def _run(self, step: Step, given: tuple[Any, ...]) -> Any:
+        """Return the result of a call, with its chosen parameters replaced."""
+        swapped = list(given)
+        for i, weight in step.weights:
+            if isinstance(weight, bool):
+                weight = given[i].detach().requires_grad_(weight)
+            swapped[i] = weight
+        if not step.names:
+            return step.func(*swapped)
+        count = len(given) - len(step.names)
+        named = dict(zip(step.names, swapped[count:], strict=True))
+        return step.func(*swapped[:count], **named)
+
     def _same(self, value: Any, known: Any) -> bool:
         """Return whether an argument equals the recorded one."""
         kind = type(known)
+        if value is known:
+            return True
         if kind is _Slot:
             mark = getattr(value, _MARK, None)
             return mark is not None and mark[0] is self._token and mark[1] == known

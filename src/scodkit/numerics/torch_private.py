@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +61,24 @@ pull_back: Callable[..., Sequence[Tensor | None]] = functools.partial(
     accumulate_grad=False,
 )
 
+_TRACING = threading.RLock()
+
+
+@contextlib.contextmanager
+def as_if_traced() -> Iterator[None]:
+    """Have ``torch.compiler.is_compiling()`` return True: models avoid reading values then.
+
+    The flag is the process's own: one thread at a time.
+    """
+    with _TRACING:
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
+
+
 # torch numbers vmaps by their nesting level: that of torch.autograd.grad is outermost
 _LEVEL = 1
 
@@ -75,5 +95,8 @@ def compile_graph(traced: Any, example: list[Any]) -> Any:
         traced: From `make_fx`.
         example: Tensors it was traced with.
     """
+    # each input has a fake tensor of a mode of its own, where the compiler expects one mode
+    for node in traced.graph.nodes:
+        node.meta.pop("val", None)
     # a C++ wrapper for the calls between kernels: a tenth of the time of a small network
     return torch._inductor.compile(traced, example, {"cpp_wrapper": not example[0].is_cuda})

@@ -14,14 +14,18 @@ from scodkit.factors.rules.embedding import Embedding
 from scodkit.factors.rules.layer import (
     Batch,
     Convolution,
+    Derived,
     Layer,
     Linear,
     Outer,
     Place,
+    Product,
     Rows,
     TransposedConvolution,
     UnsupportedCallError,
+    biased_product,
 )
+from scodkit.factors.rules.recurrent import UNROLLED, unrolled
 
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 _NORMS = (F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.rms_norm)
@@ -34,8 +38,21 @@ RULES: dict[Callable[..., Any], Callable[..., Layer]] = {
     F.embedding: Embedding,
     **{func: broadcast.norm(func) for func in _NORMS},
     **dict.fromkeys([torch.mul, Tensor.mul], broadcast.product),
-    **dict.fromkeys([torch.add, Tensor.add], broadcast.total),
+    **dict.fromkeys([torch.add, Tensor.add, Tensor.add_], broadcast.total),
+    **dict.fromkeys([torch.matmul, Tensor.matmul, torch.mm, Tensor.mm], Product),
+    torch.addmm: biased_product,
     **dict.fromkeys([Tensor.expand, Tensor.expand_as], broadcast.expansion),
 }
 
-__all__ = ["RULES", "Batch", "Layer", "Outer", "Place", "Rows", "UnsupportedCallError"]
+__all__ = [
+    "RULES",
+    "UNROLLED",
+    "Batch",
+    "Derived",
+    "Layer",
+    "Outer",
+    "Place",
+    "Rows",
+    "UnsupportedCallError",
+    "unrolled",
+]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from scodkit.factors.rules.layer import Batch, Layer, Place, Rows, UnsupportedCallError
+from scodkit.factors.rules.layer import Batch, Derived, Layer, Place, Rows, UnsupportedCallError
 
 # positions from which a matrix product beats an element-wise product and a sum, on a GPU
 _MANY = 64
@@ -52,7 +52,9 @@ class Broadcast(Layer):
         super().__init__(batch, [term.parameter for term in terms], *inputs)
         self._terms = terms
 
-    def place(self, batch: Batch, output: Tensor, places: Mapping[int, Place]) -> None:
+    def place(
+        self, batch: Batch, output: Tensor, places: Mapping[int, Place | Derived]
+    ) -> None:
         """See `Layer.place`.
 
         Raises:
@@ -64,7 +66,7 @@ class Broadcast(Layer):
             if batch.lay.axis in term.spans(output.ndim):
                 raise UnsupportedCallError("a parameter with an entry per sample")
 
-    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
         """See `Layer.gradients`."""
         sample_axis = self.batch.lay.axis if self.batch.size > 1 else None
         for term in self._terms:

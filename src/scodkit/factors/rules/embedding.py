@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from scodkit.factors.rules.layer import Batch, Layer, Place, Rows, UnsupportedCallError
+from scodkit.factors.rules.layer import Batch, Derived, Layer, Place, Rows, UnsupportedCallError
 
 
 class Embedding(Layer):
@@ -29,7 +29,7 @@ class Embedding(Layer):
         self._weight = weight
         self._padding = padding_idx
 
-    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
         """See `Layer.gradients`."""
         (place,), (input,) = self.places.values(), self.inputs
         entries, width = self._weight.shape

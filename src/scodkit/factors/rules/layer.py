@@ -180,6 +180,20 @@ class Place:
     columns: slice
 
 
+@dataclass(frozen=True)
+class Derived:
+    """A tensor computed from chosen parameters alone, which no sample had a part in.
+
+    A table of positions that was looked up, or a weight that is normalised before use. The
+    layer that uses it yields rows of the tensor, as if that were a parameter.
+
+    Args:
+        index: Of the tensor, in the order in which a forward pass computes them.
+    """
+
+    index: int
+
+
 class Layer(ABC):
     """One call of a torch function on chosen parameters.
 
@@ -197,12 +211,14 @@ class Layer(ABC):
     ) -> None:
         self.batch = batch
         self.parameters = [parameter for parameter in parameters if parameter is not None]
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, Place | Derived] = {}
         self.inputs = inputs
         # tensors created in inference mode have no version, and cannot be modified here
         self._versions = [None if t.is_inference() else t._version for t in inputs]
 
-    def place(self, batch: Batch, output: Tensor, places: Mapping[int, Place]) -> None:
+    def place(
+        self, batch: Batch, output: Tensor, places: Mapping[int, Place | Derived]
+    ) -> None:
         """Set where the samples lie in the output, and the columns of the parameters.
 
         Args:
@@ -224,7 +240,7 @@ class Layer(ABC):
         return layer
 
     @abstractmethod
-    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
         """Yield the per-sample gradients ``(b, q, n)`` of the chosen parameters.
 
         Args:
@@ -258,7 +274,7 @@ class Linear(Layer):
         """``x``."""
         return self.inputs[0]
 
-    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
         """See `Layer.gradients`; outer products if there is one place per sample."""
         weight, bias = self.places.get(id(self.weight)), self.places.get(id(self.bias))
         a = self.inputs[0]
@@ -283,6 +299,57 @@ class Linear(Layer):
             yield bias, delta.sum(2)
 
 
+class Product(Linear):
+    """``y = x W (+ b)`` on ``x (..., i)``, with a weight ``(i, o)``: a matrix product."""
+
+    def __init__(
+        self, batch: Batch, input: Tensor, other: Tensor, bias: Tensor | None = None
+    ) -> None:
+        super().__init__(batch, input, other, bias)
+
+    def place(
+        self, batch: Batch, output: Tensor, places: Mapping[int, Place | Derived]
+    ) -> None:
+        """See `Layer.place`.
+
+        Raises:
+            UnsupportedCallError: If a parameter is on the left, or is no matrix.
+        """
+        super().place(batch, output, places)
+        if id(self.input) in places or self.weight.ndim != _MATRIX:
+            raise UnsupportedCallError(
+                "a product with a parameter that is no matrix on its right"
+            )
+
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
+        """See `Layer.gradients`."""
+        weight = self.places.get(id(self.weight))
+        for place, rows in super().gradients(delta):
+            if place is weight:
+                rows = rows if isinstance(rows, Tensor) else rows.dense()
+                rows = rows.view(*rows.shape[:2], *self.weight.shape[::-1]).mT.flatten(2)
+            yield place, rows
+
+
+def biased_product(
+    batch: Batch,
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Layer:
+    """Return the layer of ``addmm``: ``input + mat1 mat2``.
+
+    Raises:
+        UnsupportedCallError: If a factor is scaled, or what is added is no vector.
+    """
+    if (beta, alpha) != (1, 1) or input.ndim != 1:
+        raise UnsupportedCallError("a product that is scaled, or added to a matrix")
+    return Product(batch, mat1, mat2, input)
+
+
 class Convolution(Layer):
     """``x (B m, channels, *positions)``; the arguments are those of ``F.conv1d`` to ``3d``."""
 
@@ -303,7 +370,7 @@ class Convolution(Layer):
         self._window = _Window(input, weight, stride, dilation)
         self._margins = self._window.margins(padding)
 
-    def gradients(self, delta: Tensor) -> Iterator[tuple[Place, Rows]]:
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
         """See `Layer.gradients`."""
         weight, bias = self.places.get(id(self._weight)), self.places.get(id(self._bias))
         if weight is not None:

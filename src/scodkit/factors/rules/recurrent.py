@@ -1,0 +1,141 @@
+"""Recurrent layers and cells, rewritten in functions that have rules.
+
+torch runs a whole LSTM in one call, which tells nothing of the steps inside. Unrolled, the
+gradients of its weights are those of two linear layers over all steps at once: one of the
+inputs, one of the states before each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from scodkit.factors.rules.layer import UnsupportedCallError
+
+# one step: the inputs' part of the gates, the states' part, the states; returns the new states
+Step = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
+
+_SEQUENCES = 3  # axes of a batch of sequences
+
+
+def _lstm(inputs: Tensor, hidden: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    enter, forget, new, leave = (inputs + hidden).chunk(4, 1)
+    cell = forget.sigmoid() * states[1] + enter.sigmoid() * new.tanh()
+    return leave.sigmoid() * cell.tanh(), cell
+
+
+def _gru(inputs: Tensor, hidden: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    reset_in, update_in, new_in = inputs.chunk(3, 1)
+    reset_on, update_on, new_on = hidden.chunk(3, 1)
+    update = (update_in + update_on).sigmoid()
+    new = (new_in + (reset_in + reset_on).sigmoid() * new_on).tanh()
+    return (new + update * (states[0] - new),)
+
+
+def _tanh(inputs: Tensor, hidden: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return ((inputs + hidden).tanh(),)
+
+
+def _relu(inputs: Tensor, hidden: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return ((inputs + hidden).relu(),)
+
+
+_LAYERS: dict[Callable[..., Any], Step] = {
+    torch.lstm: _lstm,
+    torch.gru: _gru,
+    torch.rnn_tanh: _tanh,
+    torch.rnn_relu: _relu,
+}
+_CELLS: dict[Callable[..., Any], Step] = {
+    torch.lstm_cell: _lstm,
+    torch.gru_cell: _gru,
+    torch.rnn_tanh_cell: _tanh,
+    torch.rnn_relu_cell: _relu,
+}
+UNROLLED = frozenset({*_LAYERS, *_CELLS})
+
+
+def unrolled(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Return what a recurrent layer or cell returns, computed step by step.
+
+    Args:
+        func: One of `UNROLLED`.
+        args: Its arguments, as torch's modules pass them.
+
+    Raises:
+        UnsupportedCallError: If it is given packed sequences, or projects its states.
+    """
+    if func in _CELLS:
+        x, given, w_ih, w_hh, *biases = args
+        states = given if isinstance(given, (tuple, list)) else (given,)
+        b_ih, b_hh = biases or (None, None)
+        after = _CELLS[func](F.linear(x, w_ih, b_ih), F.linear(states[0], w_hh, b_hh), states)
+        return after if len(after) > 1 else after[0]
+    if not isinstance(args[2], (list, tuple)) or args[0].ndim != _SEQUENCES:
+        raise UnsupportedCallError(
+            "a recurrent layer of packed sequences: pad them instead, and pick the last step "
+            "of each with y[torch.arange(len(y)), lengths - 1]"
+        )
+    x, given, weights, has_biases, num_layers, _, _, both_ways, batch_first = args
+    ways = 2 if both_ways else 1
+    each = 4 if has_biases else 2
+    if len(weights) != each * num_layers * ways:
+        raise UnsupportedCallError("a recurrent layer with a projection of its states")
+    starts = [s.unbind(0) for s in (given if isinstance(given, (tuple, list)) else (given,))]
+    time = 1 if batch_first else 0
+    ends: list[tuple[Tensor, ...]] = []
+    for layer in range(num_layers):
+        outputs = []
+        for way in range(ways):
+            i = layer * ways + way
+            one = weights[i * each : (i + 1) * each]
+            start = [state[i] for state in starts]
+            y, end = _one_way(func, x.flip(time) if way else x, start, one, batch_first)
+            outputs.append(y.flip(time) if way else y)
+            ends.append(end)
+        x = torch.cat(outputs, 2) if both_ways else outputs[0]
+    return (x, *(torch.stack(states, 0) for states in zip(*ends, strict=True)))
+
+
+def _one_way(
+    func: Callable[..., Any],
+    x: Tensor,
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    batch_first: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the outputs of one layer in one direction, and its last states.
+
+    Args:
+        func: The layer's function.
+        x: Sequences, ``(B, T, i)`` or ``(T, B, i)``.
+        states: Before the first step, ``(B, h)`` each.
+        weights: Of the inputs and of the states, and their biases if there are any.
+        batch_first: Whether samples come before steps.
+    """
+    time = 1 if batch_first else 0
+    w_ih, w_hh, *biases = weights
+    b_ih, b_hh = biases or (None, None)
+    with torch.no_grad():  # torch's own kernel has the states of all steps in one call
+        given = tuple(state.unsqueeze(0) for state in states)
+        fixed = (list(weights), bool(biases), 1, 0.0, False, False, batch_first)
+        outputs = func(x, given if len(given) > 1 else given[0], *fixed)[0]
+        length = outputs.shape[time] - 1
+        before = torch.cat([states[0].unsqueeze(time), outputs.narrow(time, 0, length)], time)
+    # its value is what each step adds by itself, below; only its gradient is of use, for all
+    # steps at once
+    of_states = F.linear(before, w_hh, b_hh)
+    of_states = of_states - of_states.detach()
+    if b_hh is not None:
+        of_states = of_states + b_hh.detach()
+    across = w_hh.detach().t()
+    steps = zip(F.linear(x, w_ih, b_ih).unbind(time), of_states.unbind(time), strict=True)
+    made, now = [], tuple(states)
+    for inputs, added in steps:
+        now = _LAYERS[func](inputs, torch.addmm(added, now[0], across), now)
+        made.append(now[0])
+    return torch.stack(made, time), now
