@@ -1,0 +1,71 @@
+"""Recurrent layers and cells: unrolled on the fast path, or left to others with what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from draws import noise
+from engines import Uses, right_rows
+from scodkit.factors.hooks import HookEngine
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bias": False},
+        {"num_layers": 2},
+        {"bidirectional": True},
+        {"num_layers": 2, "bidirectional": True},
+        {"batch_first": False},
+    ],
+    ids=str,
+)
+def test_recurrent_layers_are_unrolled(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+    options = {"batch_first": True, **options}
+    first = options["batch_first"]
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        y, states = m.r(x if first else x.transpose(0, 1))
+        last = states[0] if isinstance(states, tuple) else states
+        y = y if first else y.transpose(0, 1)
+        return m.h(y[:, -1]) + m.h(y[:, 0]) * last.sum((0, 2))[:, None]
+
+    width = 4 * (2 if options.get("bidirectional") else 1)
+    model = Uses(forward, r=kind(3, 4, **options), h=nn.Linear(width, 2))
+    every = [name for name, _ in model.named_parameters()]
+    for names in (every, every[:1], every[1:2], every[-1:]):
+        assert right_rows(model, noise(4, 5, 3), names=names) == (HookEngine, [])
+
+
+def test_a_relu_network_and_cells_are_unrolled() -> None:
+    relu = Uses(
+        lambda m, x: m.r(x)[0][:, -1], r=nn.RNN(3, 2, nonlinearity="relu", batch_first=True)
+    )
+    assert right_rows(relu, noise(4, 5, 3)) == (HookEngine, [])
+
+    def stepped(m: nn.Module, x: Tensor) -> Tensor:
+        state = None
+        for step in x.unbind(1):
+            state = m.c(step, state)
+        return state[0] if isinstance(state, tuple) else state
+
+    for cell in (nn.LSTMCell(3, 2), nn.GRUCell(3, 2), nn.RNNCell(3, 2)):
+        assert right_rows(Uses(stepped, c=cell), noise(4, 5, 3)) == (HookEngine, [])
+
+
+def test_packed_sequences_are_left_to_others_with_what_to_do() -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        lengths = torch.full((len(x),), x.shape[1])
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return m.r(packed)[1][0]
+
+    model = Uses(forward, r=nn.GRU(3, 2, batch_first=True))
+    kind, said = right_rows(model, noise(4, 5, 3))
+    assert kind is not HookEngine
+    assert "pad them instead" in said[0] or "mixed up" in said[0]
