@@ -41,7 +41,6 @@ _ONLY_ON = {
     Suite.LARGE_OUTPUTS: Device.CPU,
     Suite.DIRECTIONS: Device.CPU,
     Suite.CHECKS: Device.CPU,
-    Suite.FUSED: Device.CPU,
 }
 
 

@@ -1,6 +1,6 @@
 """What a fused score costs beside the prediction alone and beside SCOD, in one run, in turns.
 
-Writes rows to results/fused.jsonl.
+Writes rows to results/fused.jsonl; those of a GPU to fused_cuda.jsonl.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NETS = (
 )
 
 
-def rows(domain: Domain, batch: int) -> Iterator[dict[str, Any]]:
+def rows(domain: Domain, batch: int, device: str) -> Iterator[dict[str, Any]]:
     """Yield the times of one network."""
-    model, x = domain.model(), domain.batch(batch)
-    train = [domain.batch(64) + 0.1 * i for i in range(16)]
-    held_out = [domain.batch(64) + 0.1 * i + 0.05 for i in range(4)]
+    model, x = domain.model(device), domain.batch(batch, device)
+    train = [domain.batch(64, device) + 0.1 * i for i in range(16)]
+    held_out = [domain.batch(64, device) + 0.1 * i + 0.05 for i in range(4)]
     scod = Monitor(
         model,
         domain.likelihood,
@@ -55,7 +55,7 @@ def rows(domain: Domain, batch: int) -> Iterator[dict[str, Any]]:
         "scod, weights of fused": lambda: fused.monitor.score(x),
         "scod, last layers": lambda: scod.score(x),
     }
-    for method, ms in interleaved(runs, "cpu", SECONDS).items():
+    for method, ms in interleaved(runs, device, SECONDS).items():
         yield {"net": domain.name, "method": method, "batch": batch, "ms": ms}
 
 
@@ -63,16 +63,16 @@ def measure(device: str, output: Path) -> None:
     """Measure all networks, write the rows and print them.
 
     Args:
-        device: Where; the CPU.
+        device: Where.
         output: Folder for the rows.
     """
     settle(device)
-    file = output / "fused.jsonl"
+    file = output / ("fused.jsonl" if device == "cpu" else f"fused_{device}.jsonl")
     file.unlink(missing_ok=True)
     for domain in NETS:
         for batch in BATCHES:
             torch.manual_seed(0)
-            times = list(rows(domain, batch))
+            times = list(rows(domain, batch, device))
             forward = times[0]["ms"]
             with file.open("a") as lines:
                 for row in times:
