@@ -24,7 +24,7 @@ def blocks(text: str) -> list[str]:
 def given() -> dict[str, Any]:
     """Return what the blocks take for granted: a trained ``model``, loaders and a batch ``x``.
 
-    Three clusters in four dimensions; ``x`` is from two of them and from a fourth, in this order.
+    Three clusters in four dimensions; ``x`` has the middles of two, and a point far from all.
     """
     torch.manual_seed(0)
     centres = 3 * torch.eye(4)
