@@ -1,7 +1,7 @@
 """Build the wheel and the sdist, check both, and try the wheel in empty environments.
 
 Run by ``make dist``, in some ten minutes; ``python tests/try_dist.py plots cli`` tries only
-these extras. Each has an environment of its own in a temporary folder, with the versions of
+these two. Each has an environment of its own in a temporary folder, with the versions of
 constraints.txt, and does there what the extra is for. Nothing is published.
 """
 
@@ -78,7 +78,7 @@ class Environment:
 
     def install(self, *what: str, pins: bool = True) -> None:
         """Install packages, with the versions of constraints.txt."""
-        options = ["--quiet", "--disable-pip-version-check"]
+        options = ["--quiet", "--disable-pip-version-check", "--no-compile"]
         options += ["-c", str(ROOT / "constraints.txt")] if pins else []
         self.run(self.python, "-m", "pip", "install", *options, *what)
 
@@ -126,9 +126,9 @@ def try_dev(env: Environment) -> None:
     env.run(env.python, "-m", "pytest", "-q", "-m", "not slow", *tests, folder=unpacked)
 
 
-# what is done with each extra; without one, the clone is what is installed last
+# what is done with each extra; alone is without any, clone is the tree instead of the wheel
 TRIALS: dict[str, Callable[[Environment], None]] = {
-    "": lambda env: env.program(ALONE),
+    "alone": lambda env: env.program(ALONE),
     "alarms": lambda env: env.program(ALARMS),
     "plots": lambda env: env.run(env.python, *README),
     "cli": try_cli,
@@ -137,30 +137,27 @@ TRIALS: dict[str, Callable[[Environment], None]] = {
     "peers": try_peers,
     "docs": try_docs,
     "dev": try_dev,
+    "clone": lambda env: env.run(env.python, *README),
 }
 
 
-def main(extras: list[str]) -> None:
-    """Build, then try each extra.
+def main(names: list[str]) -> None:
+    """Build, then make each trial.
 
     Args:
-        extras: Their names; all for none.
+        names: Of the trials; all for none.
     """
     with tempfile.TemporaryDirectory() as folder:
         build(Environment(Path(folder)))
     (wheel,) = DIST.glob("*.whl")
-    for extra in extras or TRIALS:
-        print(f"== scodkit[{extra}]" if extra else "== scodkit", flush=True)  # noqa: T201
+    installed = {"alone": f"{wheel}", "clone": f"{ROOT}[plots]"}
+    for name in names or TRIALS:
+        requirement = installed.get(name, f"{wheel}[{name}]")
+        print(f"== {requirement}", flush=True)  # noqa: T201
         with tempfile.TemporaryDirectory() as folder:
             env = Environment(Path(folder))
-            env.install(f"{wheel}[{extra}]" if extra else str(wheel))
-            TRIALS[extra](env)
-    if not extras:  # as the error of a missing library says
-        print('== pip install ".[plots]" in the clone', flush=True)  # noqa: T201
-        with tempfile.TemporaryDirectory() as folder:
-            env = Environment(Path(folder))
-            env.install(f"{ROOT}[plots]")
-            env.run(env.python, *README)
+            env.install(requirement)
+            TRIALS[name](env)
 
 
 if __name__ == "__main__":
