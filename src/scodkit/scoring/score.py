@@ -388,7 +388,7 @@ class Scorer:
         self._left_over: Tensor | None = None
         self.source = source
         self.check_every = recipe.check_every
-        self._network = network
+        self._network = network.at_precision(fitted.precision)
         self._recipe = recipe
         self._prior_scale, self._task = prior_scale, task
         self.watch = RangeWatch(fitted.input_range)
@@ -525,7 +525,15 @@ class Scorer:
         Args:
             batch: As the loader yields it.
             budget: As in scoring.
+
+        Raises:
+            UncertifiedError: If scores are rounded, or the sketch gives no certificate.
         """
+        if self._network.precision is not None:
+            raise UncertifiedError(
+                "expected scores in the model's own precision, got scores in "
+                f"{self._network.precision}, which are rounded; type monitor.precision = None"
+            )
         parts = self(batch, budget, parts=True).parts
         assert parts is not None
         return certificate(parts, self.basis(), self._prior_scale)
@@ -598,7 +606,12 @@ class Scorer:
         self.source.engine.check_every = self._check_every
         likelihood = self._task or self.source.likelihood
         allowed = default_budget(device) if budget is None else budget
-        self._asked = replace(self.source, likelihood=likelihood, budget=allowed)
+        engine = self.source.engine
+        if engine.network.precision != self._network.precision:
+            engine = engine.of(self._network)
+        self._asked = replace(
+            self.source, engine=engine, likelihood=likelihood, budget=allowed
+        )
         self._budget = budget
         return self._asked
 
