@@ -609,9 +609,7 @@ class Scorer:
         engine = self.source.engine
         if engine.network.precision != self._network.precision:
             engine = engine.of(self._network)
-        self._asked = replace(
-            self.source, engine=engine, likelihood=likelihood, budget=allowed
-        )
+        self._asked = replace(self.source, engine=engine, likelihood=likelihood, budget=allowed)
         self._budget = budget
         return self._asked
 
