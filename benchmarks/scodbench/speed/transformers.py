@@ -1,8 +1,9 @@
 """Transformers of Hugging Face and recurrent networks: scores and fits beside the floor.
 
 The floor is a forward pass, one backward pass per direction to the chosen weights, in the same
-precision, and the bare product of so many rows with the basis. Random weights from a config. Rows go to results/transformers.jsonl; those on
-a GPU, of BERT-base and ViT-B in bfloat16, go to transformers_cuda.jsonl.
+precision, and the bare product of so many rows with the basis. Random weights from a config.
+Rows go to results/transformers.jsonl; those of BERT-base and ViT-B on a GPU, in bfloat16, to
+transformers_cuda.jsonl.
 """
 
 from __future__ import annotations
