@@ -141,7 +141,7 @@ def test_a_pipeline_is_fitted_searched_and_stored() -> None:
     pipeline = make_pipeline(StandardScaler(), detector)
     labels = np.arange(200) % 2  # which outlier detectors leave unread
     pipeline.fit(rows(200) * scale, labels)
-    new = rows(40, seed=5) * scale
+    new = rows(120, seed=5) * scale
     assert (pipeline.predict(new * 5) == -1).mean() > 0.5
     file = io.BytesIO()
     joblib.dump(pipeline, file)
@@ -149,12 +149,12 @@ def test_a_pipeline_is_fitted_searched_and_stored() -> None:
         joblib.load(file).score_samples(new), pipeline.score_samples(new)
     )
     known_and_not = np.concatenate([new, new * 5])
-    truth = np.repeat([1, -1], 40)
+    truth = np.repeat([1, -1], 120)
     search = GridSearchCV(
         pipeline,
-        {"outlierdetector__validation_fraction": [0.25, 0.5]},
+        {"outlierdetector__validation_fraction": [0.2, 0.5]},
         scoring=lambda fitted, X, y: roc_auc_score(y, fitted.decision_function(X)),
-        cv=[(np.arange(40), np.arange(80))],
+        cv=[(np.arange(120), np.arange(240))],
         error_score="raise",
     )
     assert search.fit(known_and_not, truth).best_score_ > 0.8
