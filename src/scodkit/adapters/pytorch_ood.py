@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from scodkit.adapters.batches import Batches
 from scodkit.baselines import Baseline, Detector
 from scodkit.errors import MissingPeerError, NotFittedError, OptionError
-from scodkit.fit.data import num_batches
 from scodkit.fused import Fused
 from scodkit.monitor import Monitor
 
@@ -76,9 +75,9 @@ class PytorchOODDetector(api.Detector):  # type: ignore[misc] # untyped
                 "expected held-out batches, on which a Fused is calibrated, got none; type "
                 "PytorchOODDetector(fused, held_out=loader)"
             )
-        self.detector.fit(_Known(data_loader), progress=False)
+        self.detector.fit(Batches(data_loader, _known), progress=False)
         if self.held_out is not None and not isinstance(self.detector, Baseline):
-            self.detector.calibrate(_Known(self.held_out), progress=False)
+            self.detector.calibrate(Batches(self.held_out, _known), progress=False)
         return self
 
     def predict(self, x: Tensor) -> Tensor:
@@ -113,24 +112,8 @@ class PytorchOODDetector(api.Detector):  # type: ignore[misc] # untyped
         return self
 
 
-@dataclass(frozen=True)
-class _Known:
-    """Batches ``(x, y)`` without the samples whose label is below 0.
-
-    Args:
-        loader: Batches with some of them.
-    """
-
-    loader: Iterable[Any]
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for x, y in self.loader:
-            known = y >= 0
-            if known.any():
-                yield x[known], y[known]
-
-    def __len__(self) -> int:
-        length = num_batches(self.loader)
-        if length is None:
-            raise TypeError("a loader of unknown length")
-        return length
+def _known(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Return a batch without the samples whose label is below 0; None if none is left."""
+    x, y = batch
+    known = y >= 0
+    return (x[known], y[known]) if known.any() else None
