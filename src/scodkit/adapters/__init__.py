@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scodkit.adapters.mlflow import MLflowModel as MLflowModel
-    from scodkit.adapters.mlflow import save_mlflow as save_mlflow
+    from scodkit.adapters.mlflow import mlflow_artifacts as mlflow_artifacts
     from scodkit.adapters.openood import OpenOODPostprocessor as OpenOODPostprocessor
     from scodkit.adapters.pytorch_ood import PytorchOODDetector as PytorchOODDetector
     from scodkit.adapters.scikit_learn import OutlierDetector as OutlierDetector
@@ -18,7 +18,7 @@ _MODULES = {
     "OpenOODPostprocessor": "openood",
     "OutlierDetector": "scikit_learn",
     "PytorchOODDetector": "pytorch_ood",
-    "save_mlflow": "mlflow",
+    "mlflow_artifacts": "mlflow",
 }
 
 __all__ = list(_MODULES)
