@@ -18,7 +18,7 @@ from scodkit import Categorical, Fused, Monitor
 from scodkit.baselines import Energy
 from scodkit.errors import MismatchError, OptionError
 
-pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("ignore")]  # of MLflow's own
+pytestmark = pytest.mark.hosts
 
 mlflow = pytest.importorskip("mlflow.pyfunc", reason="needs MLflow: make test-hosts")
 

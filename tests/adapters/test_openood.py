@@ -153,7 +153,7 @@ def test_what_cannot_be_is_refused() -> None:
     postprocessor.setup(net, {"train": []}, None)
     with pytest.raises(MismatchError, match="the network of setup, got another Sequential"):
         postprocessor.postprocess(network(), x)
-    with pytest.raises(OptionError, match=r"make\(net\) to return a Monitor, a Fused or a"):
+    with pytest.raises(OptionError, match="expected a Monitor, a Fused or a baseline, got"):
         OpenOODPostprocessor(make=lambda net: net).setup(net, splits(), None)
 
 

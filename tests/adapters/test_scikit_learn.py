@@ -200,5 +200,5 @@ def test_what_cannot_be_is_refused(
 
 
 def test_a_network_is_no_detector() -> None:
-    with pytest.raises(OptionError, match=r"a Monitor, a Fused or a baseline as detector, got"):
+    with pytest.raises(OptionError, match="expected a Monitor, a Fused or a baseline, got"):
         OutlierDetector(network()).fit(rows(100))  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def mlflow_artifacts(detector: Monitor | Fused, folder: str | Path) -> dict[str,
     return {name: str(path) for name, path in paths.items()}
 
 
-class MLflowModel(_pyfunc.PythonModel):  # type: ignore[misc] # untyped
+class MLflowModel(_pyfunc.PythonModel):  # type: ignore[misc, name-defined] # untyped
     """What the code file of an MLflow model sets as its model.
 
     A file, here ``served.py``, says how the network is built::
@@ -97,14 +97,9 @@ class MLflowModel(_pyfunc.PythonModel):  # type: ignore[misc] # untyped
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN201 (MLflow would validate by types)
         """Return arrays by name: ``output`` ``(B, ...)``, ``score`` and ``p_value`` ``(B,)``.
 
-        Args:
-            context: From MLflow; not used.
-            model_input: A batch as for a call of the detector: an array, a table, a dict.
-            params: From MLflow; not used.
-
-        Returns:
-            Scores are larger for more atypical inputs; p-values are there if the detector is
-            calibrated: those of at most 0.05 are alarms at a false-alarm rate of 5 %.
+        The input is a batch as for a call of the detector: an array, a table, a dict. Scores
+        are larger for more atypical inputs. P-values are there if the detector is calibrated:
+        those of at most 0.05 are alarms at a false-alarm rate of 5 %.
         """
         assert self.detector is not None
         scored = self.detector(model_input)

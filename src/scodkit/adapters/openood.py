@@ -16,14 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from scodkit.adapters.batches import Batches
-from scodkit.baselines import Baseline, Detector
+from scodkit.adapters.shared import AnyDetector, Batches, checked, fit
 from scodkit.calibration import predicted_class
-from scodkit.errors import MismatchError, NotFittedError, OptionError
+from scodkit.errors import MismatchError, NotFittedError
 from scodkit.fit.data import batches_of
 from scodkit.fused import Fused
 from scodkit.likelihoods import Categorical
-from scodkit.monitor import Monitor
 
 try:
     from openood.postprocessors import BasePostprocessor as _Base
@@ -63,10 +61,10 @@ class OpenOODPostprocessor(_Base):  # type: ignore[misc] # may be missing
     hyperparam_search_done = True
 
     def __init__(
-        self, config: Any = None, *, make: Callable[[nn.Module], Detector] | None = None
+        self, config: Any = None, *, make: Callable[[nn.Module], AnyDetector] | None = None
     ) -> None:
         self.config = config
-        self.detector: Detector | None = None
+        self.detector: AnyDetector | None = None
         self._make = make
         self._net: nn.Module | None = None
 
@@ -83,19 +81,11 @@ class OpenOODPostprocessor(_Base):  # type: ignore[misc] # may be missing
             id_loader_dict: Loaders of known data: ``"train"``, and ``"val"`` for the
                 calibration of a `Fused` or a `Monitor`.
             ood_loader_dict: Not looked at.
-
-        Raises:
-            OptionError: If ``make`` returns something else.
         """
-        detector = Fused(net, Categorical()) if self._make is None else self._make(net)
-        if not isinstance(detector, (Monitor, Fused, Baseline)):
-            raise OptionError(
-                f"expected make(net) to return a Monitor, a Fused or a baseline, got "
-                f"{detector!r}; type make=lambda net: Fused(net, Categorical())"
-            )
-        detector.fit(Batches(id_loader_dict["train"], _pair), progress=False)
-        if not isinstance(detector, Baseline):
-            detector.calibrate(Batches(id_loader_dict["val"], _pair), progress=False)
+        made = Fused(net, Categorical()) if self._make is None else self._make(net)
+        detector = checked(made, "make=lambda net: Fused(net, Categorical())")
+        val = Batches(id_loader_dict["val"], _pair) if "val" in id_loader_dict else None
+        fit(detector, Batches(id_loader_dict["train"], _pair), val)
         self.detector, self._net = detector, net
 
     def postprocess(self, net: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
@@ -137,8 +127,8 @@ class OpenOODPostprocessor(_Base):  # type: ignore[misc] # may be missing
         """
         parts = []
         for batch in batches_of(data_loader, "scoring", progress):
-            pred, conf = self.postprocess(net, batch["data"])
-            parts.append((pred.cpu(), conf.cpu(), batch["label"].cpu()))
+            found = (*self.postprocess(net, batch["data"]), batch["label"])
+            parts.append([part.cpu() for part in found])
         pred, conf, label = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
         return pred, conf, label
 

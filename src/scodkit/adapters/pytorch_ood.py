@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from scodkit.adapters.batches import Batches
-from scodkit.baselines import Baseline, Detector
+from scodkit.adapters.shared import AnyDetector, Batches, checked, fit
 from scodkit.errors import MissingPeerError, NotFittedError, OptionError
 from scodkit.fused import Fused
-from scodkit.monitor import Monitor
 
 try:
     from pytorch_ood import api
@@ -49,13 +47,8 @@ class PytorchOODDetector(api.Detector):  # type: ignore[misc] # untyped
 
     requires_fit = True
 
-    def __init__(self, detector: Detector, held_out: Iterable[Any] | None = None) -> None:
-        if not isinstance(detector, (Monitor, Fused, Baseline)):
-            raise OptionError(
-                f"expected a Monitor, a Fused or a baseline, got {detector!r}; type "
-                "PytorchOODDetector(Monitor(net, likelihood))"
-            )
-        self.detector = detector
+    def __init__(self, detector: AnyDetector, held_out: Iterable[Any] | None = None) -> None:
+        self.detector = checked(detector, "PytorchOODDetector(Monitor(net, likelihood))")
         self.held_out = held_out
 
     def fit(self, data_loader: Iterable[Any]) -> Self:
@@ -75,9 +68,8 @@ class PytorchOODDetector(api.Detector):  # type: ignore[misc] # untyped
                 "expected held-out batches, on which a Fused is calibrated, got none; type "
                 "PytorchOODDetector(fused, held_out=loader)"
             )
-        self.detector.fit(Batches(data_loader, _known), progress=False)
-        if self.held_out is not None and not isinstance(self.detector, Baseline):
-            self.detector.calibrate(Batches(self.held_out, _known), progress=False)
+        held_out = None if self.held_out is None else Batches(self.held_out, _known)
+        fit(self.detector, Batches(data_loader, _known), held_out)
         return self
 
     def predict(self, x: Tensor) -> Tensor:

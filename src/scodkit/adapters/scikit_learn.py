@@ -11,12 +11,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import Self
 
-from scodkit.baselines import Baseline, Detector
+from scodkit.adapters.shared import AnyDetector, checked
+from scodkit.baselines import Baseline
 from scodkit.calibration import Calibration, check_share
-from scodkit.errors import CalibrationError, OptionError, optional
+from scodkit.errors import CalibrationError, optional
 from scodkit.fit.data import as_loader
-from scodkit.fused import Fused
-from scodkit.monitor import Monitor
 
 _EXTRA = "scikit-learn"
 _base = optional("sklearn.base", _EXTRA)
@@ -24,7 +23,7 @@ _utils = optional("sklearn.utils", _EXTRA)
 _validation = optional("sklearn.utils.validation", _EXTRA)
 
 
-class OutlierDetector(_base.OutlierMixin, _base.BaseEstimator):  # type: ignore[misc] # untyped
+class OutlierDetector(_base.OutlierMixin, _base.BaseEstimator):  # type: ignore[misc, name-defined] # untyped
     """A detector as an outlier detector of scikit-learn.
 
     ``fit`` divides its rows at random: the detector learns from one part, and the threshold is
@@ -65,7 +64,7 @@ class OutlierDetector(_base.OutlierMixin, _base.BaseEstimator):  # type: ignore[
 
     def __init__(
         self,
-        detector: Detector,
+        detector: AnyDetector,
         *,
         false_alarm: float = 0.05,
         validation_fraction: float = 0.25,
@@ -89,13 +88,8 @@ class OutlierDetector(_base.OutlierMixin, _base.BaseEstimator):  # type: ignore[
 
         Raises:
             CalibrationError: If there are too few rows for the false-alarm rate.
-            OptionError: If ``detector`` is something else, or a share is not in (0, 1).
         """
-        if not isinstance(self.detector, (Monitor, Fused, Baseline)):
-            raise OptionError(
-                "expected a Monitor, a Fused or a baseline as detector, got "
-                f"{self.detector!r}; type OutlierDetector(Monitor(net, likelihood))"
-            )
+        checked(self.detector, "OutlierDetector(Monitor(net, likelihood))")
         rows = _validation.validate_data(self, X, allow_nd=True)
         if X_val is not None:
             learnt = np.arange(len(rows))
@@ -167,6 +161,6 @@ class OutlierDetector(_base.OutlierMixin, _base.BaseEstimator):  # type: ignore[
         return tags
 
 
-def _scores(detector: Detector, rows: NDArray[Any]) -> NDArray[np.float64]:
+def _scores(detector: AnyDetector, rows: NDArray[Any]) -> NDArray[np.float64]:
     """Return scores ``(n,)``, larger = more atypical; rows are read in small batches."""
     return np.asarray(detector.score(as_loader(rows), progress=False), dtype=np.float64)
