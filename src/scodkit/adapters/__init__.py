@@ -1,0 +1,54 @@
+"""Monitors in the terms of other libraries. Each adapter imports its library when it is used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scodkit.adapters.hugging_face import HuggingFaceCallback as HuggingFaceCallback
+    from scodkit.adapters.hugging_face import from_pretrained as from_pretrained
+    from scodkit.adapters.hugging_face import save_pretrained as save_pretrained
+    from scodkit.adapters.lightning import LightningCallback as LightningCallback
+    from scodkit.adapters.monitored_model import ClosedForm as ClosedForm
+    from scodkit.adapters.monitored_model import Monitored as Monitored
+    from scodkit.adapters.monitored_model import MonitoredModel as MonitoredModel
+
+# where each public name is: imported when it is first asked for, with the library it adapts to
+_MODULES = {
+    "ClosedForm": "monitored_model",
+    "HuggingFaceCallback": "hugging_face",
+    "LightningCallback": "lightning",
+    "Monitored": "monitored_model",
+    "MonitoredModel": "monitored_model",
+    "from_pretrained": "hugging_face",
+    "save_pretrained": "hugging_face",
+}
+
+__all__ = [*_MODULES]  # noqa: PLE0604 (strings)
+
+
+if not TYPE_CHECKING:  # which would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first asked for.
+
+        Args:
+            name: Of the attribute.
+
+        Returns:
+            The class or function of that name.
+
+        Raises:
+            AttributeError: If there is no such thing.
+        """
+        if name not in _MODULES:
+            raise AttributeError(f"module 'scodkit.adapters' has no attribute {name!r}")
+        found = getattr(import_module(f"scodkit.adapters.{_MODULES[name]}"), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names, imported or not, beside what is there."""
+    return sorted({*globals(), *__all__})
