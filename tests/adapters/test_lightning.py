@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,8 @@ lightning = pytest.importorskip("lightning.pytorch", reason="of make test-hosts"
 from scodkit.adapters import LightningCallback  # noqa: E402
 
 
-class Blobs(lightning.LightningModule):  # type: ignore[misc, name-defined]
-    """Three classes of points."""
+class Steps:
+    """What a module for three classes of points does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,14 +51,18 @@ class Blobs(lightning.LightningModule):  # type: ignore[misc, name-defined]
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
+class Blobs(Steps, lightning.LightningModule):  # type: ignore[misc, name-defined]
+    """A module of the package by its new name."""
+
+
 def loader(count: int, seed: int, shift: float = 0.0, shuffle: bool = False) -> Any:
     y = torch.arange(count) % 3
     x = 4 * torch.eye(4)[y] + noise(count, 4, seed=seed, dtype=torch.float32) + shift
     return DataLoader(TensorDataset(x, y), 32, shuffle=shuffle)
 
 
-def trainer(folder: Path, *callbacks: Any, **options: Any) -> Any:
-    return lightning.Trainer(
+def trainer(folder: Path, *callbacks: Any, package: Any = lightning) -> Any:
+    return package.Trainer(
         max_epochs=2,
         accelerator="cpu",
         default_root_dir=folder,
@@ -64,7 +70,6 @@ def trainer(folder: Path, *callbacks: Any, **options: Any) -> Any:
         enable_progress_bar=False,
         enable_model_summary=False,
         logger=False,
-        **options,
     )
 
 
@@ -144,3 +149,21 @@ def test_what_would_fail_at_the_end_fails_at_the_start(tmp_path: Path) -> None:
     run = trainer(tmp_path, LightningCallback(last_layer))
     with pytest.raises(OptionError, match="one training loader"):
         run.fit(Blobs(), several, loader(90, 2))
+
+
+def test_the_package_by_its_old_name(tmp_path: Path) -> None:
+    old = pytest.importorskip("pytorch_lightning", reason="of make test-hosts")
+
+    class Old(Steps, old.LightningModule):  # type: ignore[misc, name-defined]
+        pass
+
+    module, callback = Old(), LightningCallback(last_layer)
+    run = trainer(tmp_path, callback, package=old)
+    run.fit(module, loader(300, 1), loader(90, 2))
+    assert (tmp_path / "checkpoints" / "monitor.scod").is_file()
+    assert 0 <= run.test(module, loader(90, 3), verbose=False)[0]["scod_flagged"] < 0.2
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    module = importlib.import_module("scodkit.adapters.lightning")
+    assert doctest.testmod(module) == doctest.TestResults(failed=0, attempted=3)

@@ -1,4 +1,4 @@
-"""Monitors in the terms of other libraries. Each adapter imports its library when it is used."""
+"""Detectors in the conventions of other libraries; each module needs its host, and no other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from scodkit.adapters.monitored_model import Monitored as Monitored
     from scodkit.adapters.monitored_model import MonitoredModel as MonitoredModel
 
-# where each public name is: imported when it is first asked for, with the library it adapts to
+# where each public name is: imported when it is first asked for, as its host may be missing
 _MODULES = {
     "ClosedForm": "monitored_model",
     "HuggingFaceCallback": "hugging_face",
@@ -25,13 +25,13 @@ _MODULES = {
     "save_pretrained": "hugging_face",
 }
 
-__all__ = [*_MODULES]  # noqa: PLE0604 (strings)
+__all__ = list(_MODULES)
 
 
 if not TYPE_CHECKING:  # which would take every name for one of ours
 
     def __getattr__(name: str) -> Any:
-        """Import a public name when it is first asked for.
+        """Import an adapter when it is first asked for.
 
         Args:
             name: Of the attribute.
@@ -41,12 +41,11 @@ if not TYPE_CHECKING:  # which would take every name for one of ours
 
         Raises:
             AttributeError: If there is no such thing.
+            MissingPeerError: If the library it is for is not installed.
         """
         if name not in _MODULES:
             raise AttributeError(f"module 'scodkit.adapters' has no attribute {name!r}")
-        found = getattr(import_module(f"scodkit.adapters.{_MODULES[name]}"), name)
-        globals()[name] = found
-        return found
+        return getattr(import_module(f"scodkit.adapters.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
