@@ -1,4 +1,4 @@
-"""A real run of the Trainer of transformers on a tiny BERT, and folders of model and monitor."""
+"""A real run of the Trainer of transformers on a tiny BERT, and folders with monitors."""
 
 from __future__ import annotations
 

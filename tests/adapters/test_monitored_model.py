@@ -25,7 +25,7 @@ from scodkit import (
     Task,
     predicted_class,
 )
-from scodkit.adapters import ClosedForm, Monitored, MonitoredModel
+from scodkit.adapters import Monitored, MonitoredModel
 from scodkit.errors import MismatchError, NotFittedError, OptionError, StaleMonitorError
 
 LAST = LastLayers(count=1)
@@ -50,10 +50,10 @@ def fitted(model: nn.Module, likelihood: Likelihood, **options: Any) -> Monitor:
 
 
 def calibrated(
-    likelihood: Likelihood = Categorical(), by: ByClass | None = None, **options: Any
+    likelihood: Likelihood | None = None, by: ByClass | None = None, **options: Any
 ) -> Monitor:
     model = options.pop("model", None) or network()
-    monitor = fitted(model, likelihood, **options)
+    monitor = fitted(model, likelihood or Categorical(), **options)
     return monitor.calibrate([some(99, 2)], by=by, progress=False)
 
 

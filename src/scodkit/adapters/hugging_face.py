@@ -1,4 +1,4 @@
-"""Monitors of Hugging Face models: a callback of their Trainer, and folders with model and monitor.
+"""Monitors of Hugging Face models: a callback of their Trainer, folders of model and monitor.
 
 Nothing is downloaded: folders are local ones.
 """
@@ -28,7 +28,7 @@ _FILE = "monitor.scod"
 class HuggingFaceCallback(_Callback):  # type: ignore[misc]
     """Fits and calibrates a monitor when a Hugging Face ``Trainer`` has trained a model.
 
-    The monitor is of the weights at the end of ``trainer.train()``, those of the best checkpoint
+    The monitor is of the weights at the end of ``trainer.train()``, of the best checkpoint
     with ``load_best_model_at_end``. Model and monitor are saved together in the folder
     ``monitored`` of the output directory: see `from_pretrained`. From then on
     ``trainer.evaluate`` and ``trainer.predict`` score their data in a pass of their own, and
@@ -222,7 +222,6 @@ def _model_of(folder: str | Path) -> nn.Module:
             f"expected a model of a class of transformers, got {names[0]}; load it yourself, "
             "and type from_pretrained(folder, model)"
         )
-    model: nn.Module = found.from_pretrained(
-        folder, local_files_only=True, use_safetensors=True
-    )
+    load: Any = found.from_pretrained  # type: ignore[attr-defined]
+    model: nn.Module = load(folder, local_files_only=True, use_safetensors=True)
     return model

@@ -23,11 +23,11 @@ _Callback: Any = optional(_OLD_NAME if _old else "lightning.pytorch", "lightning
 class LightningCallback(_Callback):  # type: ignore[misc]
     """Fits and calibrates a monitor when a Lightning ``Trainer`` has trained a module.
 
-    The monitor is of the weights at the end of ``trainer.fit``, is saved as ``monitor.scod`` in
-    the folder of the checkpoints, and is fitted on the trainer's training data. From then on
-    ``trainer.validate`` and ``trainer.test`` log the mean score and the share of flagged samples
-    as ``scod_score`` and ``scod_flagged``. Test the module itself, ``trainer.test(module)``: with
-    the weights of an earlier, better checkpoint the monitor raises a `StaleMonitorError`.
+    The monitor is fitted on the trainer's training data, of the weights at the end of
+    ``trainer.fit``, and is saved as ``monitor.scod`` in the folder of the checkpoints. From then
+    on ``trainer.validate`` and ``trainer.test`` log the mean score and the share of flagged
+    samples as ``scod_score`` and ``scod_flagged``. Test the module, ``trainer.test(module)``:
+    with the weights of a better checkpoint the monitor raises a `StaleMonitorError`.
 
     Data by which early stopping or a checkpoint chose the weights is not fresh: without
     ``heldout`` a `CalibrationWarning` says so where a callback of the trainer has chosen.
@@ -103,7 +103,7 @@ class LightningCallback(_Callback):  # type: ignore[misc]
             self.path = folder / "monitor.scod"
         monitor.save(self.path)
 
-    def on_validation_batch_end(  # noqa: PLR0913 (Lightning's signature)
+    def on_validation_batch_end(
         self,
         trainer: Any,
         pl_module: Any,

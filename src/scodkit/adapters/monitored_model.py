@@ -1,7 +1,7 @@
 """A model that returns its scores, and the same as a graph without Python: export, ONNX.
 
-A monitor of the weights of a last Linear layer scores in closed form (`Head`): no gradient, only
-what enters the layer and what leaves it. That can be traced together with the model.
+A monitor of the weights of a last Linear layer scores in closed form (`Head`): it takes what
+enters the layer and what leaves it, and no gradient. That can be traced with the model.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ class Monitored(NamedTuple):
 
 
 class _Bound(nn.Module):
-    """A module that belongs to one monitor: its state loads into one of the same monitor only.
+    """A module that belongs to one monitor: its state loads into no other's."""
 
-    Attributes:
-        digest: Of the monitor.
-    """
-
-    digest: bytes
+    @property
+    def digest(self) -> bytes:
+        """Tells its monitor from others."""
+        raise NotImplementedError
 
     def get_extra_state(self) -> Tensor:
         """Return the digest, ``(32,)`` bytes, as part of the state."""
@@ -78,8 +77,8 @@ class MonitoredModel(_Bound):
 
     The monitor does all the work, in eval mode and without gradients, and refuses to answer for
     a model that has changed. The module holds the model itself, not a copy, and moves it with
-    ``.to(device)``; the monitor follows. Its ``state_dict`` has the model's weights and a digest
-    of the monitor: it loads into a module with the same monitor, and is refused by any other.
+    ``.to(device)``; the monitor follows. Its ``state_dict`` has the model's weights and a
+    digest of the monitor: it loads into a module with the same monitor and into no other.
 
     Args:
         monitor: A `Monitor` or `Fused`, fitted and calibrated.
@@ -116,7 +115,7 @@ class MonitoredModel(_Bound):
         Raises:
             OptionError: If the call is being traced, which sees no Python.
         """
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling():
             raise OptionError(
                 "expected a call, got a trace of one, which would keep nothing of the monitor; "
                 "type monitored.closed_form(example) for a module that can be traced, "
@@ -161,15 +160,15 @@ class MonitoredModel(_Bound):
             )
         except Exception as error:
             raise OptionError(
-                f"expected a model that torch.export takes, got {first_line(error)}; export the "
-                "model alone to find out why: torch.export.export(model, (example,))"
+                f"expected a model that torch.export takes, got {first_line(error)}; export "
+                "the model alone to find out why: torch.export.export(model, (example,))"
             ) from error
 
     def save_onnx(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
         """Write the closed form as an ONNX file, for any batch size.
 
-        Its inputs have the names of the model's arguments, its outputs are ``output``, ``score``
-        and ``p_value``.
+        Its inputs have the names of the model's arguments, its outputs are ``output``,
+        ``score`` and ``p_value``.
 
         Args:
             path: Where to.
@@ -193,7 +192,7 @@ class MonitoredModel(_Bound):
 
     @property
     def digest(self) -> bytes:
-        """See `_Bound`."""
+        """Tells its monitor from others."""
         return _digest_of(self.monitor)
 
 
@@ -214,7 +213,7 @@ class _ByPosition(nn.Module):
         super().__init__()
         self._module = module
         self._tensors = [*_tensors(args, kwargs)]
-        given = {**dict(enumerate(args)), **kwargs}
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         self._rest = {k: v for k, v in given.items() if k not in self._tensors}
         self._count = len(args)
 
@@ -231,7 +230,7 @@ class _ByPosition(nn.Module):
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Tensor]:
     """Return the tensors among arguments, by position or keyword."""
-    given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     return {key: value for key, value in given.items() if isinstance(value, Tensor)}
 
 
@@ -239,8 +238,8 @@ class ClosedForm(_Bound):
     """Output, score and p-value of a monitor of the last Linear layer, in tensor operations.
 
     A copy of nothing but numbers: it holds the model, the basis and the held-out scores as they
-    were when it was made. What a monitor does besides (stale models, ranges of inputs, warnings)
-    is not in it, and it runs the model as it is: leave that in eval mode.
+    were when it was made. What a monitor does besides (stale models, ranges of inputs,
+    warnings) is not in it, and it runs the model as it is: leave that in eval mode.
 
     Args:
         monitor: A `Monitor`, fitted and calibrated.
@@ -259,11 +258,13 @@ class ClosedForm(_Bound):
         super().__init__()
         calibration = _calibration_of(monitor)
         if isinstance(monitor, Fused):
-            raise _refusal("a Monitor", "a Fused, which looks at more than the last layer")
+            raise OptionError(
+                _not_closed("a Monitor", "a Fused, which looks at more than that")
+            )
         example = monitor._network.inputs_of(example)
         layer, head = _head_of(monitor, example)
         self.model, self.training = monitor.model, False
-        self.digest = _digest_of(monitor)
+        self._digest = _digest_of(monitor)
         self._layer, self._places = layer, (head.weight, head.bias)
         self._network, self._by = monitor._network, monitor._by
         self._likelihood, self._prior_scale = monitor.likelihood, monitor.prior_scale
@@ -276,7 +277,13 @@ class ClosedForm(_Bound):
         own = self(*example.args, **example.kwargs).score
         test = SelfTest("ClosedForm", own, monitor.score(example))
         if not test.ok:
-            raise _refusal("the monitor's own scores in closed form", f"others: {test}")
+            expected = "the monitor's own scores in closed form"
+            raise OptionError(_not_closed(expected, f"others: {test}"))
+
+    @property
+    def digest(self) -> bytes:
+        """Tells its monitor from others."""
+        return self._digest
 
     def forward(self, *args: Any, **kwargs: Any) -> Monitored:
         """Predict and score.
@@ -367,36 +374,35 @@ def _head_of(monitor: Monitor, example: Inputs) -> tuple[str, Head]:
     """
     if example.batch_size < _FEWEST:
         raise OptionError(
-            f"expected an example of at least {_FEWEST} samples, so that the size of a batch is "
-            f"seen to vary, got {example.batch_size}; type torch.cat([x, x])"
+            f"expected an example of at least {_FEWEST} samples, so that the size of a batch "
+            f"is seen to vary, got {example.batch_size}; type torch.cat([x, x])"
         )
     if any(module.training for module in monitor.model.modules()):
         raise OptionError(
-            "expected a model in eval mode, in which it is scored, got one in train mode, whose "
+            "expected a model in eval mode, as it is scored, got one in train mode, whose "
             "dropout would be in the graph; type model.eval()"
         )
     if monitor.task is not None:
-        raise _refusal("a score of the whole prediction", "one with a task")
+        raise OptionError(_not_closed("a score of the whole prediction", "one with a task"))
     if not monitor.likelihood.closed:
-        raise _refusal("a likelihood in closed form", str(monitor.likelihood))
+        raise OptionError(_not_closed("a likelihood in closed form", str(monitor.likelihood)))
     with monitor._ready().prepared(example, None, "a closed form") as (call, source, _):
         head = source.engine.linearize(call).head
     layers = {name.rpartition(".")[0] for name in monitor.fitted.parameters.names}
     listed = ", ".join(map(repr, sorted(layers)[:4])) + (", ..." if len(layers) > 4 else "")
     if head is None or len(layers) > 1:
-        raise _refusal(
-            "the weights of one Linear layer whose output (B, d) is the model's",
-            f"those of {listed}, by way of {type(source.engine).__name__}",
-        )
+        expected = "the weights of one Linear layer whose output (B, d) is the model's"
+        raise OptionError(_not_closed(expected, f"those of {listed}"))
     layer = layers.pop()
     own = type(monitor.model.get_submodule(layer))
     if own.forward is not nn.Linear.forward:
-        raise _refusal("torch's own Linear layer at the end", f"{layer!r}, a {own.__name__}")
+        got = f"{layer!r}, a {own.__name__}"
+        raise OptionError(_not_closed("torch's own Linear layer at the end", got))
     return layer, head
 
 
-def _refusal(expected: str, got: str) -> OptionError:
-    return OptionError(
+def _not_closed(expected: str, got: str) -> str:
+    return (
         f"expected {expected}, got {got}: such a score has no closed form to export; type "
         "Monitor(model, likelihood, parameters=LastLayers(count=1)), without a task, and fit "
         "and calibrate that"

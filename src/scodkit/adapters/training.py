@@ -13,9 +13,6 @@ from scodkit.errors import CalibrationWarning, OptionError
 from scodkit.fused import Fused
 from scodkit.monitor import Monitor
 
-# of batches there is no progress bar: the library has its own
-_QUIET = {"progress": False}
-
 
 class Trained:
     """Makes, fits and calibrates a monitor when training has ended.
@@ -65,7 +62,7 @@ class Trained:
         made = self.make(model)
         if not isinstance(made, (Monitor, Fused)):
             raise OptionError(
-                f"expected a function that returns a Monitor or a Fused, got one that returns a "
+                "expected a function that returns a Monitor or a Fused, got one that returns a "
                 f"{type(made).__name__}; type lambda model: Monitor(model, Categorical())"
             )
 
@@ -107,8 +104,8 @@ class Trained:
                 "expected validation data to calibrate with, got none in this run; type "
                 "heldout=loader"
             )
-        monitor = self.make(model).fit(train, **_QUIET)
-        self.monitor = monitor.calibrate(heldout, **_QUIET)
+        monitor = self.make(model).fit(train, progress=False)
+        self.monitor = monitor.calibrate(heldout, progress=False)
         return self.monitor
 
     def look(self, batch: object) -> tuple[Tensor, Tensor]:
