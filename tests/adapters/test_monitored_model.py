@@ -216,6 +216,34 @@ def test_a_rounded_closed_form_is_refused() -> None:
         other.load_state_dict(closed.state_dict())
 
 
+class Careless(nn.Module):
+    """Writes to its input, and calls its last layer by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits of half the input."""
+        return self.last(input=self.body(x.div_(2)).tanh())
+
+
+def test_a_model_may_write_to_its_input() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        monitor, x = calibrated(model=Careless().eval()), odd_batch()
+    closed = MonitoredModel(monitor).closed_form(x)
+    assert torch.equal(x.nan_to_num(), odd_batch().nan_to_num())
+    check(closed(x.clone()), monitor, x)
+
+
+def test_a_single_layer_is_a_last_layer() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        monitor, x = calibrated(model=nn.Linear(4, 3).eval()), odd_batch()
+    check(Monitored(*MonitoredModel(monitor).export(x).module()(x)), monitor, x)
+
+
 class OwnLinear(nn.Linear):
     """A layer with a forward pass of its own."""
 
@@ -369,3 +397,13 @@ def test_a_convolutional_network_in_onnx(onnx_file: Path) -> None:
     x = images(7, 1)
     x[5, 0, 0, 0] = torch.inf
     check(answers(onnx_file, {"input": x}), monitor, x)
+
+
+@with_onnx
+def test_an_onnx_file_is_whole_or_none(
+    onnx_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scodkit.adapters.monitored_model._LARGEST", 1000)
+    with pytest.raises(OptionError, match="external_data=True"):
+        MonitoredModel(calibrated()).save_onnx(onnx_file, some(3, 7))
+    assert not onnx_file.exists()

@@ -24,8 +24,8 @@ class LightningCallback(_Callback):  # type: ignore[misc]
     """Fits and calibrates a monitor when a Lightning ``Trainer`` has trained a module.
 
     The monitor is fitted on the trainer's training data, of the weights at the end of
-    ``trainer.fit``, and is saved as ``monitor.scod`` in the folder of the checkpoints. From then
-    on ``trainer.validate`` and ``trainer.test`` log the mean score and the share of flagged
+    ``trainer.fit``, and saved as ``monitor.scod`` in the folder of the checkpoints. From then on
+    ``trainer.validate`` and ``trainer.test`` log the mean score and the share of flagged
     samples as ``scod_score`` and ``scod_flagged``. Test the module, ``trainer.test(module)``:
     with the weights of a better checkpoint the monitor raises a `StaleMonitorError`.
 
@@ -41,7 +41,7 @@ class LightningCallback(_Callback):  # type: ignore[misc]
 
     Attributes:
         monitor: Fitted and calibrated; None until training has ended.
-        path: Where it was saved.
+        path: Where it was saved; None until then.
 
     Examples:
         >>> from scodkit import Categorical, LastLayers
@@ -60,7 +60,8 @@ class LightningCallback(_Callback):  # type: ignore[misc]
         false_alarm: float = 0.05,
         path: str | Path | None = None,
     ) -> None:
-        self.path = None if path is None else Path(path)
+        self.path: Path | None = None
+        self._given = path
         self._trained = Trained(make, heldout, false_alarm)
 
     @property
@@ -96,11 +97,11 @@ class LightningCallback(_Callback):  # type: ignore[misc]
             validation = chain(*validation)
         train = _one_loader(trainer.train_dataloader)
         monitor = self._trained.end(pl_module, train, validation, chosen_by)
-        if self.path is None:
-            checkpoint = trainer.checkpoint_callback
-            folder = Path(getattr(checkpoint, "dirpath", None) or trainer.default_root_dir)
+        checkpoint = trainer.checkpoint_callback
+        folder = Path(getattr(checkpoint, "dirpath", None) or trainer.default_root_dir)
+        if self._given is None:
             folder.mkdir(parents=True, exist_ok=True)
-            self.path = folder / "monitor.scod"
+        self.path = Path(self._given or folder / "monitor.scod")
         monitor.save(self.path)
 
     def on_validation_batch_end(

@@ -28,11 +28,14 @@ from scodkit.scoring.score import Energies, SelfTest, finite_ones, score
 # a batch of one would be taken for a constant by torch.export
 _FEWEST = 2
 
+# bytes of an ONNX file that holds its weights: protobuf counts in 31 bits
+_LARGEST = 2**31 - 2**20
+
 
 class Monitored(NamedTuple):
     """What a monitored model returns.
 
-    Args:
+    Attributes:
         output: The model's output, ``(B, *shape)``.
         score: ``(B,)``, larger = more atypical; infinite for samples with a NaN or an infinity.
         p_value: ``(B,)`` in (0, 1], smaller = more atypical.
@@ -174,21 +177,38 @@ class MonitoredModel(_Bound):
             path: Where to.
             *args: As for `closed_form`.
             **kwargs: Likewise.
+
+        Raises:
+            OptionError: If the score has no closed form, or the model cannot be exported.
         """
         optional("onnx", "onnx")
         optional("onnxscript", "onnx")
         positions = [*inspect.signature(self.model.forward).parameters]
         given = _tensors(args, kwargs)
-        program = torch.onnx.export(
-            self.export(*args, **kwargs),
-            input_names=[positions[n] if isinstance(n, int) else n for n in given],
-            output_names=list(Monitored._fields),
-            dynamo=True,
-            verbose=False,
-        )
-        assert program is not None
+        program = self.export(*args, **kwargs)
+        size = sum(tensor.nbytes for tensor in program.state_dict.values())
+        if size > _LARGEST:
+            raise OptionError(
+                f"expected at most {_LARGEST:,} bytes of weights, as one ONNX file holds, got "
+                f"{size:,}; type torch.onnx.export(monitored.export(x), path, dynamo=True, "
+                "external_data=True), which writes several"
+            )
+        try:
+            graph = torch.onnx.export(
+                program,
+                input_names=[positions[n] if isinstance(n, int) else n for n in given],
+                output_names=list(Monitored._fields),
+                dynamo=True,
+                verbose=False,
+            )
+        except Exception as error:
+            raise OptionError(
+                f"expected a model that torch.onnx takes, got {first_line(error)}; export the "
+                "model alone to find out why: torch.onnx.export(model, (x,), dynamo=True)"
+            ) from error
+        assert graph is not None
         with replacing(Path(path)) as unfinished:
-            program.save(unfinished)
+            graph.save(unfinished, external_data=False)
 
     @property
     def digest(self) -> bytes:
@@ -274,7 +294,8 @@ class ClosedForm(_Bound):
         self.register_buffer("vectors", basis.vectors)
         self.register_buffer("held_out", calibration.scores.to(device))
         self.register_buffer("groups", None if groups is None else groups.to(device))
-        own = self(*example.args, **example.kwargs).score
+        copied = example.map(torch.clone)  # a model may write to its inputs
+        own = self(*copied.args, **copied.kwargs).score
         test = SelfTest("ClosedForm", own, monitor.score(example))
         if not test.ok:
             expected = "the monitor's own scores in closed form"
@@ -306,9 +327,12 @@ class ClosedForm(_Bound):
             )
         tensors = [*_tensors(args, kwargs).values()]
         features: list[Tensor] = []
-        with self.model.get_submodule(self._layer).register_forward_pre_hook(
-            lambda _, given: features.append(given[0].detach())
-        ):
+
+        def keep(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            features.append(next(iter((*given, *named.values()))).detach())
+
+        layer = self.model.get_submodule(self._layer)
+        with layer.register_forward_pre_hook(keep, with_kwargs=True):
             result = self.model(*args, **kwargs)
         output = self._network._output(result, tensors[0].shape[0]).detach()
         finite = finite_rows([*tensors, output])
