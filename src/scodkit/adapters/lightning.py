@@ -24,8 +24,8 @@ class LightningCallback(_Callback):  # type: ignore[misc]
     """Fits and calibrates a monitor when a Lightning ``Trainer`` has trained a module.
 
     The monitor is fitted on the trainer's training data, of the weights at the end of
-    ``trainer.fit``, and saved as ``monitor.scod`` in the folder of the checkpoints. From then on
-    ``trainer.validate`` and ``trainer.test`` log the mean score and the share of flagged
+    ``trainer.fit``, and saved as ``monitor.scod`` in the folder of the checkpoints. From then
+    on ``trainer.validate`` and ``trainer.test`` log the mean score and the share of flagged
     samples as ``scod_score`` and ``scod_flagged``. Test the module, ``trainer.test(module)``:
     with the weights of a better checkpoint the monitor raises a `StaleMonitorError`.
 

@@ -183,7 +183,7 @@ class MonitoredModel(_Bound):
         """
         optional("onnx", "onnx")
         optional("onnxscript", "onnx")
-        positions = [*inspect.signature(self.model.forward).parameters]
+        names = dict(enumerate(inspect.signature(self.model.forward).parameters))
         given = _tensors(args, kwargs)
         program = self.export(*args, **kwargs)
         size = sum(tensor.nbytes for tensor in program.state_dict.values())
@@ -196,7 +196,10 @@ class MonitoredModel(_Bound):
         try:
             graph = torch.onnx.export(
                 program,
-                input_names=[positions[n] if isinstance(n, int) else n for n in given],
+                input_names=[
+                    names.get(key, f"input_{key}") if isinstance(key, int) else key
+                    for key in given
+                ],
                 output_names=list(Monitored._fields),
                 dynamo=True,
                 verbose=False,
@@ -279,7 +282,7 @@ class ClosedForm(_Bound):
         calibration = _calibration_of(monitor)
         if isinstance(monitor, Fused):
             raise OptionError(
-                _not_closed("a Monitor", "a Fused, which looks at more than that")
+                _not_closed("a Monitor of the last layer", "a Fused, which looks at more")
             )
         example = monitor._network.inputs_of(example)
         layer, head = _head_of(monitor, example)
