@@ -386,8 +386,9 @@ class Head:
             ``|L|_F^2 (B,)`` and ``|u^T L|^2 (B, k)``, in float64.
         """
         device, count = output.device, matrix.shape[1]
-        lengths = output.new_zeros(len(output), dtype=torch.float64)
-        moved = output.new_zeros(len(output), count, output.shape[1], dtype=torch.float64)
+        batch, outputs = output.shape  # not its len(), which is a constant in a trace
+        lengths = output.new_zeros(batch, dtype=torch.float64)
+        moved = output.new_zeros(batch, count, outputs, dtype=torch.float64)
         if self.weight is not None:
             wide = sum_dtype(self.inputs)
             a = self.inputs.to(wide)

@@ -174,7 +174,7 @@ def score_batch(
         part = energies(piece.factors, basis)
         parts[start] = parts[start] + part if start in parts else part
         outputs[start], good[start] = piece.output, piece.finite
-    return _joined(list(outputs.values())), _finite_ones(
+    return _joined(list(outputs.values())), finite_ones(
         list(parts.values()), _joined(list(good.values()))
     )
 
@@ -214,7 +214,7 @@ def _score_whole(
     squares = along.square()
     parts = Energies(total, squares.squeeze(1) if squares.shape[1] == 1 else squares.sum(1))
     if good is not None:
-        return output, _finite_ones([parts], good)
+        return output, finite_ones([parts], good)
     # the basis is orthonormal: with norms like these no product has overflowed either
     longest = total if len(total) == 1 else total.sum()
     return (output, parts) if float(longest) < _LONGEST else None
@@ -242,10 +242,10 @@ def _score_head(
         finite.append(piece.finite)
     if sum(map(len, outputs)) < call.batch_size:
         return None
-    return _joined(outputs), _finite_ones(parts, _joined(finite))
+    return _joined(outputs), finite_ones(parts, _joined(finite))
 
 
-def _finite_ones(parts: list[Energies], finite: Tensor) -> Energies:
+def finite_ones(parts: list[Energies], finite: Tensor) -> Energies:
     """Return the energies of all samples; infinite where these or a sample are not finite."""
     total = _joined([part.total for part in parts])
     along = _joined([part.along for part in parts])
