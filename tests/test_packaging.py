@@ -31,8 +31,8 @@ def extras_asked_for() -> set[str]:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     told = [path.read_text(encoding="utf-8") for path in pages]
     code = [path.read_text(encoding="utf-8") for path in SOURCES]
-    named = re.findall(r'optional\(\s*[\w."]+,\s*"(\w+)"', " ".join(code))
-    typed = re.findall(r"pip install [\"'](?:scodkit|\.)\[([\w,]+)\]", " ".join(told))
+    named = re.findall(r'optional\(\s*[\w."]+,\s*"([\w-]+)"', " ".join(code))
+    typed = re.findall(r"pip install [\"'](?:scodkit|\.)\[([\w,-]+)\]", " ".join(told))
     return {extra for list_ in [*named, *typed] for extra in list_.split(",")}
 
 

@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +61,21 @@ PEERS = """
 from scodkit.baselines import KFACLaplace
 assert KFACLaplace(net, Gaussian()).fit([x], progress=False).score(x).shape == (100,)
 """
+
+ONNX = """
+from scodkit import LastLayers
+from scodkit.adapters import MonitoredModel
+last = Monitor(net, Gaussian(), parameters=LastLayers(count=1)).fit(x, progress=False)
+MonitoredModel(last).save_onnx("model.onnx", x)
+"""
+
+# each extra for a host, and the adapter that needs it
+ADAPTERS = {
+    "scikit-learn": "OutlierDetector",
+    "mlflow": "MLflowModel",
+    "lightning": "LightningCallback",
+    "hugging-face": "HuggingFaceCallback",
+}
 
 
 class Environment:
@@ -123,7 +139,16 @@ def try_dev(env: Environment) -> None:
         archive.extractall(env.folder, filter="data")
     (unpacked,) = env.folder.glob("scodkit-*")
     tests = ("tests/test_documented_names.py", "tests/test_readme.py", "tests/sketch")
-    env.run(env.python, "-m", "pytest", "-q", "-m", "not slow", *tests, folder=unpacked)
+    env.run(
+        env.python,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not slow and not hosts",
+        *tests,
+        folder=unpacked,
+    )
 
 
 # what is done with each extra; alone is without any, clone is the tree instead of the wheel
@@ -132,6 +157,11 @@ TRIALS: dict[str, Callable[[Environment], None]] = {
     "alarms": lambda env: env.program(ALARMS),
     "plots": lambda env: env.run(env.python, *README),
     "cli": try_cli,
+    **{
+        extra: partial(Environment.program, text=f"from scodkit.adapters import {name}")
+        for extra, name in ADAPTERS.items()
+    },
+    "onnx": lambda env: env.program(ONNX),
     "report": lambda env: env.program(REPORT),
     "demo": lambda env: env.scod("demo", "-o", "demo.html"),
     "peers": try_peers,

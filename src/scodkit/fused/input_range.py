@@ -72,12 +72,13 @@ class InputRange:
             call: The batch. An input that was not there in training, or a table with as many
                 columns as none had, counts as inside.
         """
-        total = torch.zeros(call.batch_size, dtype=torch.float64)
+        device = call.tensors()[0].device  # never another one: a recording copies from none
+        total = torch.zeros(call.batch_size, dtype=torch.float64, device=device)
         for name, numbers in _numbers(call):
             if name in self._seen:
                 low, high, spread = self._bounds_of(name, numbers.device)
                 outside = torch.maximum(low - numbers, numbers - high).clamp_min(0)
-                total = total.to(numbers.device) + (outside / spread).sum(1)
+                total = total + (outside / spread).sum(1).to(device)
         return total
 
     def _bounds_of(self, name: str, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
