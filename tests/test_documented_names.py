@@ -32,7 +32,7 @@ PUBLIC = {
         ),
         *("Monitor", "MonteCarlo", "Plan", "Scored", "Summary", "Task", "__version__"),
         *("DriftAlarm", "OnlineDiscoveries", "RolloutAlarm", "discoveries"),
-        "predicted_class",
+        *("Comparison", "compare", "predicted_class"),
     ],
     "scodkit.alarms": ["DriftAlarm", "OnlineDiscoveries", "RolloutAlarm", "discoveries"],
     "scodkit.baselines": [
@@ -45,6 +45,8 @@ PUBLIC = {
         *("Sketch", "SketchState", "SparseSign", "TwoSided"),
     ],
     "scodkit.explain": ["Explanation", "References"],
+    "scodkit.comparison": ["Comparison", "Cost", "MethodScores", "compare"],
+    "scodkit.metrics": ["Curve", "Curves", "Separation", "curves", "separation"],
     "scodkit.parts": ["Shard"],
     "scodkit.report": ["MethodLine", "Report", "ScoredSet", "WatchedStream"],
     "scodkit.sharded": ["ShardedMonitor"],

@@ -170,8 +170,8 @@ def compare(net: nn.Module, digits: Digits) -> tuple[scodkit.Monitor, list[Metho
     """
     from torch.utils.data import DataLoader, TensorDataset
 
+    from scodkit.metrics import separation
     from scodkit.report import MethodLine
-    from scodkit.report.separation import separation
 
     loader = DataLoader(TensorDataset(digits.train_x, digits.train_y), batch_size=100)
     methods, lines = methods_for(net), []
