@@ -118,8 +118,8 @@ class Comparison:
         batches = sorted({cost.batch for cost in self.costs.values()})
         if batches:
             says += (
-                f" Time: of a score, in forward passes (x) at batch {batches[0]}. "
-                "Memory: kept besides the network."
+                f"\nTime: of a score at batch {batches[0]}, in forward passes (x). Memory: "
+                "kept besides the network."
             )
         return says
 
@@ -136,21 +136,25 @@ class Comparison:
         """Return a matplotlib figure of all figures with their intervals, method by method."""
         methods = list(self.separations)
         sets = list(next(iter(self.separations.values())))
-        height = 1.3 + len(methods) * (0.3 + 0.14 * len(sets))
+        height = 0.9 + len(methods) * (0.35 + 0.12 * len(sets))
         figure = plots.new_figure(11.0, height)
         panels = figure.subplots(1, len(_FIGURES), sharey=True)
         for axes, name in zip(panels, _FIGURES, strict=True):
             self._draw(axes, name, methods, sets)
-        panels[0].set_yticks(
-            range(len(methods)),
-            ["\n".join([m, ", ".join(filter(None, _in_words(self.costs.get(m))))]).strip()
-             for m in methods],
-            fontsize=8,
-        )  # fmt: skip
-        panels[0].invert_yaxis()
-        handles, labels = panels[0].get_legend_handles_labels()
+        costs = [", ".join(filter(None, _in_words(self.costs.get(m)))) for m in methods]
+        labels = [
+            f"{method}\n{cost.replace(' x', ' x forward')}".strip()
+            for method, cost in zip(methods, costs, strict=True)
+        ]
+        panels[0].set_yticks(range(len(methods)), labels, fontsize=8)
+        panels[0].set_ylim(len(methods) - 0.5, -0.5)
         if len(sets) > 1:
-            figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8)
+            figure.legend(
+                *panels[0].get_legend_handles_labels(),
+                loc="outside lower center",
+                ncols=6,
+                fontsize=8,
+            )
         return figure
 
     def _draw(self, axes: Axes, figure: str, methods: list[str], sets: list[str]) -> None:
@@ -170,6 +174,8 @@ class Comparison:
                 lw=1.3,
                 label=name,
             )
+        for place in range(1, len(methods)):
+            axes.axhline(place - 0.5, color="#DDDDDD", lw=0.8)
         axes.axvline(_CHANCE[figure], color="black", lw=0.8, ls=":")
         better = "smaller" if figure == "fpr95" else "larger"
         axes.set_xlabel(f"{_FIGURES[figure]} ({better} is better; dotted: chance)", fontsize=8)
@@ -461,7 +467,7 @@ def _in_words(cost: Cost | None) -> list[str]:
         return ["", ""]
     time = f"{1e3 * cost.seconds:.3g} ms"
     if cost.forward_passes is not None:
-        time = f"{cost.forward_passes:.2f} x"
+        time = f"{cost.forward_passes:.3g} x"
     kept = cost.kept_bytes
     if not kept:
         return [time, "" if kept is None else "none"]
@@ -473,18 +479,26 @@ def _notes(
     separations: Mapping[str, Mapping[str, Separation]], scores: Mapping[str, MethodScores]
 ) -> Iterator[str]:
     """Yield what a reader of the figures should know."""
-    for name, by_set in separations.items():
-        own = scores[name]
-        if np.ptp(np.concatenate([own.known, *own.unknown.values()])) == 0:
-            yield f"{name} gives all inputs the same score, which tells nothing."
-        inverted = [f"{s} {one.auroc:.3f}" for s, one in by_set.items() if one.auroc_high < 0.5]
-        if inverted:
-            yield (
-                f"{name} scores unknown inputs lower than known ones (AUROC: "
-                f"{', '.join(inverted)}). Larger must mean more atypical: pass minus the scores "
-                "if they say the opposite; if most methods read so, are known and unknown "
-                "swapped?"
+    inverted = {
+        name: ", ".join(
+            f"{s} {one.auroc:.3f}" for s, one in by_set.items() if one.auroc_high < 0.5
+        )
+        for name, by_set in separations.items()
+    }
+    listed = "; ".join(f"{name}: {sets}" for name, sets in inverted.items() if sets)
+    if listed:
+        yield (
+            f"Scores are lower on unknown inputs than on known ones (AUROC below 0.5, its interval included): "
+            f"{listed}. Larger must mean more atypical: pass minus scores that mean the "
+            + (
+                "opposite, or were known and unknown swapped?"
+                if all(inverted.values())
+                else "opposite. If they do not, the method takes these inputs for known ones."
             )
+        )
+    for name, own in scores.items():
+        if len(np.unique(np.concatenate([own.known, *own.unknown.values()]))) == 1:
+            yield f"{name} gives all inputs the same score, which tells nothing."
     first = next(iter(scores.values()))
     sizes = {"known": len(first.known)} | {s: len(own) for s, own in first.unknown.items()}
     few = [f"{s} {size}" for s, size in sizes.items() if size < _FEW]

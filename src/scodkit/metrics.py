@@ -116,8 +116,11 @@ def separation(
     # one curve at a time: there may be tens of thousands of scores
     known, unknown = checked(known), checked(unknown)
     drawn = bootstrapped(known, unknown, resamples, seed)
-    (auroc, aupr, fpr95), *resampled = [(roc.auroc, roc.aupr, roc.fpr95) for roc in drawn]
-    low, high = _interval_95(resampled).tolist()
+    figures = [(roc.auroc, roc.aupr, roc.fpr95) for roc in drawn]
+    # the first is of the sets themselves, and where scores are tied in many ways all resamples
+    # may lie on one side of it
+    (auroc, aupr, fpr95), low, high = figures[0], *_interval_95(figures[1:])
+    low, high = np.fmin(low, figures[0]).tolist(), np.fmax(high, figures[0]).tolist()
     # sets that do not overlap, in either order, do so in no resample: their interval has this
     # width still
     auroc_bound, aupr_bound, fpr95_bound = _bounds(known, unknown)
@@ -296,7 +299,7 @@ def _with_band(drawn: list[tuple[float, Array]], lowest: float, highest: float) 
     (area, y), *resampled = drawn
     area_low, area_high = _interval_95([area for area, _ in resampled]).tolist()
     low, high = _interval_95([heights for _, heights in resampled])
-    ends = min(area_low, lowest), max(area_high, highest)
+    ends = min(area_low, area, lowest), max(area_high, area, highest)
     return Curve(_GRID, y, low, high, area, *ends)
 
 
