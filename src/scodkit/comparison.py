@@ -56,7 +56,7 @@ Method: TypeAlias = Detector | Callable[[Any], Scores] | tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method costs, measured on the first batch of the known inputs.
+    """What a method costs, measured on the first batch of the known inputs: the fastest run.
 
     Args:
         seconds: Per input, of a scored batch.
@@ -233,15 +233,15 @@ def compare(
     scores = {
         name: _given(name, method, sets) for name, method in named.items() if name not in run
     }
-    costs = {}
+    first = None
     if run:
         found, first = _scored(run, known, "known", progress)
         of_sets = {s: _scored(run, own, s, progress)[0] for s, own in sets.items()}
         for name in run:
             scores[name] = MethodScores(found[name], {s: of_sets[s][name] for s in sets})
-        costs = _costs({name: named[name] for name in run}, run, first)
     scores = {name: scores[name] for name in named}  # in the order that was given
     _check_lengths(scores)
+    costs = _costs({name: named[name] for name in run}, run, first) if run else {}
     separations: dict[str, dict[str, Separation]] = {}
     for name, own in scores.items():
         by_set = dict(own.unknown)
@@ -423,7 +423,8 @@ def _costs(
         name: _forward_pass(network, batch) for name, network in forwards.items()
     }
     runs |= {f"score {name}": partial(score, batch) for name, score in run.items()}
-    seconds = in_turns(runs, device)
+    # of busy machines the fastest run says most: any other waited for something else
+    seconds = in_turns(runs, device, min)
     costs = {}
     for name, method in methods.items():
         own, network = seconds[f"score {name}"], networks[name]
@@ -487,14 +488,13 @@ def _notes(
     }
     listed = "; ".join(f"{name}: {sets}" for name, sets in inverted.items() if sets)
     if listed:
+        why = "If they do not, the method takes these inputs for known ones."
+        if all(inverted.values()):
+            why = "Or were known and unknown swapped?"
         yield (
-            f"Scores are lower on unknown inputs than on known ones (AUROC below 0.5, its interval included): "
-            f"{listed}. Larger must mean more atypical: pass minus scores that mean the "
-            + (
-                "opposite, or were known and unknown swapped?"
-                if all(inverted.values())
-                else "opposite. If they do not, the method takes these inputs for known ones."
-            )
+            "Scores are lower on unknown inputs than on known ones (AUROC below 0.5, its "
+            f"interval included): {listed}. Larger must mean more atypical: pass minus scores "
+            f"that mean the opposite. {why}"
         )
     for name, own in scores.items():
         if len(np.unique(np.concatenate([own.known, *own.unknown.values()]))) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ def clock(monkeypatch) -> Clock:
 
 @pytest.mark.parametrize(
     ("took", "wanted"),
-    [(0.002, 100), (0.01, 30), (0.04, 30), (0.1, 15), (1.0, 3), (10.0, 3)],
+    [(1e-7, 3000), (0.002, 100), (0.01, 30), (0.04, 30), (0.1, 15), (1.0, 3), (10.0, 3)],
 )
 def test_thirty_times_and_a_fifth_of_a_second_but_slow_ones_less_often(
     took: float, wanted: int
@@ -54,6 +55,16 @@ def test_runs_take_turns_and_the_first_do_not_count(clock: Clock) -> None:
     assert set(calls[66:]) == {"b"}  # until it was timed for long enough
     assert calls.count("b") == pytest.approx(43, abs=1)
     assert found == pytest.approx({"a": 0.01, "b": 0.005})
+
+
+def test_the_fastest_run_is_not_slowed_by_others(clock: Clock) -> None:
+    took = itertools.cycle([0.9, 0.01, 0.7])
+
+    def run() -> None:
+        clock.now += next(took)
+
+    assert timing.in_turns({"a": run}, CPU, min) == pytest.approx({"a": 0.01})
+    assert timing.in_turns({"a": run}, CPU) == pytest.approx({"a": 0.7})
 
 
 def test_a_slow_run_is_warmed_up_once(clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""``scod compare``: how well methods tell unknown inputs from known ones, and what they cost."""
+"""``scod compare``: how well methods tell unknown inputs apart, and what they cost."""
 
 from __future__ import annotations
 
