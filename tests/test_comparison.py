@@ -279,6 +279,14 @@ def test_an_interval_holds_its_figure_even_of_inverted_scores() -> None:
     assert curve.area_high == pytest.approx(inverted.auroc_high)
 
 
+def test_known_inputs_of_the_fit_are_named(digits, comparison) -> None:
+    methods = {name: digits.methods[name] for name in ("SCOD", "Fused", "Energy")}
+    found = compare(methods, known=digits.train, unknown=digits.novel, progress=False)
+    assert found.notes[0].startswith("500 of 500 known inputs are in the fit of SCOD")
+    assert found.notes[1].startswith("500 of 500 known inputs are in the fit of Fused")
+    assert not any("in the fit" in note for note in comparison.notes)
+
+
 def test_small_sets_and_constant_scores_are_named() -> None:
     found = compare({"a": (np.zeros(50), np.zeros(7))}, resamples=20)
     assert "a gives all inputs the same score" in found.notes[0]
