@@ -41,7 +41,7 @@ _CHANCE = {"auroc": 0.5, "aupr": 0.5, "fpr95": 0.95}
 class MethodScores(NamedTuple):
     """Scores of a method in float64, larger = more atypical; `compare` takes them, too.
 
-    Args:
+    Attributes:
         known: Of the known inputs, ``(n,)``.
         unknown: Of each set of unknown inputs, ``(m,)`` by name.
     """
