@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from scodkit import Gaussian, Monitor
 from scodkit.cli import demo
-from scodkit.report.separation import separation
+from scodkit.metrics import separation
 from scodkit.sketch import Exact
 
 ROOT = Path(__file__).parents[1]

@@ -33,7 +33,7 @@ PUBLIC = {
         ),
         *("Monitor", "MonteCarlo", "Plan", "Scored", "Summary", "Task", "__version__"),
         *("DriftAlarm", "OnlineDiscoveries", "RolloutAlarm", "discoveries"),
-        "predicted_class",
+        *("Comparison", "compare", "predicted_class"),
     ],
     "scodkit.adapters": [
         *("ClosedForm", "HuggingFaceCallback", "LightningCallback", "MLflowModel", "Monitored"),
@@ -51,6 +51,8 @@ PUBLIC = {
         *("Sketch", "SketchState", "SparseSign", "TwoSided"),
     ],
     "scodkit.explain": ["Explanation", "References"],
+    "scodkit.comparison": ["Comparison", "Cost", "MethodScores", "compare"],
+    "scodkit.metrics": ["Curve", "Curves", "Separation", "curves", "separation"],
     "scodkit.parts": ["Shard"],
     "scodkit.report": ["MethodLine", "Report", "ScoredSet", "WatchedStream"],
     "scodkit.sharded": ["ShardedMonitor"],

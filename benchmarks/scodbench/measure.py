@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +16,13 @@ from scodbench.identity import machine, network_id
 from scodbench.methods import HESSIAN, METHODS, TUNED, Case
 from scodbench.rows import Row
 from scodbench.samples import Loader, Samples
-from scodbench.timing import prediction_times, wait_for
+from scodbench.timing import prediction_times
 from scodkit import Fused
-from scodkit.baselines import Baseline, Detector, KFACLaplace
+from scodkit.baselines import Detector, KFACLaplace
+from scodkit.comparison import kept_bytes
+from scodkit.metrics import separation
 from scodkit.monitor import Monitor
-from scodkit.report.separation import separation
+from scodkit.numerics.timing import wait_for
 
 POOLED = "pooled"
 # samples at a time; on a GPU more, where these are small
@@ -94,7 +94,7 @@ def measure(setup: Setup, method: str) -> list[Row]:
         rows.append(row)
     costs = {
         "fit_s": fit_s,
-        "bytes": kept_bytes(detector, setup.networks[1:]),
+        "bytes": kept_bytes(detector),
         "captured": detector.basis.captured if isinstance(detector, Monitor) else None,
         **_times(detector, setup),  # last, so that others wait for nothing else
     }
@@ -195,25 +195,3 @@ def _times(detector: Detector, setup: Setup) -> dict[str, float]:
         for x, _ in batches:
             found |= prediction_times(detector.score, setup.networks[0], x)
     return found
-
-
-def kept_bytes(detector: Detector, others: Sequence[nn.Module]) -> int:
-    """Return the bytes a detector keeps for scoring, besides the one network.
-
-    Args:
-        detector: A fitted one.
-        others: Further networks it scores with.
-    """
-    weights: int = sum(t.nbytes for model in others for t in model.state_dict().values())
-    if isinstance(detector, Monitor):
-        basis: int = detector.basis.vectors.nbytes + detector.basis.values.nbytes
-        return weights + basis
-    if isinstance(detector, Fused):
-        return weights + sum(detector.memory().values())
-    assert isinstance(detector, Baseline)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "saved"
-        detector.save(path)
-        with path.open("rb") as file:  # safetensors: the header's length, header, tensors
-            header = 8 + int.from_bytes(file.read(8), "little")
-        return weights + path.stat().st_size - header

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from scodbench import measure, timing
+from scodbench import measure
 from scodbench.measure import Setup, kept_bytes
 from scodbench.methods import METHODS, Case
 from scodbench.samples import Loader, Samples
@@ -48,62 +48,23 @@ class TestBytes:
     def test_of_a_monitor_it_is_the_basis(self, setup: Setup) -> None:
         monitor = Monitor(setup.networks[0], TOY.likelihood, 4, sketch=Nystrom(size=12))
         monitor.fit(Loader(setup.fit_on, 20), progress=False)
-        assert kept_bytes(monitor, []) == 4 * (4 * (4 * 3 + 4 + 4 + 1) + 4)
+        assert kept_bytes(monitor) == 4 * (4 * (4 * 3 + 4 + 4 + 1) + 4)
 
     def test_what_learns_nothing_keeps_nothing(self, setup: Setup) -> None:
-        assert kept_bytes(self.fitted("naive", setup), []) == 0
+        assert kept_bytes(self.fitted("naive", setup)) == 0
 
     def test_of_a_baseline_it_is_the_tensors_it_learnt(self, setup: Setup) -> None:
         """KNN keeps the features of every training sample, four numbers each."""
         detector = baselines.KNN(setup.networks[0], TOY.likelihood, k=5)
         detector.fit(Loader(setup.fit_on, 20), progress=False)
         state = sum(tensor.nbytes for tensor in detector._ready().values())
-        assert kept_bytes(detector, []) == state >= 40 * 4 * 4
+        assert kept_bytes(detector) == state >= 40 * 4 * 4
 
     def test_other_networks_count_with_their_buffers(self, setup: Setup) -> None:
         others = [torch.nn.Sequential(build(), torch.nn.BatchNorm1d(1)) for _ in range(2)]
         detector = baselines.DeepEnsemble([setup.networks[0], *others], TOY.likelihood)
         weights, normal_ = 4 * (4 * 3 + 4 + 4 + 1), 4 * 4 + 8  # the counter has eight
-        assert kept_bytes(detector, others) == 2 * (weights + normal_)
-
-
-class TestTiming:
-    @pytest.mark.parametrize(
-        ("took", "wanted"),
-        [(0.002, 100), (0.01, 30), (0.04, 30), (0.1, 15), (1.0, 3), (10.0, 3)],
-    )
-    def test_thirty_times_and_a_fifth_of_a_second_but_slow_ones_less_often(
-        self, took: float, wanted: int
-    ) -> None:
-        seconds: list[float] = []
-        while not timing._enough(seconds):
-            seconds.append(took)
-        assert len(seconds) == pytest.approx(wanted, abs=1)  # sums are rounded
-
-    def test_runs_take_turns_and_the_first_do_not_count(self, clock: Clock) -> None:
-        calls: list[str] = []
-
-        def run(name: str, seconds: float) -> None:
-            clock.now += 0.5 if calls.count(name) < 3 else seconds
-            calls.append(name)
-
-        runs = {"a": lambda: run("a", 0.01), "b": lambda: run("b", 0.005)}
-        found = timing.in_turns(runs, CPU)
-        assert calls[:6] == ["a"] * 3 + ["b"] * 3
-        assert calls[6:66] == ["a", "b"] * 30
-        assert set(calls[66:]) == {"b"}  # until it was timed for long enough
-        assert calls.count("b") == pytest.approx(43, abs=1)
-        assert found == pytest.approx({"a": 0.01, "b": 0.005})
-
-    def test_a_slow_run_is_warmed_up_once(self, clock: Clock) -> None:
-        calls: list[int] = []
-
-        def run() -> None:
-            clock.now += 2.0
-            calls.append(1)
-
-        timing._warm_up(run, CPU)
-        assert len(calls) == 1
+        assert kept_bytes(detector) == 2 * (weights + normal_)
 
 
 @dataclass(frozen=True)

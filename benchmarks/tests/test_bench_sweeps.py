@@ -15,7 +15,7 @@ from scodbench.rows import Row, select
 from scodbench.samples import Loader, TensorSamples
 from scodbench.sweeps import ENSEMBLE_SWEEPS, SWEEPS, applies
 from scodkit import Gaussian, LastLayers, Monitor
-from scodkit.report.separation import separation
+from scodkit.metrics import separation
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
 
 

@@ -24,7 +24,7 @@ from scodbench.sweeps.errors import distances, roc
 from scodkit import Categorical, Gaussian, LastLayers, Monitor
 from scodkit.baselines import DeepEnsemble
 from scodkit.errors import OptionError
-from scodkit.report.separation import bootstrapped
+from scodkit.metrics import bootstrapped
 from scodkit.sketch import Nystrom
 
 CPU = torch.device("cpu")

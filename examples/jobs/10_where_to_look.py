@@ -11,7 +11,7 @@ PAGES = {
     "A large network, thousands of outputs?": ("large.md", "scodkit.LastLayers"),
     "Several machines, data in parts?": ("scaling.md", "scodkit.parts.Shard"),
     "Why is this score so high?": ("explain.md", "scodkit.Monitor.explain"),
-    "Other methods on the same network?": ("baselines.md", "scodkit.baselines"),
+    "Other methods on the same network?": ("compare.md", "scodkit.compare"),
     "What does this error mean?": ("failures.md", "scodkit.errors"),
     "Without Python?": ("cli.md", "scodkit.cli"),
     "May I share a saved file? Will it load later?": ("stability.md", "scodkit.Monitor.save"),

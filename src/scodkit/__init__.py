@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from scodkit.alarms.discoveries import discoveries as discoveries
     from scodkit.calibration import Calibration as Calibration
     from scodkit.calibration import predicted_class as predicted_class
+    from scodkit.comparison import Comparison as Comparison
+    from scodkit.comparison import compare as compare
     from scodkit.explain import Explanation as Explanation
     from scodkit.fit.memory import Plan as Plan
     from scodkit.fused import Budget as Budget
@@ -44,6 +46,7 @@ _MODULES = {
     "Calibration": "calibration",
     "Categorical": "likelihoods",
     "Certificate": "scoring.score",
+    "Comparison": "comparison",
     "DriftAlarm": "alarms",
     "Eigenbasis": "sketch.eigenbasis",
     "Explanation": "explain",
@@ -60,6 +63,7 @@ _MODULES = {
     "Scored": "scoring.score",
     "Summary": "summary",
     "Task": "likelihoods.task",
+    "compare": "comparison",
     "discoveries": "alarms",
     "predicted_class": "calibration",
 }

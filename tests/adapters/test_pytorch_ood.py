@@ -16,7 +16,7 @@ from pytorch_ood_detectors import package
 from scodkit import Categorical, Fused, Monitor
 from scodkit.baselines import KNN, Energy, MaxSoftmax
 from scodkit.errors import OptionError
-from scodkit.report.separation import separation
+from scodkit.metrics import separation
 
 
 @pytest.fixture

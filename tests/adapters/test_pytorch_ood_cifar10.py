@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from pytorch_ood_detectors import package
 from scodkit import Fused
-from scodkit.report.separation import separation
+from scodkit.metrics import separation
 
 pytestmark = pytest.mark.hosts
 

@@ -27,7 +27,7 @@ from scodkit.errors import (
     NotFittedError,
     OptionError,
 )
-from scodkit.report.separation import separation
+from scodkit.metrics import separation
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 

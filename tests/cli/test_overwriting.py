@@ -27,6 +27,7 @@ VERBS = {
     "--unknown heldout.npy --stream train.npy -o",
     "explain": "explain m.scod model.py:pictures photos --references more --plot",
     "merge": "merge model.py:net m.scod n.scod --weights w.pt -o",
+    "compare": "compare model.py:pictures m.scod --known photos --unknown more=more --plot",
 }
 # whatever a command reads, by itself or under another name
 INPUTS = {
@@ -38,6 +39,7 @@ INPUTS = {
     "report": ("new.csv", "heldout.npy", "train.npy", "model.py", "w.pt", "m.scod"),
     "explain": ("photos/in/a.png", "photos/in/../in/a.png", "soft.png", "more/b.png"),
     "merge": ("m.scod", "n.scod", "soft.scod", "model.py", "w.pt"),
+    "compare": ("photos/in/a.png", "soft.png", "more/b.png"),
 }
 CASES = [(verb, name) for verb, names in INPUTS.items() for name in names]
 
@@ -87,7 +89,7 @@ def test_code_named_as_a_module_is_an_input(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [verb for verb in VERBS if verb not in ("checkpoint", "explain")]
+    "verb", [verb for verb in VERBS if verb not in ("checkpoint", "explain", "compare")]
 )
 def test_other_files_are_replaced_only_by_force(verb: str, folder: Path) -> None:
     taken = folder / "thesis.txt"

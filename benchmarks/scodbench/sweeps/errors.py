@@ -16,7 +16,7 @@ from scodbench.samples import Samples
 from scodbench.sweeps.points import RESAMPLES, sweep_row
 from scodkit.errors import MissingPeerError, OptionError, ScodError
 from scodkit.likelihoods import Gaussian
-from scodkit.report.separation import bootstrapped, separation
+from scodkit.metrics import bootstrapped, separation
 
 MIXED = "mixed"
 _BATCH = 128

@@ -23,8 +23,8 @@ from scodkit.baselines import MaxSoftmax, Naive
 from scodkit.calibration import Calibration
 from scodkit.errors import CalibrationError
 from scodkit.fused.standard import Standard
+from scodkit.metrics import separation
 from scodkit.monitor import Monitor
-from scodkit.report.separation import separation
 from scodkit.scoring.evidence import is_classifier
 
 _BATCH = 128

@@ -12,7 +12,7 @@ from scodbench.measure import POOLED, Setup, description, scores_of
 from scodbench.rows import Row
 from scodbench.samples import Samples
 from scodkit.baselines import Detector
-from scodkit.report.separation import separation
+from scodkit.metrics import separation
 
 RESAMPLES = 200  # of the bootstrap
 # most samples of a set, so that a sweep of many points stays short

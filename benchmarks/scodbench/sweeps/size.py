@@ -13,8 +13,9 @@ from scodbench.nets import digits_net
 from scodbench.rows import Row
 from scodbench.samples import Loader
 from scodbench.sweeps.points import sweep_row
-from scodbench.timing import prediction_times, wait_for
+from scodbench.timing import prediction_times
 from scodkit.monitor import Monitor
+from scodkit.numerics.timing import wait_for
 from scodkit.sketch import Nystrom
 
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)

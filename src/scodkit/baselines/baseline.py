@@ -189,6 +189,13 @@ class Baseline(ABC):
             self._ready()
         return self
 
+    def memory(self) -> dict[str, int]:
+        """Return the bytes of what is kept for scoring, besides the model, by name."""
+        kept = {name: tensor.nbytes for name, tensor in self._ready().items()}
+        for place, model in enumerate(self._models()[1:], 1):
+            kept[f"network {place}"] = sum(t.nbytes for t in model.state_dict().values())
+        return kept
+
     def save(self, path: str | Path) -> None:
         """Write the fitted state to one file, atomically; the model itself is not in it.
 

@@ -21,7 +21,8 @@ from typer.core import TyperCommand, TyperGroup
 from scodkit import __version__, errors
 from scodkit.cli import output
 
-_VERBS = ["demo", "fit", "calibrate", "score", "explain", "renew", "merge", "inspect", "report"]
+_VERBS = ["demo", "fit", "calibrate", "score", "explain", "renew", "merge", "inspect"]
+_VERBS += ["compare", "report"]
 _NOT_IMPORTED = TyperCommand(name=None)
 _MOVED = {"bench": "scodbench", "data": "scodbench data"}
 _UNFORESEEN, _BAD = 1, 2  # exit codes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -171,45 +171,44 @@ def compare(net: nn.Module, digits: Digits) -> tuple[scodkit.Monitor, list[Metho
     from torch.utils.data import DataLoader, TensorDataset
 
     from scodkit.report import MethodLine
-    from scodkit.report.separation import separation
 
     loader = DataLoader(TensorDataset(digits.train_x, digits.train_y), batch_size=100)
-    methods, lines = methods_for(net), []
+    methods, limits, fit_seconds = methods_for(net), {}, {}
     for name, method in methods.items():
         began = time.perf_counter()
         method.fit(loader, progress=False)
-        fit_seconds = time.perf_counter() - began
+        fit_seconds[name] = time.perf_counter() - began
         if isinstance(method, scodkit.Fused):
             calibration = method.calibrate([digits.heldout_x], progress=False).calibration
         else:
             calibration = scodkit.Calibration(method.score(digits.heldout_x))
         assert calibration is not None
-        limit = calibration.threshold(_FALSE_ALARM)
-        known, unknown = method.score(digits.test_x), method.score(digits.novel_x)
-        separated = separation(known, unknown, resamples=10)  # only its figures are shown
-        line = MethodLine(
-            name,
-            auroc=separated.auroc,
-            aupr=separated.aupr,
-            false_alarms=float((known > limit).double().mean()),
-            caught=float((unknown > limit).double().mean()),
-            forward_passes=_seconds(method, digits.novel_x) / _seconds(net, digits.novel_x),
-            fit_seconds=fit_seconds,
+        limits[name] = calibration.threshold(_FALSE_ALARM)
+    # intervals are not shown
+    compared = scodkit.compare(
+        methods, known=digits.test_x, unknown=digits.novel_x, resamples=10, progress=False
+    )
+    lines = [
+        MethodLine(
+            row["method"],
+            auroc=row["auroc"],
+            aupr=row["aupr"],
+            false_alarms=float((scores.known > limit).mean()),
+            caught=float((scores.unknown["unknown"] > limit).mean()),
+            forward_passes=row["forward_passes"],
+            fit_seconds=seconds,
         )
-        lines.append(line)
+        for row, scores, limit, seconds in zip(
+            compared.rows,
+            compared.scores.values(),
+            limits.values(),
+            fit_seconds.values(),
+            strict=True,
+        )
+    ]
     monitor = methods[_SCOD]
     assert isinstance(monitor, scodkit.Monitor)
     return monitor.calibrate([digits.heldout_x], progress=False), lines
-
-
-def _seconds(predict: Callable[[Tensor], object], images: Tensor) -> float:
-    """Return the median time of a prediction for 64 images, in seconds."""
-    import torch
-    from torch.utils.benchmark import Timer
-
-    with torch.no_grad():
-        timer = Timer("predict(x)", globals={"predict": predict, "x": images[:64]})
-        return float(timer.blocked_autorange(min_run_time=0.2).median)
 
 
 def write_report(

@@ -12,10 +12,7 @@ import scodkit
 from scodkit.cli import options
 from scodkit.cli import output as shown
 from scodkit.errors import OptionError
-from scodkit.numerics.files import replacing
 
-_PICTURES = (".png", ".svg", ".pdf")
-_MARK = "drawn by scod explain"  # in every picture, which may be replaced by another
 _LARGEST = 5  # shares and slopes listed for people
 
 
@@ -63,12 +60,7 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
 
     with shown.stoppable("no file was changed; type the same command again"):
         if plot is not None:
-            if plot.suffix.lower() not in _PICTURES:
-                raise OptionError(
-                    f"expected a file that ends in {', '.join(_PICTURES)} to draw in, got "
-                    f"{plot}"
-                )
-            shown.check_output(plot, ctx.params, is_picture)
+            shown.check_picture(plot, ctx.params)
         opened, form = open_monitor(monitor, model, weights, device)
         batches = batches_of(inputs, batch_size, form)
         samples = samples_of(batches)
@@ -95,18 +87,11 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
             batch = samples.batch(rows)
             explanation = opened.explain(batch, saliency=saliency, references=known)
             if plot is not None:
-                kind, mark = plot.suffix[1:].lower(), {"Creator": _MARK}
-                with replacing(plot) as temporary:
-                    explanation.plot(0).savefig(temporary, format=kind, metadata=mark)
+                shown.write_picture(plot, explanation.plot(0))
     names = [samples.name(row) for row in rows]
     _show(names, explanation, as_json)
     if plot is not None:
         shown.note(f"drew {names[0]} in {plot}")
-
-
-def is_picture(path: Path) -> bool:
-    """Return whether a file is a picture of ours, which may be replaced."""
-    return _MARK.encode() in path.read_bytes()
 
 
 def _show(names: Sequence[int | str], explanation: scodkit.Explanation, as_json: bool) -> None:

@@ -198,11 +198,12 @@ def shard_of(batches: Iterable[Any], index: int, count: int) -> Iterable[Any]:
 
 
 @contextlib.contextmanager
-def running(monitor: Monitor) -> Iterator[None]:
+def running(monitor: object) -> Iterator[None]:
     """Run a model on the user's inputs; its errors are reported as errors of the inputs.
 
     Args:
-        monitor: The model's monitor, whose notes may have the form of the fit's inputs.
+        monitor: A method with the model; the notes of a monitor may have the form of the
+            fit's inputs.
 
     Yields:
         Nothing.
@@ -224,7 +225,7 @@ def running(monitor: Monitor) -> Iterator[None]:
                 f"expected enough memory for a batch, got too little ({one_line(error)}); type "
                 "--batch-size with a smaller number"
             ) from error
-        fitted = monitor.notes.get("inputs", {})
+        fitted = monitor.notes.get("inputs", {}) if isinstance(monitor, Monitor) else {}
         shape, columns = fitted.get("shape"), fitted.get("columns")
         form = "" if shape is None else f"; the fit had samples of shape {tuple(shape)}"
         if columns is not None:

@@ -14,13 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from scodkit.errors import OptionError
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 STOPPED = 130  # exit code, as of a program that Ctrl-C ended
+_PICTURES = (".png", ".svg", ".pdf")
+_MARK = "drawn by scod"  # in every picture, which may be replaced by another
 _OUTPUTS = ("output", "plot", "checkpoint")  # options that name files to write, not to read
 
 program = "scod"  # whose messages these are; set where the command starts
@@ -198,6 +203,37 @@ def write_text(path: Path, text: str) -> None:
     with replacing(path) as temporary:
         # a file's name may hold lone surrogates, which no encoding has
         temporary.write_bytes(text.encode(errors="backslashreplace"))
+
+
+def check_picture(path: Path, given: Mapping[str, object]) -> None:
+    """Raise if a picture cannot be drawn in a file, as `check_output` does.
+
+    Args:
+        path: Where it is to be.
+        given: All that the command was given.
+
+    Raises:
+        OptionError: If the file's name does not end as that of a picture.
+    """
+    if path.suffix.lower() not in _PICTURES:
+        raise OptionError(
+            f"expected a file that ends in {', '.join(_PICTURES)} to draw in, got {path}"
+        )
+    check_output(path, given, lambda file: _MARK.encode() in file.read_bytes())
+
+
+def write_picture(path: Path, figure: Figure) -> None:
+    """Write a figure atomically.
+
+    Args:
+        path: Where to.
+        figure: What to write.
+    """
+    from scodkit.numerics.files import replacing
+
+    with replacing(path) as temporary:
+        kind = path.suffix[1:].lower()
+        figure.savefig(temporary, format=kind, metadata={"Creator": _MARK})
 
 
 @contextmanager

@@ -506,9 +506,9 @@ class Fused:
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of what is kept for scoring, besides the model, by name."""
-        bank, basis = self._ready().bank, self.monitor.basis
+        bank = self._ready().bank
         kept = {
-            "basis": basis.vectors.nbytes + basis.values.nbytes,
+            "basis": self.monitor.basis.nbytes,
             "input range": sum(own.nbytes for own in self._ready().range.pack().values()),
         }
         if bank is not None:

@@ -18,9 +18,9 @@ import torch
 from bokeh.models import FixedTicker, HoverTool, LogTickFormatter, Range1d
 from bokeh.plotting import figure
 
+from scodkit.metrics import Array, Curve, Curves
 from scodkit.report.page import Chart, Key, Row, Table, cell, percent
 from scodkit.report.report import ScoredSet, WatchedStream
-from scodkit.report.separation import Array, Curve, Curves
 from scodkit.summary import Summary
 
 _Indices = npt.NDArray[np.intp]

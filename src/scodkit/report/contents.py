@@ -16,11 +16,11 @@ from scodkit import __version__
 from scodkit.errors import ScodError
 from scodkit.explain import plots
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
+from scodkit.metrics import curves
 from scodkit.monitor import Monitor
 from scodkit.report import charts
 from scodkit.report.page import Cell, Picture, Row, Section, Table, cell, percent, render
 from scodkit.report.report import MethodLine, Report, ScoredSet
-from scodkit.report.separation import curves
 from scodkit.summary import Summary
 
 _SAMPLES = 12  # of each set, in the table of samples

@@ -50,6 +50,11 @@ class Eigenbasis:
         return self.values.shape[0]
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of values and vectors."""
+        return self.values.nbytes + self.vectors.nbytes
+
+    @property
     def captured(self) -> float:
         """Captured curvature, ``sum(values) / tr F``: 1 means nothing of the data is lost."""
         if self.trace == 0.0:

@@ -14,7 +14,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from own_process import printed_by
 from scodkit.errors import OptionError
-from scodkit.report.separation import bootstrapped, separation
+from scodkit.metrics import bootstrapped, separation
 
 few_scores = st.lists(st.integers(0, 8).map(float), min_size=1, max_size=30)
 
@@ -185,7 +185,7 @@ def test_no_numbers_are_refused(bad: torch.Tensor) -> None:
 def test_separation_needs_no_library_that_draws() -> None:
     program = """
         import sys
-        from scodkit.report.separation import separation
+        from scodkit.metrics import separation
         print(sorted({"bokeh", "jinja2", "PIL", "matplotlib"} & set(sys.modules)))
     """
     assert printed_by(program) == "[]\n"

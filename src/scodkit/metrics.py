@@ -1,5 +1,6 @@
 """How well scores tell unknown inputs from known ones: figures and curves, with intervals.
 
+Scores are tensors, arrays or lists of numbers ``(n,)``, larger = more atypical, of any method.
 Unknown inputs are the positives, and both sets weigh the same, so that every figure follows
 from the ROC curve. Tests compare the figures with scikit-learn's, which takes 4 to 13 times
 longer for each curve of a bootstrap.
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +21,8 @@ from torch import Tensor
 from scodkit.errors import OptionError
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+# of any method: a tensor, an array or a list (n,), larger = more atypical
+Scores: TypeAlias = ArrayLike | Tensor
 
 _MISSES = 0.05  # share of intervals that may miss
 
@@ -92,34 +96,40 @@ class Roc:
 
 
 def separation(
-    known: Tensor, unknown: Tensor, *, resamples: int = 1000, seed: int = 0
+    known: Scores, unknown: Scores, *, resamples: int = 1000, seed: int = 0
 ) -> Separation:
     """Return how well scores separate two sets.
 
     Args:
-        known: Scores ``(n,)`` of known inputs, larger = more atypical; infinite is fine.
+        known: Scores ``(n,)`` of known inputs, larger = more atypical; infinite is fine. A
+            tensor, an array or a list of numbers.
         unknown: Scores ``(m,)`` of unknown inputs.
         resamples: Of the bootstrap, in which both sets are resampled with replacement. It
             says nothing of other trained networks: that is what seeds are for.
         seed: Of the bootstrap.
 
     Examples:
-        >>> apart = separation(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))
+        >>> apart = separation([1.0, 2.0], [2.0, 3.0])
         >>> apart.auroc, apart.fpr95
         (0.875, 0.5)
     """
     # one curve at a time: there may be tens of thousands of scores
+    known, unknown = checked(known), checked(unknown)
     drawn = bootstrapped(known, unknown, resamples, seed)
-    (auroc, aupr, fpr95), *resampled = [(roc.auroc, roc.aupr, roc.fpr95) for roc in drawn]
-    low, high = _interval_95(resampled).tolist()
-    # sets that do not overlap do so in no resample either: their interval has this width still
+    figures = [(roc.auroc, roc.aupr, roc.fpr95) for roc in drawn]
+    # the first is of the sets themselves, and where scores are tied in many ways all resamples
+    # may lie on one side of it
+    (auroc, aupr, fpr95), low, high = figures[0], *_interval_95(figures[1:])
+    low, high = np.fmin(low, figures[0]).tolist(), np.fmax(high, figures[0]).tolist()
+    # sets that do not overlap, in either order, do so in no resample: their interval has this
+    # width still
     auroc_bound, aupr_bound, fpr95_bound = _bounds(known, unknown)
     return Separation(
         auroc=auroc,
         aupr=aupr,
         fpr95=fpr95,
         auroc_low=min(low[0], auroc_bound),
-        auroc_high=high[0],
+        auroc_high=max(high[0], 1 - auroc_bound),
         aupr_low=min(low[1], aupr_bound),
         aupr_high=high[1],
         fpr95_low=low[2],
@@ -127,7 +137,7 @@ def separation(
     )
 
 
-def bootstrapped(known: Tensor, unknown: Tensor, resamples: int, seed: int) -> Iterator[Roc]:
+def bootstrapped(known: Scores, unknown: Scores, resamples: int, seed: int) -> Iterator[Roc]:
     """Yield the ROC curve, then those of both sets resampled with replacement.
 
     Args:
@@ -136,9 +146,10 @@ def bootstrapped(known: Tensor, unknown: Tensor, resamples: int, seed: int) -> I
         resamples: How many.
         seed: Of the bootstrap.
     """
-    both = np.concatenate([_checked(known), _checked(unknown)])
+    known, unknown = checked(known), checked(unknown)
+    both = np.concatenate([known, unknown])
     values, ranks = np.unique(-both, return_inverse=True)  # highest scores first
-    sets = sample = np.split(ranks, [known.numel()])
+    sets = sample = np.split(ranks, [len(known)])
     generator = np.random.default_rng(seed)
     for _ in range(resamples + 1):
         counts = [np.bincount(part, minlength=len(values)) for part in sample]
@@ -147,14 +158,35 @@ def bootstrapped(known: Tensor, unknown: Tensor, resamples: int, seed: int) -> I
         sample = [part[generator.integers(len(part), size=len(part))] for part in sets]
 
 
-def _checked(scores: Tensor) -> Array:
-    array: Array = scores.detach().to("cpu", torch.float64).flatten().numpy()
-    if not len(array) or np.isnan(array).any():
-        raise OptionError(
-            f"expected scores that are numbers, got {len(array)} of which "
-            f"{int(np.isnan(array).sum())} are NaN"
+def checked(scores: Scores) -> Array:
+    """Return scores as an array ``(n,)`` in float64; infinite ones are fine.
+
+    Args:
+        scores: One real number for each input.
+
+    Raises:
+        OptionError: If there are none, or something else is among them.
+    """
+    if isinstance(scores, Tensor):
+        # numpy has no bfloat16
+        scores = scores.detach().to(
+            "cpu", torch.float64 if scores.is_floating_point() else None
         )
-    return array
+    array = np.asarray(scores)
+    if array.ndim != 1 or array.dtype.kind not in "fiub" or not len(array):
+        raise OptionError(
+            f"expected scores (n,), real numbers, one for each of at least one input, got "
+            f"{array.dtype} of shape {array.shape}; reduce outputs to a score an input first, "
+            "and leave empty sets out"
+        )
+    bad = np.isnan(array)
+    if bad.any():
+        raise OptionError(
+            f"expected scores that are numbers, got {len(array)} of which {int(bad.sum())} are "
+            f"NaN, the first at {int(bad.argmax())}; leave those inputs out, or score them "
+            "infinity, the most atypical"
+        )
+    return array.astype(np.float64)
 
 
 def _interval_95(resampled: ArrayLike) -> Array:
@@ -163,7 +195,7 @@ def _interval_95(resampled: ArrayLike) -> Array:
     return np.quantile(np.asarray(resampled, dtype=np.float64), levels, axis=0)
 
 
-def _bounds(known: Tensor, unknown: Tensor) -> tuple[float, float, float]:
+def _bounds(known: Array, unknown: Array) -> tuple[float, float, float]:
     """Return the worst AUROC, AUPR and FPR95 that these samples may well not show.
 
     Sets that do not overlap do so in no resample either, and would get an interval of no
@@ -172,9 +204,9 @@ def _bounds(known: Tensor, unknown: Tensor) -> tuple[float, float, float]:
     likewise among m unknown ones.
 
     For the AUROC this is a lower bound whatever the scores: min(n, m) pairs are independent,
-    and each is in order with a probability of the AUROC.
+    and each is in order with a probability of the AUROC. One minus it is an upper bound.
     """
-    share = 1 - _MISSES ** (1 / min(known.numel(), unknown.numel()))
+    share = 1 - _MISSES ** (1 / min(len(known), len(unknown)))
     return 1 - share, 1 - share * math.log1p(1 / share), share
 
 
@@ -226,7 +258,7 @@ class Curves:
     precision_recall: Curve
 
 
-def curves(known: Tensor, unknown: Tensor, *, resamples: int = 300, seed: int = 0) -> Curves:
+def curves(known: Scores, unknown: Scores, *, resamples: int = 300, seed: int = 0) -> Curves:
     """Return both curves, with bands.
 
     Args:
@@ -245,25 +277,30 @@ def curves(known: Tensor, unknown: Tensor, *, resamples: int = 300, seed: int = 
         >>> drawn.roc.at(0.5)[0]
         1.0
     """
+    known, unknown = checked(known), checked(unknown)
     rocs, precisions = [], []
     for roc in bootstrapped(known, unknown, resamples, seed):
         rocs.append((roc.auroc, _caught_on_grid(roc)))
         precisions.append((roc.aupr, _precision_on_grid(roc)))
     auroc_bound, aupr_bound, _ = _bounds(known, unknown)
-    return Curves(_with_band(rocs, auroc_bound), _with_band(precisions, aupr_bound))
+    return Curves(
+        _with_band(rocs, auroc_bound, 1 - auroc_bound), _with_band(precisions, aupr_bound, 0.0)
+    )
 
 
-def _with_band(drawn: list[tuple[float, Array]], bound: float) -> Curve:
+def _with_band(drawn: list[tuple[float, Array]], lowest: float, highest: float) -> Curve:
     """Return the first of some curves, each an area and heights, with the band of the others.
 
     Args:
         drawn: The curve, then those of resamples.
-        bound: Upper bound on the lower end of the area's interval.
+        lowest: Where the area's interval begins at the latest.
+        highest: Where it ends at the earliest.
     """
     (area, y), *resampled = drawn
     area_low, area_high = _interval_95([area for area, _ in resampled]).tolist()
     low, high = _interval_95([heights for _, heights in resampled])
-    return Curve(_GRID, y, low, high, area, min(area_low, bound), area_high)
+    ends = min(area_low, area, lowest), max(area_high, area, highest)
+    return Curve(_GRID, y, low, high, area, *ends)
 
 
 def _caught_on_grid(roc: Roc) -> Array:

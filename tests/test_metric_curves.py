@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from scodkit.report.separation import curves, separation
+from scodkit.metrics import curves, separation
 
 
 def scores(n=70, m=50, ties=False):
