@@ -22,14 +22,15 @@ def blocks(text: str) -> list[str]:
 
 
 def given() -> dict[str, Any]:
-    """Return what the blocks take for granted: a trained ``model``, loaders and a batch ``x``.
+    """Return what the blocks take for granted: a trained ``model``, loaders, inputs to score.
 
-    Three clusters in four dimensions; ``x`` has the middles of two, and a point far from all.
+    Three clusters in four dimensions; ``x`` has the middles of two, and a point far from all,
+    ``test_x`` is new data of the clusters, ``other_x`` is around that point.
     """
     torch.manual_seed(0)
     centres = 3 * torch.eye(4)
-    y = torch.randint(3, (600,))
-    x = centres[y] + 0.5 * torch.randn(600, 4)
+    y = torch.randint(3, (700,))
+    x = centres[y] + 0.5 * torch.randn(700, 4)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(100):
@@ -40,8 +41,15 @@ def given() -> dict[str, Any]:
         DataLoader(TensorDataset(x[part], y[part]), batch_size=50, shuffle=True)
         for part in (slice(400), slice(400, 600))
     )
-    asked = centres[[0, 1, 3]] * torch.tensor([[1.0], [1.0], [-1.0]])
-    return {"model": model, "train_loader": train, "heldout_loader": heldout, "x": asked}
+    asked = torch.stack([centres[0], centres[1], -centres[3]])
+    return {
+        "model": model,
+        "train_loader": train,
+        "heldout_loader": heldout,
+        "x": asked,
+        "test_x": x[600:],
+        "other_x": asked[2] + 0.5 * torch.randn(100, 4),
+    }
 
 
 def run(page: Path) -> dict[str, Any]:
