@@ -65,8 +65,8 @@ assert KFACLaplace(net, Gaussian()).fit([x], progress=False).score(x).shape == (
 ONNX = """
 from scodkit import LastLayers
 from scodkit.adapters import MonitoredModel
-last = Monitor(net, Gaussian(), parameters=LastLayers(count=1)).fit(x, progress=False)
-MonitoredModel(last).save_onnx("model.onnx", x)
+last = Monitor(net, Gaussian(), parameters=LastLayers(count=1)).fit(x[:80], progress=False)
+MonitoredModel(last.calibrate(x[80:], progress=False)).save_onnx("model.onnx", x)
 """
 
 # each extra for a host, and the adapter that needs it
