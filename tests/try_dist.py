@@ -26,7 +26,7 @@ MADE = """
 import torch
 from scodkit import Gaussian, Monitor
 x = torch.randn(100, 3)
-net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).eval()
 monitor = Monitor(net, Gaussian()).fit(x[:80], progress=False).calibrate(x[80:], progress=False)
 """
 
