@@ -64,7 +64,8 @@ def test_transformer(run: Any) -> None:
     assert set(names["caught"]) == {"Monitor", "Fused"}
     for known, new in names["caught"].values():
         assert known < 0.11
-        assert new > 3 * known
+        assert new > known  # a weak case: the words are new, the sentences are not
+    assert names["caught"]["Fused"][1] > 0.25
 
 
 def test_regression(run: Any) -> None:

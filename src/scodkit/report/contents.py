@@ -333,7 +333,8 @@ def slope_map(gradient: Tensor) -> str:
     strength = slopes.abs() / slopes.abs().max().clamp_min(1e-300)
     pixels = torch.empty(*slopes.shape, 4, dtype=torch.uint8)
     pixels[..., :3] = torch.tensor(ImageColor.getrgb(plots.LOWERS), dtype=torch.uint8)
-    pixels[slopes > 0, :3] = torch.tensor(ImageColor.getrgb(plots.RAISES), dtype=torch.uint8)
+    rises = torch.tensor(ImageColor.getrgb(plots.RAISES), dtype=torch.uint8)
+    pixels[..., :3][slopes > 0] = rises  # in two steps: torch 2.6 takes no mask beside a slice
     pixels[..., 3] = (strength * 255).round().to(torch.uint8)
     return _data_uri(Image.fromarray(pixels.numpy()))
 
