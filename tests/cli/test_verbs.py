@@ -144,7 +144,7 @@ def test_names_of_files_do_nothing_but_name(tmp_path: Path) -> None:
 
 def test_a_fit_without_weights_says_so(folder: Path) -> None:
     words = (*FIT[:4], "bare.scod", *FIT[5:])
-    said = "scod: no --weights: the model as model.py:net returns it\n"
+    said = "scod: no --weights: the model as net() returns it\n"
     assert said in scod(*words, cwd=folder).err
     assert said in scod(*words, "--json", cwd=folder).err
     torch.save(net().state_dict(), folder / "own.pt")
@@ -337,4 +337,4 @@ def test_on_a_terminal_there_are_tables_and_bars(folder: Path) -> None:
 def test_verbs_that_moved_say_where(words: tuple[str, ...], now: str, tmp_path: Path) -> None:
     run = scod(*words, cwd=tmp_path)
     assert run.code == 2
-    assert run.err.endswith(f"type: pip install ./benchmarks, then: {now}\n")
+    assert run.err.endswith(f"try      pip install ./benchmarks && {now}\n")

@@ -47,11 +47,12 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
     force: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Split scores into shares of layers and of output directions, which sum to them.
+    """Split scores into shares of layers and output directions.
 
     \b
     scod explain monitor.scod model.py:net new.csv --top 1 --plot why.png
-    scod explain monitor.scod model.py:net new.csv --sample 4 --references train.csv
+    scod explain monitor.scod model.py:net new.csv --sample 4 \\
+      --references train.csv
     """  # noqa: D301, DOC501 (\b keeps the lines of the examples; shown as help)
     import torch
 
