@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -94,6 +98,48 @@ def test_checkpointed_blocks_call_what_they_are_told_to(
     monkeypatch.undo()
     checkpoint(torch.sin, x, use_reentrant=False)
     assert len(calls) == 1
+
+
+def test_only_this_thread_is_told_that_it_is_traced() -> None:
+    from torch.compiler import is_compiling  # by name, as models do
+
+    def elsewhere() -> bool:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(is_compiling).result()
+
+    assert not is_compiling()
+    with torch_private.as_if_traced(), torch_private.as_if_traced():
+        assert is_compiling() is True
+        assert elsewhere() is False
+        assert torch.compiler._is_compiling_flag is False
+    assert is_compiling() is False
+
+
+def test_whoever_compiles_meanwhile_is_not_disturbed() -> None:
+    """A compiler sets a flag and puts back what it found: neither may be ours."""
+    compiled: Any = torch.compile(lambda x: 2 * x + torch.compiler.is_compiling(), backend="eager")
+    inside, outside = threading.Event(), threading.Event()
+
+    def compiles() -> Tensor:
+        inside.wait()
+        try:
+            return compiled(torch.ones(2))
+        finally:
+            outside.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(compiles)
+        with torch_private.as_if_traced():
+            inside.set()
+            outside.wait()
+        assert torch.equal(found.result(), torch.full((2,), 3.0))
+    assert torch.compiler.is_compiling() is False
+
+
+def test_an_error_ends_what_was_as_if_traced() -> None:
+    with pytest.raises(KeyError), torch_private.as_if_traced():
+        raise KeyError
+    assert torch.compiler.is_compiling() is False
 
 
 def test_the_rest_is_what_its_name_says() -> None:
