@@ -117,7 +117,9 @@ def test_only_this_thread_is_told_that_it_is_traced() -> None:
 
 def test_whoever_compiles_meanwhile_is_not_disturbed() -> None:
     """A compiler sets a flag and puts back what it found: neither may be ours."""
-    compiled: Any = torch.compile(lambda x: 2 * x + torch.compiler.is_compiling(), backend="eager")
+    compiled: Any = torch.compile(
+        lambda x: 2 * x + torch.compiler.is_compiling(), backend="eager"
+    )
     inside, outside = threading.Event(), threading.Event()
 
     def compiles() -> Tensor:

@@ -178,22 +178,31 @@ class HookEngine(Engine):
         Raises:
             UnsupportedCallError: If there is none.
         """
-        ways = ((self._traced, True), *_WAYS)
-        for i, (traced, per_sample) in enumerate(ways):
+        recorder, found = self._attempt(call, self._traced, True)
+        for way in _WAYS:
+            if isinstance(found, Tensor):
+                break
             # a tensor seen again, unmodified, existed before this pass: a mask or a table
-            if i and (traced, per_sample) == ways[0] and not recorder.strangers:
-                continue
-            recorder = self._recorder(call, per_sample)
-            try:
-                output = self._run(call, recorder, traced)
-                recorder.check(output)
-            except UnsupportedCallError as error:
-                reason = error
-                self._older = recorder.strangers or self._older
-            else:
-                self._traced = recorder.script.traced = traced
-                return recorder, output
-        raise reason
+            if way != (self._traced, True) or recorder.strangers:
+                recorder, found = self._attempt(call, *way)
+        if not isinstance(found, Tensor):
+            raise found
+        self._traced = recorder.script.traced
+        return recorder, found
+
+    def _attempt(
+        self, call: Inputs, traced: bool, per_sample: bool
+    ) -> tuple[Recorder, Tensor | UnsupportedCallError]:
+        """Return a recording, with the output of the pass or why it cannot be followed."""
+        recorder = self._recorder(call, per_sample)
+        recorder.script.traced = traced
+        try:
+            output = self._run(call, recorder, traced)
+            recorder.check(output)
+        except UnsupportedCallError as error:
+            self._older = recorder.strangers or self._older
+            return recorder, error
+        return recorder, output
 
     def _recorder(self, call: Inputs, per_sample: bool = True) -> Recorder:
         module = self.network.running(call)
@@ -215,6 +224,7 @@ class HookEngine(Engine):
         Raises:
             UnsupportedCallError: If the model fails because it is run as if it was traced.
             OtherCallsError: If it makes other calls than the replayed ones.
+            OutOfMemoryError: If memory does not suffice.
         """
         if not traced:
             return self.network(call, watcher)

@@ -125,7 +125,9 @@ def is_loader(value: object, *, picked: bool = False) -> bool:
     """
     if isinstance(value, (DataLoader, Iterator)):
         return True
-    if type(value) is list or (type(value) is tuple and not picked):  # of batches, each of several parts
+    if type(value) is list or (
+        type(value) is tuple and not picked
+    ):  # of batches, each of several parts
         parts = [isinstance(part, (tuple, list, Mapping)) for part in value]
         return bool(parts) and all(parts) and not is_rows(value)
     if picked or isinstance(value, (Tensor, Mapping, str, tuple, list)) or is_array(value):
