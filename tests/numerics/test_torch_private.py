@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.compiler import is_compiling  # by name, as models do
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpointing
@@ -101,8 +102,6 @@ def test_checkpointed_blocks_call_what_they_are_told_to(
 
 
 def test_only_this_thread_is_told_that_it_is_traced() -> None:
-    from torch.compiler import is_compiling  # by name, as models do
-
     def elsewhere() -> bool:
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(is_compiling).result()
@@ -116,32 +115,28 @@ def test_only_this_thread_is_told_that_it_is_traced() -> None:
 
 
 def test_whoever_compiles_meanwhile_is_not_disturbed() -> None:
-    """A compiler sets a flag and puts back what it found: neither may be ours."""
-    compiled: Any = torch.compile(
-        lambda x: 2 * x + torch.compiler.is_compiling(), backend="eager"
-    )
-    inside, outside = threading.Event(), threading.Event()
+    """A compiler sets a flag and puts back what it found, perhaps after we have left."""
+    compiling, left = threading.Event(), threading.Event()
 
-    def compiles() -> Tensor:
-        inside.wait()
-        try:
-            return compiled(torch.ones(2))
-        finally:
-            outside.set()
+    def backend(graph: Any, _: object) -> Any:
+        compiling.set()
+        left.wait()
+        return graph
 
+    compiled: Any = torch.compile(lambda x: 2 * x + is_compiling(), backend=backend)
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(compiles)
         with torch_private.as_if_traced():
-            inside.set()
-            outside.wait()
+            found = pool.submit(compiled, torch.ones(2))
+            assert compiling.wait(60)
+        left.set()
         assert torch.equal(found.result(), torch.full((2,), 3.0))
-    assert torch.compiler.is_compiling() is False
+    assert is_compiling() is False
 
 
 def test_an_error_ends_what_was_as_if_traced() -> None:
     with pytest.raises(KeyError), torch_private.as_if_traced():
         raise KeyError
-    assert torch.compiler.is_compiling() is False
+    assert is_compiling() is False
 
 
 def test_the_rest_is_what_its_name_says() -> None:
