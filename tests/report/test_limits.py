@@ -13,10 +13,9 @@ from PIL import Image
 from torch import nn
 
 from report_pages import ReadPage, columns_of
-from scodkit import Bernoulli, Gaussian, Monitor, MonteCarlo, predicted_class
+from scodkit import Gaussian, Monitor, MonteCarlo, predicted_class
 from scodkit.errors import BatchError, CalibrationError, MissingPeerError, OptionError
 from scodkit.report import MethodLine, Report, ScoredSet, WatchedStream, contents
-from scodkit.report.contents import in_words
 
 
 def vectors(n=100, seed=0):
@@ -134,12 +133,6 @@ def test_a_likelihood_without_slopes_says_so():
     page = ReadPage(Report(monitor, [one]).html())
     assert "No slopes: " in page.words
     assert sum(e.tag == "svg" for e in page.elements) == 12
-
-
-def test_predictions_in_words():
-    assert in_words(Bernoulli(), torch.tensor([0.0, 2.0])) == "50\xa0%, 88\xa0%"
-    assert in_words(Gaussian(), torch.tensor([1.0, float("nan")])) == "not finite"
-    assert in_words(Gaussian(), torch.arange(9.0)) == "0, 1, 2, 3, ... (9 numbers)"
 
 
 def test_a_long_stream_keeps_its_peaks(case):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,6 @@ from scodkit.numerics.files import replacing
 
 _PICTURES = (".png", ".svg", ".pdf")
 _MARK = "drawn by scod explain"  # in every picture, which may be replaced by another
-_LARGEST = 5  # shares and slopes listed for people
 
 
 def explain(  # noqa: PLR0913 (each a choice of its own)
@@ -42,6 +41,9 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
     saliency: Annotated[
         bool, Option("--saliency", help="Slopes of the score in the input, too.")
     ] = False,
+    classes: Annotated[
+        str | None, Option(help="Names of the classes, in the order of the model: cat,dog.")
+    ] = None,
     plot: Annotated[Path | None, Option(help="Draw the first one: .png, .svg or .pdf.")] = None,
     weights: options.WeightsOption = None,
     batch_size: options.BatchSizeOption = 64,
@@ -62,13 +64,7 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
     from scodkit.cli.loading import batches_of, open_monitor, running, scored_batches
 
     with shown.stoppable("no file was changed; type the same command again"):
-        if plot is not None:
-            if plot.suffix.lower() not in _PICTURES:
-                raise OptionError(
-                    f"expected a file that ends in {', '.join(_PICTURES)} to draw in, got "
-                    f"{plot}"
-                )
-            shown.check_output(plot, ctx.params, is_picture)
+        _check_picture(plot, ctx.params)
         opened, form = open_monitor(monitor, model, weights, device)
         batches = batches_of(inputs, batch_size, form)
         samples = samples_of(batches)
@@ -93,15 +89,30 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
                 alike = batches_of(references, batch_size, form)
                 known = opened.references(alike, progress=shown.shows_progress())
             batch = samples.batch(rows)
-            explanation = opened.explain(batch, saliency=saliency, references=known)
+            explanation = opened.explain(
+                batch,
+                saliency=saliency,
+                references=known,
+                classes=classes and classes.split(","),
+            )
+            names = [samples.name(row) for row in rows]
             if plot is not None:
-                kind, mark = plot.suffix[1:].lower(), {"Creator": _MARK}
-                with replacing(plot) as temporary:
-                    explanation.plot(0).savefig(temporary, format=kind, metadata=mark)
-    names = [samples.name(row) for row in rows]
-    _show(names, explanation, as_json)
+                _draw(explanation, names[0], plot)
+    for place, name in enumerate(names):
+        _show(explanation, place, name, as_json)
     if plot is not None:
         shown.note(f"drew {names[0]} in {plot}")
+
+
+def _check_picture(plot: Path | None, given: Mapping[str, object]) -> None:
+    """Raise if there is to be a picture that cannot be written, before any work is done."""
+    if plot is None:
+        return
+    if plot.suffix.lower() not in _PICTURES:
+        raise OptionError(
+            f"expected a file that ends in {', '.join(_PICTURES)} to draw in, got {plot}"
+        )
+    shown.check_output(plot, given, is_picture)
 
 
 def is_picture(path: Path) -> bool:
@@ -109,45 +120,51 @@ def is_picture(path: Path) -> bool:
     return _MARK.encode() in path.read_bytes()
 
 
-def _show(names: Sequence[int | str], explanation: scodkit.Explanation, as_json: bool) -> None:
-    for place, name in enumerate(names):
-        score = float(explanation.score[place])
-        layers, directions = (
-            dict(zip(shares.names, shares.values[place].tolist(), strict=True))
-            for shares in (explanation.layers, explanation.directions)
-        )
-        document: dict[str, object] = {"input": name, "score": score}
-        document |= {"layers": layers, "directions": directions}
-        facts = {
-            "input": str(name),
-            "score": f"{shown.number(score)} nats",
-            "layers": _largest(layers),
-            "directions": _largest(directions),
+def _draw(explanation: scodkit.Explanation, name: int | str, plot: Path) -> None:
+    """Draw the first input."""
+    kind, mark = plot.suffix[1:].lower(), {"Creator": _MARK}
+    called = shown.visible(name) if isinstance(name, str) else f"sample {name}"
+    with replacing(plot) as temporary:
+        explanation.plot(0, called).savefig(temporary, format=kind, metadata=mark)
+
+
+def _show(explanation: scodkit.Explanation, place: int, name: int | str, as_json: bool) -> None:
+    """Print the explanation of one input."""
+    if as_json:
+        shown.show_json({"input": name, **_document(explanation, place)})
+        return
+    if place:
+        echo()
+    lines = [("input", str(name))]
+    for topic, text in explanation.sentences(place).items():
+        lines += [(topic, line) for line in text.splitlines()]
+    shown.show_table((), lines)
+
+
+def _document(explanation: scodkit.Explanation, place: int) -> dict[str, object]:
+    """Return the explanation of one input as plain data."""
+    document: dict[str, object] = {"score": float(explanation.score[place])}
+    if explanation.p_value is not None:
+        document["p_value"] = float(explanation.p_value[place])
+    document["prediction"] = explanation.predictions[place]
+    for topic, shares in (
+        ("layers", explanation.layers),
+        ("directions", explanation.directions),
+    ):
+        values = shares.values[place].tolist()
+        document[topic] = dict(zip(shares.names, values, strict=True))
+    table = explanation.columns
+    if table is not None:
+        numbers = (table.values[place], table.distance[place], table.outside[place])
+        rows = zip(*(each.tolist() for each in numbers), strict=True)
+        document["columns"] = {
+            name: dict(zip(("value", "spreads", "outside"), row, strict=True))
+            for name, row in zip(table.names, rows, strict=True)
         }
-        if explanation.nearest is not None:
-            nearest, distances = explanation.nearest.index, explanation.nearest.distance
-            pairs = list(zip(nearest[place].tolist(), distances[place].tolist(), strict=True))
-            document["nearest"] = [{"sample": row, "distance": away} for row, away in pairs]
-            facts["nearest"] = ", ".join(
-                f"sample {row} at {shown.number(away)}" for row, away in pairs
-            )
-        if explanation.saliency is not None:
-            document["slopes"] = explanation.saliency.gradient[place].tolist()
-            slopes = explanation.saliency.gradient[place].flatten()
-            most = slopes.abs().argsort(descending=True)[:_LARGEST].tolist()
-            facts["slopes"] = ", ".join(f"{i}: {shown.number(float(slopes[i]))}" for i in most)
-        if as_json:
-            shown.show_json(document)
-            continue
-        if place:
-            echo()
-        shown.show_facts(facts)
-
-
-def _largest(shares: dict[str, float]) -> str:
-    """Return the largest shares as percentages of their sum."""
-    whole = sum(shares.values())
-    order = sorted(shares, key=lambda name: -abs(shares[name]))
-    parts = [f"{name} {shares[name] / whole if whole else 0:.0%}" for name in order[:_LARGEST]]
-    left = len(order) - _LARGEST
-    return ", ".join(parts) + (f" and {left} more" if left > 0 else "")
+    if explanation.nearest is not None:
+        nearest, distances = explanation.nearest.index, explanation.nearest.distance
+        pairs = zip(nearest[place].tolist(), distances[place].tolist(), strict=True)
+        document["nearest"] = [{"sample": row, "distance": away} for row, away in pairs]
+    if explanation.saliency is not None:
+        document["slopes"] = explanation.saliency.gradient[place].tolist()
+    return document

@@ -125,18 +125,18 @@ class InputRange:
                 total = total.to(numbers.device) + outside.abs().sum(1)
         return total
 
-    def tables(self, call: Inputs) -> Iterator[tuple[str, Tensor, Bounds | None]]:
-        """Yield the tables of a call.
+    def tables(self, call: Inputs) -> Iterator[tuple[Tensor, Bounds | None]]:
+        """Yield the columns of each table of a call, ``(B, d)`` in float64, and their bounds.
 
         Args:
             call: A batch.
 
         Yields:
-            Position or keyword; columns ``(B, d)`` in float64; what is known of them, if it is.
+            The columns, and what is known of them; None if nothing is.
         """
-        for name, numbers in _tables(call):
-            known = self._bounds_of(name, numbers.device) if name in self._seen else None
-            yield name.partition(":")[0], numbers, known
+        for name, columns in _tables(call):
+            known = name in self._seen
+            yield columns, self._bounds_of(name, columns.device) if known else None
 
     def _bounds_of(self, name: str, device: torch.device) -> Bounds:
         if name not in self._bounds or self._bounds[name].low.device != device:
