@@ -46,7 +46,10 @@ def test_without_a_calibration_there_are_no_alarms():
     assert "separation" not in sections(page)
     assert "alarms" not in page.table("Scores of the sets")[0]
     titles = page.table("Samples of each set")[0]
-    assert titles == ["set", "prediction", "score", "sample"]
+    assert titles == [
+        *("set", "prediction", "score", "sample"),
+        "farthest from the training mean",
+    ]
     assert not [label for label in page.facts if "alarm" in label]
 
 

@@ -105,7 +105,11 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
 
 
 def _check_picture(plot: Path | None, given: Mapping[str, object]) -> None:
-    """Raise if there is to be a picture that cannot be written, before any work is done."""
+    """Check that a picture can be written, before any work is done.
+
+    Raises:
+        OptionError: If it cannot.
+    """
     if plot is None:
         return
     if plot.suffix.lower() not in _PICTURES:

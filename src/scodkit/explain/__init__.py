@@ -518,7 +518,7 @@ def explain(
         The explanation, without p-values.
     """
     call, source, basis = prepared
-    columns = Columns.of(fitted.columns, call, names.columns)
+    columns = Columns.of(fitted.columns, call, names)
     split = shares_of(source, call, basis, prior_scale)
     output, slopes = split.output, None
     directions = direction_names(source.likelihood, output.shape[1:], names.classes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from scodkit.errors import OptionError
 from scodkit.explain import plots
-from scodkit.explain.words import names_of
+from scodkit.explain.words import Names
 from scodkit.model.input_range import Bounds, InputRange
 from scodkit.model.inputs import Inputs
 
@@ -55,20 +54,20 @@ class Columns:
     known: Bounds
 
     @staticmethod
-    def of(seen: InputRange, call: Inputs, names: Sequence[str] | None) -> Columns | None:
+    def of(seen: InputRange, call: Inputs, names: Names) -> Columns | None:
         """Return the columns of a batch; None if there is no table of at most 64 columns.
 
         Args:
             seen: Of the training data.
             call: The batch. Of several tables the columns follow one another.
-            names: Of the columns; None for their numbers, from 0.
+            names: Of the columns, as far as they are known.
 
         Raises:
-            OptionError: If there are not as many names as columns.
+            OptionError: If names are given, and there is no table.
         """
         tables = [(x.cpu(), known) for x, known in seen.tables(call)]
         if not tables:
-            if names is None:
+            if names.columns is None:
                 return None
             shapes = ", ".join(str(tuple(shape)) for shape, _ in call.shapes)
             raise OptionError(
@@ -83,7 +82,7 @@ class Columns:
         ]
         values = torch.cat([x for x, _ in tables], dim=1)
         known = Bounds(*torch.cat(bounds, dim=1))
-        return Columns(names_of(names, values.shape[1], "column"), values, known)
+        return Columns(names.of_columns(values.shape[1]), values, known)
 
     @property
     def distance(self) -> Tensor:

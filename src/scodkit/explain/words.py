@@ -37,15 +37,18 @@ _MOST_NUMBERS = 4
 
 @dataclass(frozen=True)
 class Names:
-    """Names of columns and classes; None for numbers.
+    """Names of columns and classes.
 
     Args:
-        columns: Of a table.
-        classes: Of a classifier, or of the outputs of a regression.
+        columns: Of a table, as the user gives them.
+        classes: Of a classifier, or of the outputs of a regression; None for numbers.
+        found: Names of columns that were not given, which may be others than the model's: those
+            of a data frame, and those noted with the monitor.
     """
 
     columns: Sequence[str] | None = None
     classes: Sequence[str] | None = None
+    found: tuple[Sequence[str], ...] = ()
 
     @staticmethod
     def of(
@@ -54,7 +57,7 @@ class Names:
         columns: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
     ) -> Names:
-        """Return the names that are given, else those of a data frame, else those noted.
+        """Return all names there are.
 
         Args:
             batch: As the user passes it: perhaps a data frame, or one with labels.
@@ -64,10 +67,20 @@ class Names:
         """
         first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
         frame = getattr(first, "columns", None)
-        noted = notes.get("columns") or notes.get("inputs", {}).get("columns")
-        if columns is None:
-            columns = noted if frame is None else [str(name) for name in frame]
-        return Names(columns, notes.get("classes") if classes is None else classes)
+        found = (frame, notes.get("columns"), notes.get("inputs", {}).get("columns"))
+        if classes is None:
+            classes = notes.get("classes")
+        return Names(columns, classes, tuple(list(each) for each in found if each is not None))
+
+    def of_columns(self, count: int) -> tuple[str, ...]:
+        """Return the names of the columns of a table: those given, or found, or numbers.
+
+        Args:
+            count: How many columns there are.
+        """
+        fitting = (found for found in self.found if len(found) == count)
+        given = next(fitting, None) if self.columns is None else self.columns
+        return names_of(given, count, "column")
 
 
 def layer_names(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:

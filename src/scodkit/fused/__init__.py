@@ -391,7 +391,7 @@ class Fused:
         """
         standard, calibration = self._calibrated()
         output, parts = self._ready()(batch)
-        names = Names.of(batch, self.monitor.notes, columns).columns
+        names = Names.of(batch, self.monitor.notes, columns)
         call = self.monitor._network.inputs_of(batch)
         table = Columns.of(self._ready().range, call, names)
         contributions = standard.contributions(parts)

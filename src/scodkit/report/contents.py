@@ -313,7 +313,7 @@ def _picture(
 
 def _columns(monitor: Monitor, inputs: Tensor) -> Columns | None:
     """Return the columns of inputs that are rows of a table; None of others."""
-    names = Names.of(inputs, monitor.notes).columns
+    names = Names.of(inputs, monitor.notes)
     return Columns.of(monitor.fitted.columns, Inputs((inputs,), {}), names)
 
 
