@@ -91,7 +91,10 @@ def test_vectors_are_shown_as_bars():
     strips = [e.attributes for e in page.elements if e.tag == "svg"]
     assert len(strips) == 2 * 12
     assert "slopes" in strips[1]["class"]
-    top = 3 * vectors(40, 2)[int(one.scores.argmax())]
+    place = int(one.scores.argmax())
+    columns = monitor.explain(one.inputs).columns
+    top = columns.distance[place]
+    assert columns.sentences(place)[0] in page.words
     first = [e.attributes for e in page.elements if e.tag == "rect"][:5]
     assert [float(bar["height"]) for bar in first] == pytest.approx(
         (top.abs() / top.abs().max()).tolist(), abs=1e-3

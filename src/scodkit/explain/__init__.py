@@ -442,10 +442,10 @@ class Explanation:
         Args:
             sample: Which sample of the batch.
         """
-        told = self.sentences(sample)
-        own_words = ("columns", "score")  # sentences that say what they are about
+        topics = {"columns": "", "score": "score "}  # those of others end in a colon
         return "\n".join(
-            line if topic in own_words else f"{topic}: {line}" for topic, line in told.items()
+            topics.get(topic, f"{topic}: ") + line
+            for topic, line in self.sentences(sample).items()
         )
 
     def __str__(self) -> str:
@@ -454,7 +454,7 @@ class Explanation:
 
     def _headline(self, sample: int) -> str:
         score = float(plots.row(self.score, sample))
-        line = f"score {score:.3g} nats"
+        line = f"{score:.3g} nats"
         if not math.isfinite(score):
             line += ": a NaN or an infinity in its inputs or outputs"
         if self.p_value is not None:
@@ -485,7 +485,7 @@ class Explanation:
         figure = plots.new_figure(9.0, sum(heights))
         rows = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat
         name = plots.place_of(self.score, sample) if name is None else name
-        rows[0].suptitle(f"{name}: {self._headline(sample)}", fontsize=10)
+        rows[0].suptitle(f"{name}: score {self._headline(sample)}", fontsize=10)
         every_axes = rows[0].subplots(1, len(shares), squeeze=False).flat
         for axes, (title, part) in zip(every_axes, shares.items(), strict=True):
             plots.shares(axes, part.names, part.values, sample=sample, top=_TOP)
