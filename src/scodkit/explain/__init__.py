@@ -536,5 +536,7 @@ def explain(
         saliency=slopes,
         nearest=None if references is None else references.nearest(split.features, count),
         columns=columns,
-        predictions=tuple(in_words(fitted.likelihood, own, names.classes) for own in output),
+        predictions=tuple(
+            in_words(fitted.likelihood, own, names.classes) for own in output.cpu()
+        ),
     )
