@@ -472,7 +472,7 @@ class Explanation:
         if len(self.directions.names) > 1:
             shares["by output"] = self.directions
         below: list[plots.Panel] = []
-        if self.columns is not None and bool(self.columns.distance[sample].isfinite().all()):
+        if self.columns is not None and self.columns.farthest(sample) is not None:
             below.append(self.columns.panel(sample))
         if self.saliency is not None and 2 <= self.saliency.gradient.ndim <= 4:
             below += self.saliency.panels(sample)
