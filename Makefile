@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --doctest-modules
 
-.PHONY: demo test test-slow lint types imports unit coverage bench bench-sketch bench-alarms \
+.PHONY: demo test test-slow test-hosts lint types imports unit coverage bench bench-sketch bench-alarms \
   results picture docs clean
 
 demo: $(STAMP)
@@ -24,7 +24,7 @@ imports: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	$(PYTEST) -m "not slow" src tests
+	$(PYTEST) -m "not slow and not hosts" src tests
 	cd benchmarks && ../$(PYTEST) --collect-only -qq tests >/dev/null
 
 # killed processes, process groups, browsers, compilers; and the experiments' own tests
@@ -32,9 +32,17 @@ test-slow: $(STAMP)
 	$(PYTEST) -m slow tests
 	cd benchmarks && ../$(PYTEST) scodbench tests
 
+# adapters in the libraries they are for; the longest one needs data in SCODKIT_DATA
+test-hosts: .venv/.hosts
+	$(PYTEST) -m hosts tests/adapters
+
+.venv/.hosts: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hosts]"
+	touch $@
+
 # all tests of the library, and which lines they run
 coverage: $(STAMP)
-	$(PYTEST) --cov --cov-report=term:skip-covered src tests
+	$(PYTEST) --cov --cov-report=term:skip-covered -m "not hosts" src tests
 
 # speed, on the CPU (a quarter of an hour); on a GPU: scodbench speed --device cuda
 bench: $(STAMP)

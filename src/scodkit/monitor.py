@@ -183,7 +183,7 @@ class Monitor:
         if not watch.unmoved():
             fitted = fitted.settled(watch, "the end of it")
         self._state_watch = watch
-        return self._adopt(fitted, source)
+        return self._adopt(replace(fitted, precision=self.precision), source)
 
     def update(
         self,
@@ -653,6 +653,19 @@ class Monitor:
         self._prior_scale = value
         if self._scorer is not None:
             self._change()
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The dtype that scores are computed in; None for the model's own.
+
+        Setting it to ``torch.bfloat16`` runs the model and its backward passes under autocast,
+        with sums in float32. It needs a new calibration, and there are no certificates.
+        """
+        return None if self._scorer is None else self._scorer.fitted.precision
+
+    @precision.setter
+    def precision(self, value: torch.dtype | None) -> None:
+        self._change(precision=value)
 
     @property
     def task(self) -> Task | None:

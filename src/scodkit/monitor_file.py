@@ -56,6 +56,9 @@ def given(**functions: object) -> set[str]:
 
 _COUNT, _NUMBER = artifact.whole(), artifact.number()
 
+# the one precision besides the model's own that scores are computed in
+_HALF = "bfloat16"
+
 # attributes of an eigenbasis that are plain numbers
 _BASIS_NUMBERS = {
     "num_data": artifact.whole(1),
@@ -95,6 +98,7 @@ _HEADER = artifact.fields(
         "shard": artifact.fields(dict.fromkeys(("index", "count", "start", "stop"), _COUNT)),
         "state": documents.STATE,
         "probes": artifact.OBJECT,
+        "precision": artifact.that("'bfloat16'", lambda value: value == _HALF),
     },
     others=True,
 )
@@ -164,6 +168,8 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
         "input_range": fitted.input_range,
         "notes": dict(notes),
     }
+    if fitted.precision is not None:
+        header["precision"] = _HALF
     tensors = {"values": basis.values, "vectors": basis.vectors}
     tensors |= {_COLUMNS + name: own for name, own in fitted.columns.pack().items()}
     index, count = part
@@ -453,6 +459,7 @@ def _fitted(
         samples=tensors.get("samples"),
         form=form and Form(**form),
         probes=Probes.unpack(header.get("probes"), tensors, _PROBE),
+        precision=torch.bfloat16 if "precision" in header else None,
     )
 
 

@@ -12,11 +12,12 @@ from torch.distributions import Poisson
 from engines import BY_NAME, ENGINES, INF, MLP, NAN, close, everything, joined
 from oracles import dense_factors
 from scodkit.factors.alone import LoopEngine
-from scodkit.factors.engine import Engine, FactorsOf, squared_norms
+from scodkit.factors.engine import Engine, FactorsOf
 from scodkit.factors.pieces import FactorSource, sample_keys
 from scodkit.likelihoods import Categorical, Gaussian, Likelihood, MonteCarlo
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
+from scodkit.numerics.matmul import squared_norms
 
 POISSON = MonteCarlo(lambda out: Poisson(out.exp()), samples=2, seed=3)
 LIKELIHOODS = [Gaussian((0.5, 1.0, 2.0)), Categorical(), Categorical(directions=1), POISSON]

@@ -1,4 +1,4 @@
-"""The detectors of pytorch-ood, without torchvision, of which they use nothing.
+"""pytorch-ood and its detectors, without torchvision, of which they use nothing.
 
 Its package imports data sets and image models at the top, and these torchvision. For the time
 of the import, empty stand-ins take that place; where torchvision is installed it is used.
@@ -72,7 +72,16 @@ def _imported() -> ModuleType | None:
         return None
     with _without_torchvision(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the import, which is not ours
-        return importlib.import_module("pytorch_ood.detector")
+        importlib.import_module("pytorch_ood.benchmark")
+        return importlib.import_module("pytorch_ood")
+
+
+def package() -> ModuleType:
+    """Return ``pytorch_ood`` with its benchmarks, or skip the test where there is none."""
+    module = _imported()
+    if module is None:
+        pytest.skip("needs pytorch-ood: pip install --no-deps pytorch-ood==0.4.0")
+    return module
 
 
 @contextlib.contextmanager
@@ -81,9 +90,7 @@ def detectors() -> Iterator[ModuleType]:
 
     For the time being float64 is the default dtype, in which some of them allocate.
     """
-    module = _imported()
-    if module is None:
-        pytest.skip("needs pytorch-ood: pip install --no-deps pytorch-ood==0.4.0")
+    module = package().detector
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

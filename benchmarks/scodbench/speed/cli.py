@@ -27,6 +27,7 @@ class Suite(str, Enum):
     SCALING = "scaling"
     CHECKS = "checks"
     FUSED = "fused"
+    TRANSFORMERS = "transformers"
 
 
 class Device(str, Enum):
@@ -49,7 +50,8 @@ def speed(
         Suite,
         typer.Argument(
             help="The paper's networks; networks of millions of weights (on a GPU); thousands "
-            "of outputs; fewer directions; many processes; checks for trust; fused scores."
+            "of outputs; fewer directions; many processes; checks for trust; fused scores; "
+            "transformers and recurrent networks."
         ),
     ] = Suite.NETS,
     device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.CPU,
@@ -64,7 +66,15 @@ def speed(
     Example: scodbench speed large-models --device cuda
     """
     from scodbench.identity import check_device
-    from scodbench.speed import checks, directions, fused, large_models, large_outputs, scaling
+    from scodbench.speed import (
+        checks,
+        directions,
+        fused,
+        large_models,
+        large_outputs,
+        scaling,
+        transformers,
+    )
     from scodbench.speed import speed as nets
     from scodbench.speed.speed_table import print_table
 
@@ -87,6 +97,7 @@ def speed(
         Suite.SCALING: scaling.measure,
         Suite.CHECKS: checks.measure,
         Suite.FUSED: fused.measure,
+        Suite.TRANSFORMERS: transformers.measure,
     }
     measures[suite](device.value, output)
 

@@ -6,10 +6,9 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from scodbench.identity import processor
 
@@ -85,15 +84,15 @@ def machine(device: str) -> dict[str, object]:
 class Timed:
     """Batches that note how long each keeps its reader."""
 
-    def __init__(self, batches: list[Tensor]) -> None:
+    def __init__(self, batches: Sequence[object]) -> None:
         self._batches = batches
         self.seconds: list[float] = []
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[object]:
         """Yield the batches."""
         for batch in self._batches:
             began = time.perf_counter()
             yield batch
-            if batch.is_cuda:
+            if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.seconds.append(time.perf_counter() - began)

@@ -61,9 +61,9 @@ def fused_sweep(setup: Setup) -> Iterator[Row]:
         setup: Network and data.
     """
     fused = fitted(setup)
-    known = _look(fused, setup.splits.test)
-    held = _look(fused, setup.splits.selection)
-    novel = {name: _look(fused, own) for name, own in setup.splits.novel.items()}
+    known = _look(fused, setup.splits.test, setup.device)
+    held = _look(fused, setup.splits.selection, setup.device)
+    novel = {name: _look(fused, own, setup.device) for name, own in setup.splits.novel.items()}
     for row in itertools.chain(
         _separations(fused, known, novel),
         _combinations(known, held, novel),
@@ -89,12 +89,13 @@ def fitted(setup: Setup, parameters: LastLayers | None = None) -> Fused:
     return fused.calibrate(held_out, progress=False)
 
 
-def _look(fused: Fused, samples: Samples) -> Found:
+def _look(fused: Fused, samples: Samples, device: torch.device) -> Found:
     parts_of, (standard, _) = fused._ready(), fused._calibrated()
     columns: list[tuple[Tensor, ...]] = []
-    for x, targets in samples.batches(_BATCH):
+    for x, targets in samples.batches(_BATCH, device):
         output, parts = parts_of(x)
-        columns.append((parts, standard.contributions(parts).sum(1), output, targets))
+        found = (parts, standard.contributions(parts).sum(1), output, targets)
+        columns.append(tuple(column.cpu() for column in found))
     return Found(*(torch.cat(column) for column in zip(*columns, strict=True)))
 
 
@@ -172,7 +173,8 @@ def _with_gradients(setup: Setup, fused: Fused) -> Iterator[Row]:
         return
     full = fitted(setup, setup.domain.last_layers)
     known, *novel = (
-        _look(full, own).score for own in (setup.splits.test, *setup.splits.novel.values())
+        _look(full, own, setup.device).score
+        for own in (setup.splits.test, *setup.splits.novel.values())
     )
     row = _separation("last layers", POOLED, known, torch.cat(novel))
     yield {**row, "study": "backward passes"}

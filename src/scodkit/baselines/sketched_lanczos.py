@@ -14,11 +14,11 @@ from scodkit.baselines.baseline import State, TrainingData
 from scodkit.baselines.weight_space import WeightSpaceBaseline, over_pieces
 from scodkit.errors import NondeterministicError, NonFiniteError, OptionError
 from scodkit.factors.choose import choose_jacobian
-from scodkit.factors.engine import Factors, Sums, squared_norms
+from scodkit.factors.engine import Factors, Sums
 from scodkit.factors.pieces import FactorSource, finite_samples
 from scodkit.factors.products import Jacobian, ProductSource
 from scodkit.model.inputs import Inputs
-from scodkit.numerics.matmul import tall_svd
+from scodkit.numerics.matmul import squared_norms, tall_svd
 from scodkit.sketch import Map, SparseSign, documents
 from scodkit.sketch.maps import check_map
 

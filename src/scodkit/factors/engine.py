@@ -24,16 +24,13 @@ from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics import kernels
-from scodkit.numerics.matmul import matmul, sum_dtype
+from scodkit.numerics.matmul import matmul, squared_norms, sum_dtype
 
 # while a row is being computed, its block, the block's source and one temporary are alive
 _COPIES_PER_ROW = 3
 
 # bytes of rows up to which call overhead, not arithmetic, dominates the time
 _FEW_BYTES = 1 << 20
-
-# entries summed in float32 at a time
-_SLICE = 4096
 
 
 class Tall(Protocol):
@@ -124,21 +121,6 @@ class Sums:
         assert self._norms is not None
         assert self._along is not None
         return self._norms, self._along
-
-
-def squared_norms(rows: Tensor) -> Tensor:
-    """Return the sum of squares of each sample's rows ``(b, q, n)``: ``(b,)`` in float64."""
-    wide = sum_dtype(rows)
-    if rows.is_cuda or rows.shape[1] * rows.shape[2] <= _SLICE:
-        norms: Tensor = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=wide)
-        return norms.double().square()
-    # a CPU adds float32 numbers sequentially: short float32 sums, then float64
-    flat = rows.flatten(1)
-    whole = flat.shape[1] // _SLICE * _SLICE
-    slices = flat[:, :whole].reshape(len(flat), whole // _SLICE, _SLICE)
-    long: Tensor = torch.linalg.vector_norm(slices, dim=2, dtype=wide)
-    rest: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1, dtype=wide)
-    return long.double().square().sum(1) + rest.double().square()
 
 
 class HeldFactors(Factors):
@@ -404,8 +386,9 @@ class Head:
             ``|L|_F^2 (B,)`` and ``|u^T L|^2 (B, k)``, in float64.
         """
         device, count = output.device, matrix.shape[1]
-        lengths = output.new_zeros(len(output), dtype=torch.float64)
-        moved = output.new_zeros(len(output), count, output.shape[1], dtype=torch.float64)
+        batch, outputs = output.shape  # not its len(), which is a constant in a trace
+        lengths = output.new_zeros(batch, dtype=torch.float64)
+        moved = output.new_zeros(batch, count, outputs, dtype=torch.float64)
         if self.weight is not None:
             wide = sum_dtype(self.inputs)
             a = self.inputs.to(wide)

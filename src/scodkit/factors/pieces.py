@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -370,10 +370,19 @@ def finite_samples(call: Inputs, output: Tensor) -> Tensor:
         call: The batch.
         output: The model's output, ``(B, *shape)``.
     """
+    return finite_rows([*call.tensors(), output])
+
+
+def finite_rows(tensors: Iterable[Tensor]) -> Tensor:
+    """Return which samples have only finite entries in all tensors, ``(B,)``.
+
+    Args:
+        tensors: ``(B, ...)`` each; those of integers have no other entries.
+    """
     # the largest magnitudes: infinite or NaN where an entry is
     largest = [
-        torch.linalg.vector_norm(t.reshape(len(output), -1), torch.inf, dim=1)
-        for t in (*call.tensors(), output)
+        torch.linalg.vector_norm(t.reshape(t.shape[0], -1), torch.inf, dim=1)
+        for t in tensors
         if t.is_floating_point() and t.numel()
     ]
     finite: Tensor = functools.reduce(torch.maximum, largest) < torch.inf

@@ -20,7 +20,7 @@ from scodkit.factors.engine import (
     Sums,
     Tall,
 )
-from scodkit.factors.rules import Derived, Layer, Outer, Place, Rows
+from scodkit.factors.rules import Derived, Layer, Place, Rows
 from scodkit.factors.rules.layer import project_whole
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.torch_private import out_of_map, pull_back
@@ -296,8 +296,8 @@ class HookFactors(Factors):
         sums, small = Sums(), _Neighbours(self._limit)
 
         def use(columns: slice, rows: Rows) -> None:
-            if isinstance(rows, Outer) and rows.nbytes > _TINY:
-                sums.add(rows.squared_norms(), rows.project(matrix[columns].to(device)))
+            if not isinstance(rows, Tensor) and rows.nbytes > _TINY:
+                sums.add(*rows.energies(matrix[columns].to(device)))
                 return
             for span, together in small.add(columns, _dense(rows)):
                 sums.add_rows(together, matrix[span].to(device))

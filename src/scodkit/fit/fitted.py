@@ -144,10 +144,7 @@ class FitOptions:
             raise OptionError(f"expected on_bad='raise' or 'skip', got {self.on_bad!r}")
         if not isinstance(self.every, int) or self.every < 1:
             raise OptionError(f"expected every >= 1 batches, got {self.every!r}")
-        if self.precision not in (None, torch.bfloat16):  # float16 loses small gradients
-            raise OptionError(
-                f"expected precision=torch.bfloat16 or None, got {self.precision!r}"
-            )
+        check_precision(self.precision)
         if self.products not in (None, True, False):
             raise OptionError(f"expected products=True, False or None, got {self.products!r}")
 
@@ -172,6 +169,7 @@ class Fitted:
         samples: Digests of the samples it has seen; None where they are not known.
         form: That the batches of the fit had; None where it is not known.
         probes: What the model answers to inputs that were made up; None where it cannot.
+        precision: The dtype that scores are computed in; None for the model's own.
     """
 
     likelihood: Likelihood
@@ -187,6 +185,10 @@ class Fitted:
     samples: Tensor | None = None
     form: Form | None = None
     probes: Probes | None = None
+    precision: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        check_precision(self.precision)
 
     def settled(self, watch: StateWatch, doing: str) -> Fitted:
         """Return the fit of a model that was touched, after a look at its contents.
@@ -303,3 +305,13 @@ class Fitted:
             columns=self.columns.in_both(other.columns),
             probes=self.probes or other.probes,
         )
+
+
+def check_precision(precision: object) -> None:
+    """Check that models can be run in a precision: autocast to it.
+
+    Raises:
+        OptionError: If it is neither None nor bfloat16.
+    """
+    if precision not in (None, torch.bfloat16):  # float16 loses small gradients
+        raise OptionError(f"expected precision=torch.bfloat16 or None, got {precision!r}")

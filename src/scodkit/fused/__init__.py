@@ -441,6 +441,15 @@ class Fused:
         self._ready().compile(example, fuse=fuse)
         return self
 
+    def to(self, device: torch.device | str) -> Self:
+        """Return the detector itself, with its model on a device; what it keeps follows.
+
+        Args:
+            device: The target.
+        """
+        self.model.to(device)
+        return self
+
     def save(self, path: str | Path, *, sketch: bool = True) -> None:
         """Write the detector to one file, atomically; the model itself is not in it.
 

@@ -137,7 +137,7 @@ class Categorical(Likelihood):
             output: What the model returned, ``(B, *shape)``.
         """
         last = output.movedim(self.class_axis(output.ndim), -1)
-        return last.reshape(len(last), math.prod(last.shape[1:-1]), last.shape[-1])
+        return last.reshape(last.shape[0], math.prod(last.shape[1:-1]), last.shape[-1])
 
     def _per_position(self, logits: Tensor) -> Tensor:
         classes = logits.shape[-1]

@@ -118,11 +118,12 @@ class InputRange:
             call: The batch. An input that was not there in training, or a table with as many
                 columns as none had, counts as inside.
         """
-        total = torch.zeros(call.batch_size, dtype=torch.float64)
+        device = call.tensors()[0].device  # never another one: a recording copies from none
+        total = torch.zeros(call.batch_size, dtype=torch.float64, device=device)
         for name, numbers in _numbers(call):
             if name in self._seen:
                 outside = self._bounds_of(name, numbers.device).outside(numbers)
-                total = total.to(numbers.device) + outside.abs().sum(1)
+                total = total + outside.abs().sum(1).to(device)
         return total
 
     def tables(self, call: Inputs) -> Iterator[tuple[Tensor, Bounds | None]]:

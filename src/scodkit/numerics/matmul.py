@@ -19,6 +19,9 @@ from torch import Tensor
 
 from scodkit.numerics.torch_private import get_proxy_mode
 
+# entries summed in float32 at a time
+_SLICE = 4096
+
 # a float32 number is the sum of this many bfloat16 numbers
 _PARTS = 3
 
@@ -252,3 +255,18 @@ def tall_svd(a: Tensor, add_up: AddUp = alone) -> tuple[Tensor, Tensor, Tensor]:
     inner, s, turned = torch.linalg.svd(root[:, None] * gram_vectors.mT * scale)
     u = tall_times(left, (gram_vectors / root) @ inner, overwrite=True)
     return u, s, right @ turned.mT
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Return the sum of squares of each sample's rows ``(b, q, n)``: ``(b,)`` in float64."""
+    wide = sum_dtype(rows)
+    if rows.is_cuda or rows.shape[1] * rows.shape[2] <= _SLICE:
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=wide)
+        return norms.double().square()
+    # a CPU adds float32 numbers sequentially: short float32 sums, then float64
+    flat = rows.flatten(1)
+    whole = flat.shape[1] // _SLICE * _SLICE
+    slices = flat[:, :whole].reshape(len(flat), whole // _SLICE, _SLICE)
+    long: Tensor = torch.linalg.vector_norm(slices, dim=2, dtype=wide)
+    rest: Tensor = torch.linalg.vector_norm(flat[:, whole:], dim=1, dtype=wide)
+    return long.double().square().sum(1) + rest.double().square()

@@ -174,7 +174,7 @@ def score_batch(
         part = energies(piece.factors, basis)
         parts[start] = parts[start] + part if start in parts else part
         outputs[start], good[start] = piece.output, piece.finite
-    return _joined(list(outputs.values())), _finite_ones(
+    return _joined(list(outputs.values())), finite_ones(
         list(parts.values()), _joined(list(good.values()))
     )
 
@@ -214,7 +214,7 @@ def _score_whole(
     squares = along.square()
     parts = Energies(total, squares.squeeze(1) if squares.shape[1] == 1 else squares.sum(1))
     if good is not None:
-        return output, _finite_ones([parts], good)
+        return output, finite_ones([parts], good)
     # the basis is orthonormal: with norms like these no product has overflowed either
     longest = total if len(total) == 1 else total.sum()
     return (output, parts) if float(longest) < _LONGEST else None
@@ -242,10 +242,10 @@ def _score_head(
         finite.append(piece.finite)
     if sum(map(len, outputs)) < call.batch_size:
         return None
-    return _joined(outputs), _finite_ones(parts, _joined(finite))
+    return _joined(outputs), finite_ones(parts, _joined(finite))
 
 
-def _finite_ones(parts: list[Energies], finite: Tensor) -> Energies:
+def finite_ones(parts: list[Energies], finite: Tensor) -> Energies:
     """Return the energies of all samples; infinite where these or a sample are not finite."""
     total = _joined([part.total for part in parts])
     along = _joined([part.along for part in parts])
@@ -388,7 +388,7 @@ class Scorer:
         self._left_over: Tensor | None = None
         self.source = source
         self.check_every = recipe.check_every
-        self._network = network
+        self._network = network.at_precision(fitted.precision)
         self._recipe = recipe
         self._prior_scale, self._task = prior_scale, task
         self.watch = RangeWatch(fitted.input_range)
@@ -525,7 +525,15 @@ class Scorer:
         Args:
             batch: As the loader yields it.
             budget: As in scoring.
+
+        Raises:
+            UncertifiedError: If scores are rounded, or the sketch gives no certificate.
         """
+        if self._network.precision is not None:
+            raise UncertifiedError(
+                "expected scores in the model's own precision, got scores in "
+                f"{self._network.precision}, which are rounded; type monitor.precision = None"
+            )
         parts = self(batch, budget, parts=True).parts
         assert parts is not None
         return certificate(parts, self.basis(), self._prior_scale)
@@ -598,7 +606,10 @@ class Scorer:
         self.source.engine.check_every = self._check_every
         likelihood = self._task or self.source.likelihood
         allowed = default_budget(device) if budget is None else budget
-        self._asked = replace(self.source, likelihood=likelihood, budget=allowed)
+        engine = self.source.engine
+        if engine.network.precision != self._network.precision:
+            engine = engine.of(self._network)
+        self._asked = replace(self.source, engine=engine, likelihood=likelihood, budget=allowed)
         self._budget = budget
         return self._asked
 

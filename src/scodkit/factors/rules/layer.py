@@ -22,7 +22,7 @@ from typing_extensions import Self
 from scodkit.errors import BatchError
 from scodkit.factors.layout import FIRST, Lay
 from scodkit.numerics import kernels
-from scodkit.numerics.matmul import convolution_bmm, sum_dtype
+from scodkit.numerics.matmul import convolution_bmm, matmul, squared_norms, sum_dtype
 
 Size = int | Sequence[int]
 
@@ -43,6 +43,9 @@ _FILL = 16
 _WORTH_FILLING = 1024
 
 _MATRIX = 2  # axes of a matrix
+
+# bytes of rows that stay in a CPU's cache between two uses
+_IN_CACHE = 1 << 21
 
 _version = attrgetter("_version")
 
@@ -117,6 +120,10 @@ class Outer:
         # not indexing with None, which takes as long as the product for a small layer
         return (self._delta.unsqueeze(3) * self._a.unsqueeze(1).unsqueeze(1)).flatten(2)
 
+    def energies(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return squared norms ``(b,)`` and rows times ``matrix (o i, k)``, ``(b, q, k)``."""
+        return self.squared_norms(), self.project(matrix)
+
     def squared_norms(self) -> Tensor:
         """Return the squared norms ``|delta|^2 |a|^2``, ``(b,)`` in float64."""
         wide = sum_dtype(self._a)
@@ -138,6 +145,44 @@ class Outer:
             along = (delta[:, 0] @ matrix.view(outputs, -1)).view(len(a), inputs, -1)
             return torch.bmm(a[:, None], along)
         return torch.bmm(delta, activations_along(a, matrix).transpose(0, 1))
+
+
+class Summed:
+    """Rows that are sums of outer products over positions, ``sum_m delta_jm a_m^T``.
+
+    Read on a CPU, they are materialised a few samples at a time: written to memory and read
+    again, they take three times as long as in its cache.
+
+    Args:
+        delta: ``(b, q, m, o)``.
+        a: ``(b, m, i)``.
+    """
+
+    def __init__(self, delta: Tensor, a: Tensor) -> None:
+        self._delta = delta
+        self._a = a
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the rows if they were materialised, in bytes."""
+        samples, count, _, outputs = self._delta.shape
+        return samples * count * outputs * self._a.shape[2] * self._a.itemsize
+
+    def dense(self) -> Tensor:
+        """Return the rows ``(b, q, o i)``."""
+        rows = torch.bmm(self._delta.mT.flatten(1, 2), self._a)
+        return rows.view(*self._delta.shape[:2], -1)
+
+    def energies(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return squared norms ``(b,)`` and rows times ``matrix (o i, k)``, ``(b, q, k)``."""
+        at_once = max(1, _IN_CACHE * len(self._a) // self.nbytes)
+        norms, along = [], []
+        parts = (torch.split(own, at_once) for own in (self._delta, self._a))
+        for delta, a in zip(*parts, strict=True):
+            rows = Summed(delta, a).dense()
+            norms.append(squared_norms(rows))
+            along.append(matmul(rows.flatten(0, 1), matrix).view(*rows.shape[:2], -1))
+        return torch.cat(norms), torch.cat(along)
 
 
 def project_whole(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,7 +209,7 @@ def activations_along(a: Tensor, matrix: Tensor) -> Tensor:
     return torch.bmm(a.expand(len(columns), *a.shape), columns)
 
 
-Rows = Tensor | Outer
+Rows = Tensor | Outer | Summed
 
 
 @dataclass(frozen=True)
@@ -292,9 +337,8 @@ class Linear(Layer):
         # (b, q, m, o)
         delta = batch.split(delta.flatten(1, -2), axis=1).transpose(0, 1)
         if weight is not None:
-            a = batch.split(a.flatten(0, -2))
-            rows = torch.bmm(delta.mT.flatten(1, 2), a)
-            yield weight, rows.view(*delta.shape[:2], -1)
+            rows = Summed(delta, batch.split(a.flatten(0, -2)))
+            yield weight, rows.dense() if delta.is_cuda else rows
         if bias is not None:
             yield bias, delta.sum(2)
 
