@@ -99,7 +99,10 @@ BAD = [
     ("m.scod=m.scod KNN", "try --train DATA"),
     ("m.scod=m.scod m=knn.scod", "a name of its own for each method found 'm' twice"),
     ("m.scod=train.npy", "train.npy"),
-    ("model.py:net=model.py:other", "try --weights with the file of the fit, if it was left out"),
+    (
+        "model.py:net=model.py:other",
+        "try --weights with the file of the fit, if it was left",
+    ),
     ("far.npy=far.npy --unknown far=new.npy", "for each unknown set found 'far' twice"),
     ("far.npy=pooled=far.npy --unknown new.npy", "'pooled' not among them"),
     ("far.npy=nan.npy", "in sample 0"),

@@ -50,7 +50,7 @@ def test_a_report_says_what_scoring_says(folder):
         assert rows[name][2] == str(len(scored))
         assert rows[name][-1] == f"{100 * share:.1f}\xa0%"
         samples = [row for row in page.table("Samples of each set")[1:] if row[0] == name]
-        for _, prediction, score, *_, place in samples:
+        for _, prediction, score, *_, place, _ in samples:
             answer = scored[int(place)]
             assert float(score) == pytest.approx(answer["score"], rel=6e-3)
             assert prediction.startswith(f"class {answer['prediction']} (")

@@ -202,7 +202,12 @@ def test_explanations_are_those_of_the_library(folder: Path, oracle: Monitor) ->
     for row, document in zip(order, found.documents, strict=True):
         assert document["score"] == pytest.approx(float(why.score[row]), rel=1e-5)
         assert sum(document["layers"].values()) == pytest.approx(document["score"])
-        assert list(document["layers"]) == ["0", "2"]
+        assert list(document["layers"]) == list(why.layers.names)
+        assert document["prediction"] == why.predictions[row]
+        assert document["p_value"] == pytest.approx(float(why.p_value[row]))
+        assert {name: column["value"] for name, column in document["columns"].items()} == {
+            f"column {i}": value for i, value in enumerate(array(folder, "new")[row].tolist())
+        }
         assert list(document["directions"].values()) == pytest.approx(
             why.directions.values[row].tolist(), rel=1e-4
         )
