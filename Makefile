@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --doctest-modules
 
 .PHONY: demo test test-slow test-hosts lint types imports unit coverage bench bench-sketch bench-alarms \
-  results picture docs clean
+  results picture docs dist clean
 
 demo: $(STAMP)
 	$(BIN)/scod demo
@@ -71,6 +71,10 @@ picture: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
+# wheel and sdist, checked, and tried in an empty environment for each extra; publishes nothing
+dist: $(STAMP)
+	$(BIN)/python tests/try_dist.py
+
 # pip alone: the pinned torch is a CPU build that other installers do not find
 $(STAMP): pyproject.toml benchmarks/pyproject.toml constraints.txt peers.txt
 	$(PYTHON) -m venv .venv
@@ -80,4 +84,4 @@ $(STAMP): pyproject.toml benchmarks/pyproject.toml constraints.txt peers.txt
 	touch $@
 
 clean:
-	rm -rf .venv site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

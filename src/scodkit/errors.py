@@ -144,7 +144,7 @@ def optional(module: str, extra: str, then: str = "") -> Any:
     Args:
         module: Its full name, such as ``"scipy.special"``.
         extra: The extra of scodkit that installs it.
-        then: What to type after the command that installs the extra.
+        then: What to type after that, where the extra is not enough.
 
     Returns:
         The module.
@@ -158,7 +158,8 @@ def optional(module: str, extra: str, then: str = "") -> Any:
         library = module.partition(".")[0]
         raise MissingPeerError(
             f"expected {_PACKAGES.get(library, library)}, which this needs, found none "
-            f'that can be imported ({error}); type: pip install "scodkit[{extra}]"{then}'
+            f'that can be imported ({error}); type: pip install "scodkit[{extra}]", '
+            f'or in a clone: pip install ".[{extra}]"{then and f"; then: {then}"}'
         ) from error
 
 

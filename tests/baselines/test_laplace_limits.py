@@ -134,7 +134,7 @@ def test_a_fit_needs_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     method = linear_fit(small_net(), [noise(20, 3)], samples=4)
     monkeypatch.setitem(sys.modules, "laplace", None)
     method.score(noise(2, 3))  # at weights that have been drawn
-    with pytest.raises(MissingPeerError, match=r"pip install .* && pip install --no-deps"):
+    with pytest.raises(MissingPeerError, match=r"pip install .*; then: pip install --no-deps"):
         method.fit([noise(20, 3)], progress=False)
 
 

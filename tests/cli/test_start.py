@@ -89,7 +89,9 @@ def test_without_its_libraries_the_command_says_what_to_install() -> None:
     """
     message = printed_by(program)
     assert message.startswith("scod: expected typer, which this needs, found none")
-    assert message.endswith('type: pip install "scodkit[cli]"\n')
+    assert message.endswith(
+        'type: pip install "scodkit[cli]", or in a clone: pip install ".[cli]"\n'
+    )
 
 
 def test_the_library_imports_torch_for_the_first_name_that_needs_it() -> None:

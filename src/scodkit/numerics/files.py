@@ -73,7 +73,7 @@ def file_errors(
         by_rust = type(error).__name__ == "SafetensorError"  # by name: its import is slow
         if isinstance(error, ScodError) or not (by_rust or isinstance(error, OSError)):
             raise
-        in_text = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors writes it
+        in_text = re.search(r"(?:\(os error |Os { code: )(\d+)", str(error))  # of safetensors
         number = int(in_text[1]) if in_text else getattr(error, "errno", None) or 0
         reason = os.strerror(number) if number else str(error)
         unchanged = "nothing was changed: " if done == "written" else ""

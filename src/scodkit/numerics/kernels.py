@@ -177,7 +177,12 @@ def _empty_patches(source: Tensor, geometry: list[int]) -> Tensor:
 
 
 _project = opaque_to_tracers("scodkit::project", _launch_project, _empty_products)
-_patches = opaque_to_tracers("scodkit::patches", _launch_patches, _empty_patches)
+_patches = opaque_to_tracers(
+    "scodkit::patches",
+    _launch_patches,
+    _empty_patches,
+    "(Tensor source, int[] geometry) -> Tensor",  # torch 2.6 does not read list[int]
+)
 
 
 def _power_of_two(number: int) -> int:

@@ -48,7 +48,10 @@ AddUp = Callable[[Tensor], Tensor]
 
 
 def opaque_to_tracers(
-    name: str, function: Callable[..., Tensor], empty: Callable[..., Tensor]
+    name: str,
+    function: Callable[..., Tensor],
+    empty: Callable[..., Tensor],
+    schema: str | None = None,
 ) -> Callable[..., Tensor]:
     """Return a function on CUDA tensors that a tracer records as a single custom op.
 
@@ -58,8 +61,11 @@ def opaque_to_tracers(
         name: Of the op, with its namespace.
         function: The implementation.
         empty: Takes the same arguments and returns a tensor of the result's shape and dtype.
+        schema: Of the op, where torch cannot read it from the function's annotations.
     """
-    op = torch.library.custom_op(name, function, mutates_args=(), device_types="cuda")
+    op = torch.library.custom_op(
+        name, function, mutates_args=(), device_types="cuda", schema=schema
+    )
     op.register_fake(empty)
     return lambda *args: (function if get_proxy_mode() is None else op)(*args)
 
