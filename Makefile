@@ -32,9 +32,9 @@ test-slow: $(STAMP)
 	$(PYTEST) -m slow tests
 	cd benchmarks && ../$(PYTEST) scodbench tests
 
-# adapters in the libraries they are for; the longest one needs data in SCODKIT_DATA
+# adapters in the libraries they are for, and models of Hugging Face; the longest needs SCODKIT_DATA
 test-hosts: .venv/.hosts
-	$(PYTEST) -m hosts tests/adapters
+	$(PYTEST) -m hosts tests
 
 .venv/.hosts: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[hosts]"

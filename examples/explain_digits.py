@@ -6,7 +6,6 @@ Run with ``python examples/explain_digits.py docs/explain.png``.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,9 +14,6 @@ from torch import Tensor
 from scodkit import Categorical, Monitor
 from scodkit.cli.demo import load_digits, train
 from scodkit.explain import plots
-
-LAYERS = ("conv 1", "conv 2", "linear")
-CLASSES = tuple(f"class {digit}" for digit in range(5))
 
 
 def median(scores: Tensor) -> int:
@@ -46,9 +42,7 @@ def main() -> None:
         told = monitor.explain(one, saliency=True, references=references)
         assert told.saliency is not None
         assert told.nearest is not None
-        layers = replace(told.layers, names=LAYERS)
-        classes = replace(told.directions, names=CLASSES)
-        guess = int(net(one).argmax())
+        layers, classes = told.layers, told.directions
         panels = [
             partial(plots.image, pixels=one[0], title=f"a {int(names[i])}, {kind}"),
             partial(plots.slope_map, gradient=told.saliency.gradient[0]),
@@ -60,9 +54,9 @@ def main() -> None:
         ):
             title = f"a {int(y[j])}, at {far:.2g}"
             panels.append(partial(plots.image, pixels=x[j], title=title))
-        title = f"predicted {guess}, score {float(told.score):.2g} nats"
+        title = f"predicted {told.predictions[0]}, score {float(told.score):.2g} nats"
         part.suptitle(title, fontsize=10, x=0.01, ha="left")
-        places = part.subplots(1, len(panels), width_ratios=[1.2, 1.5, 1.7, 1.7, 1, 1, 1])
+        places = part.subplots(1, len(panels), width_ratios=[1.2, 1.5, 1.9, 1.7, 1, 1, 1])
         for axes, draw in zip(places, panels, strict=True):
             draw(axes)
         places[2].set_title("by layer", fontsize=8)

@@ -71,6 +71,8 @@ class ArtifactError(ScodError, ValueError):
 class MissingFileError(ScodError, FileNotFoundError):
     """There is no such file, or no such folder for one."""
 
+    path: str | None = None  # of the file that is not there
+
 
 class FileError(ScodError, OSError):
     """A file cannot be read or written: no room, no rights, no such name, no ordinary file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from scodkit import monitor_file as storage
 from scodkit.calibration import Calibration, groups_of
 from scodkit.errors import CalibrationWarning, MergeError, NotFittedError, OptionError
 from scodkit.explain import Explanation, References, explain
+from scodkit.explain.words import Names
 from scodkit.factors.choose import CHECK_EVERY
 from scodkit.factors.pieces import FactorSource, MemoryBudget
 from scodkit.fit import data
@@ -36,11 +37,10 @@ from scodkit.numerics import artifact
 from scodkit.scoring import score as scoring
 from scodkit.scoring.evidence import (
     Evidence,
+    OutputVariances,
     is_classifier,
-    output_variance,
     standardised_logit,
     unexplained_share,
-    variance_source,
 )
 from scodkit.scoring.score import Scorer
 from scodkit.sketch import Nystrom, Sketch
@@ -120,8 +120,7 @@ class Monitor:
         self._state_watch = StateWatch(self._network)
         self._scorer: Scorer | None = None
         self._memory_budget: int | None = None  # None for the default of the device
-        self._variance_of: FactorSource | None = None  # the source of the cached one below
-        self._variance_source: FactorSource | None = None
+        self._output_variances = OutputVariances()
 
     def fit(  # noqa: PLR0913 (each a choice of its own)
         self,
@@ -345,14 +344,19 @@ class Monitor:
         return over_batches(run, batch, reading if whole else None)
 
     def _scored(self, batch: object) -> scoring.Scored:
-        scored = self._ready()(batch, self._memory_budget)
-        p_value = None
+        scored, p_value = self._ready()(batch, self._memory_budget), None
         if self.calibration is not None:
             score = scored.score.cpu()  # one transfer for both uses
-            groups = None if self._by is None else groups_of(self._by, scored.output)
-            p_value = self.calibration.p_value(score, groups).to(scored.score.device)
+            p_value = self._p_value(score, scored.output)
             self.calibration.crowd.look(score)
         return scoring.Scored(scored.output, scored.score, p_value)
+
+    def _p_value(self, score: Tensor, output: Tensor) -> Tensor | None:
+        """Return p-values of scores on the CPU, where the output is; None if uncalibrated."""
+        if self.calibration is None:
+            return None
+        groups = None if self._by is None else groups_of(self._by, output)
+        return self.calibration.p_value(score, groups).to(output.device)
 
     def score(self, batch: object, *, progress: bool = True) -> Tensor:
         """Return the score ``(B,)``: nats (squared units), >= 0, larger = more atypical.
@@ -440,12 +444,8 @@ class Monitor:
             ``(B,)`` in float64, squared units of the output, >= 0; infinite for samples with a
             NaN or an infinity.
         """
-        scorer = self._ready()
-        with scorer.prepared(batch, self._memory_budget, "a variance") as (call, source, basis):
-            if self._variance_of is not source:
-                self._variance_of, self._variance_source = source, variance_source(source)
-            assert self._variance_source is not None
-            return output_variance(self._variance_source, call, basis, self.prior_scale)
+        with self._ready().prepared(batch, self._memory_budget, "a variance") as prepared:
+            return self._output_variances(*prepared, self.prior_scale)
 
     def evidence(self, batch: object) -> Evidence:
         """Return the score with other evidence from the curvature: see `Evidence`.
@@ -460,32 +460,39 @@ class Monitor:
         share = unexplained_share(scored.score, scored.parts, self.prior_scale)
         logit = None
         if is_classifier(self.likelihood):
-            variance = share  # for an empty batch
-            if len(share):
-                variance = self.output_variance(batch)
+            variance = self.output_variance(batch) if len(share) else share
             logit = standardised_logit(self.likelihood, scored.output, variance)
         return Evidence(scored.output, scored.score, share, logit)
 
     def explain(
-        self, batch: object, *, saliency: bool = False, references: References | None = None
+        self,
+        batch: object,
+        *,
+        saliency: bool = False,
+        references: References | None = None,
+        columns: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
     ) -> Explanation:
-        """Return the decomposition of a batch's scores.
+        """Return the decomposition of a batch's scores; print it for words.
 
         Args:
             batch: As the loader yields it.
             saliency: Also differentiate the scores by the inputs: as many backward passes
                 again, through the first ones (second derivatives).
             references: Samples to search for the nearest ones, from `references`.
+            columns: Names of the columns of a table. By default those of a data frame, or else
+                ``monitor.notes["columns"]``.
+            classes: Names of the classes, or of the outputs of a regression. By default
+                ``monitor.notes["classes"]``.
 
         Returns:
-            Shares of parameters, layers and output directions that sum to the scores, and
-            whatever else was requested; each with a ``plot()``.
+            Shares of parameters, layers and output directions that sum to the scores, the
+            columns of a table, and whatever else was requested; each with a ``plot()``.
         """
+        names = Names.of(batch, self.notes, columns, classes)
         with self._ready().prepared(batch, self.memory_budget, "an explanation") as prepared:
-            call, source, basis = prepared
-            return explain(
-                source, call, basis, self.prior_scale, saliency=saliency, references=references
-            )
+            told = explain(prepared, self.fitted, self.prior_scale, names, saliency, references)
+        return replace(told, p_value=self._p_value(told.score.cpu(), told.output))
 
     def references(self, loader: Iterable[Any], *, progress: bool = True) -> References:
         """Compute the features of samples, among which `explain` finds the nearest ones.
@@ -508,13 +515,12 @@ class Monitor:
                 of the calibration are.
         """
         scorer, calibration = self._ready(), self.calibration
-        blocks = scorer.fitted.parameters.blocks
         scored = None if batch is None else scorer(batch, self.memory_budget, parts=True)
         scores = None if calibration is None else calibration.scores
         return summarise(
             self.basis,
             self.prior_scale,
-            {block.name: math.prod(block.shape) for block in blocks},
+            {b.name: math.prod(b.shape) for b in scorer.fitted.parameters.blocks},
             self.skipped,
             scores if scored is None else scored.score,
             None if scored is None else scored.parts,

@@ -18,6 +18,7 @@ from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import files_of_all
 from scodkit.likelihoods import Likelihood
+from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form
 from scodkit.model.parameters import Fingerprints, ParameterSet, select_names
 from scodkit.numerics import artifact
@@ -31,9 +32,11 @@ _KIND = "monitor"
 # which of the user's own functions a monitor may have been made with
 _FUNCTIONS = ("inputs", "outputs", "task", "by")
 
-# prefixes of the names of tensors: of the sketch's state, and of answers to probes
+# prefixes of the names of tensors: of the sketch's state, of answers to probes, and of what is
+# known of the columns of tables
 _STATE = "sketch."
 _PROBE = "probe."
+_COLUMNS = "columns."
 
 # random directions along which vectors are checked to be orthonormal
 _TRIED = 4
@@ -168,6 +171,7 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
     if fitted.precision is not None:
         header["precision"] = _HALF
     tensors = {"values": basis.values, "vectors": basis.vectors}
+    tensors |= {_COLUMNS + name: own for name, own in fitted.columns.pack().items()}
     index, count = part
     if count > 1:
         _, weights = fitted.parameters.divided(index, count)
@@ -299,8 +303,8 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         artifact.whole(start, size)(f"the end of the shard {name}", stop)
         size = stop - start
     state = documents.state_checks(tensors, _STATE) if "state" in header else {}
-    probes = {probe: artifact.ANY_TENSOR for probe in tensors if probe.startswith(_PROBE)}
-    artifact.fields({**_BASIS_TENSORS, **state}, {**_OTHER_TENSORS, **probes})(name, tensors)
+    named = {n: artifact.ANY_TENSOR for n in tensors if n.startswith((_PROBE, _COLUMNS))}
+    artifact.fields({**_BASIS_TENSORS, **state}, {**_OTHER_TENSORS, **named})(name, tensors)
     rank = len(tensors["values"])
     artifact.whole(0, header["rank"])(f"the number of values of {name}", rank)
     artifact.tensor((size, rank))(f"vectors of {name}", tensors["vectors"])
@@ -434,6 +438,11 @@ def _fitted(
         state = documents.unpack_state(header["state"], tensors, _STATE, sketch, part)
         _check_state(state, basis, parameters.num_parameters, header["rank"])
     ranges, form = header.get("input_range"), header.get("form")
+    columns = {
+        name.removeprefix(_COLUMNS): seen
+        for name, seen in tensors.items()
+        if name.startswith(_COLUMNS)
+    }
     return Fitted(
         likelihood=options["likelihood"],
         parameters=parameters,
@@ -446,6 +455,7 @@ def _fitted(
         skipped=header["skipped"],
         engine=header.get("engine"),
         input_range=ranges and {name: (low, high) for name, (low, high) in ranges.items()},
+        columns=InputRange.unpack(columns),
         samples=tensors.get("samples"),
         form=form and Form(**form),
         probes=Probes.unpack(header.get("probes"), tensors, _PROBE),

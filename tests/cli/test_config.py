@@ -117,7 +117,7 @@ def test_monitors_made_in_python_are_shown_and_used(folder: Path) -> None:
     monitor.save(folder / "mine.scod", sketch=False)
     words = scod("inspect", "mine.scod", cwd=folder).out
     assert "not in the file: no updates or merges" in words
-    assert "none; type: scod calibrate" in words
+    assert "none; scod calibrate makes one" in words
     assert ["why:", "who", "me"] in [line.split() for line in words.splitlines()]
     scored = scod(
         *("score", "mine.scod", "model.py:net", "new.csv", "--weights", "w.pt", "--json"),

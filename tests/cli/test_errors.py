@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from command_line import contents, ended, own_folder, scod, start
+from command_line import contents, ended, own_folder, said_in_three_lines, scod, start
 
 GOOD = {
     "fit": "fit model.py:net train.npy -o out.scod --likelihood categorical",
@@ -29,22 +29,22 @@ FITTED = ("calibrate", "score", "explain")
 
 # the verbs, what to replace in (or add to) their commands, and what they must say
 BAD: list[tuple[tuple[str, ...], str, str]] = [
-    (DATA, "{data}=nowhere.npy", "expected a file or folder at nowhere.npy, found no file"),
+    (DATA, "{data}=nowhere.npy", "expected a file or folder at nowhere.npy, got no file"),
     (DATA, "{data}=notes.txt", "expected a file that ends in .npy, .npz, .csv"),
     (DATA, "{data}=wide.npy", "it failed on these (RuntimeError: mat1 and mat2 shapes"),
     (FITTED, "{data}=flat.npy", "expected samples of shape (3,), as at the fit"),
-    (FITTED, "{data}=named.csv", "found no b; there are a, d, c"),
+    (FITTED, "{data}=named.csv", "got a, d, c, without b; name the columns as at the fit"),
     (FITTED, "{data}=nameless.csv", "got 4 without names"),
     (DATA, "{data}=nan.npy", "or an empty cell in sample 3"),
     (DATA, "{data}=gap.csv", "or an empty cell in sample 1"),
     (DATA, "{data}=words.csv", "expected a number in line 3, column b of words.csv, got 'x'"),
     (DATA, "{data}=twice.csv", "in the first line of twice.csv, got a more than once"),
     (DATA, "{data}=grouped.csv", "expected a number in line 3, column b of grouped.csv, got"),
-    (("fit",), "{data}=target.csv", "to fit on some columns only, type --columns a,..."),
+    (("fit",), "{data}=target.csv", "as --target y or --drop y: the inputs were the 4 columns"),
     (DATA, "{data}=deep", "one that pillow calls F at deep/a.tif; save it in 8 bits"),
     (DATA, "{data}=pipe", "expected a file or folder at pipe, got a pipe"),
     (DATA, "{data}=ragged.csv", "expected 3 cells in line 3 of ragged.csv"),
-    (DATA, "{data}=empty.csv", "expected samples in empty.csv, found none"),
+    (DATA, "{data}=empty.csv", "expected samples in empty.csv, got none"),
     (DATA, "{data}=blob.csv", "expected text in blob.csv"),
     (DATA, "{data}=text.npy", "expected real numbers of shape (samples, ...) in text.npy"),
     (DATA, "{data}=pickled.npy", "expected an array of numbers in pickled.npy"),
@@ -52,73 +52,73 @@ BAD: list[tuple[tuple[str, ...], str, str]] = [
     (DATA, "{data}=many.npz", "expected one array in many.npz, or one named x, got a, b"),
     (FITTED, "{data}=whole.npy", "expected numbers in float32, as at the fit, got int64"),
     (("fit",), "{data}=whole.npy", "expected inputs that the model can be run on"),
-    (DATA, "{data}=shots", "expected samples in shots, found none"),
+    (DATA, "{data}=shots", "expected samples in shots, got none"),
     (DATA, "{data}=torn", "expected an image at torn/a.png"),
-    (DATA, "{data}=model.py:absent", "expected absent in model.py, found no such thing"),
+    (DATA, "{data}=model.py:absent", "absent in model.py, got net, other, ready, pictures"),
     (DATA, "{data}=model.py:number", "to return a tensor, a Dataset or an iterable of batches"),
     (("fit",), "{data}=model.py:nan_batches", "in the inputs or output of sample 32"),
     (("calibrate",), "{data}=model.py:nan_batches", "expected finite held-out scores"),
     (("explain",), "{data}=model.py:batches", "expected inputs that can be read one by one"),
     (MODEL, "model.py:net=model.py", "expected a model as package.module:callable"),
-    (MODEL, "model.py:net=model.py:nothing", "there are net, other, ready, pictures"),
-    (MODEL, "model.py:net=absent.py:net", "expected a Python file at absent.py, found none"),
-    (MODEL, "model.py:net=broken.py:net", "but it raised SyntaxError"),
-    (MODEL, "model.py:net=absent.nets:net", "expected a module named absent.nets"),
-    (MODEL, "model.py:net=model.py:needs", "without arguments, but it takes (argument"),
-    (MODEL, "model.py:net=model.py:fails", "but it raised ValueError: no such luck"),
+    (MODEL, "model.py:net=model.py:nothing", "in model.py, got net, other, ready, pictures"),
+    (MODEL, "model.py:net=absent.py:net", "a Python file at absent.py, got no file there"),
+    (MODEL, "model.py:net=broken.py:net", "got it raised (SyntaxError"),
+    (MODEL, "model.py:net=absent.nets:net", "a module named absent.nets, got none here"),
+    (MODEL, "model.py:net=model.py:needs", "without arguments, got it takes (argument"),
+    (MODEL, "model.py:net=model.py:fails", "got it raised (ValueError: no such luck"),
     (MODEL, "model.py:net=model.py:number", "to return an nn.Module, got a int"),
-    (MODEL, "+--weights absent.pt", "expected a file of weights at absent.pt, found none"),
-    (MODEL, "+--weights notes.txt", "cannot be read without running code in it"),
-    (MODEL, "+--weights cut.safetensors", "cannot be read without running code in it"),
-    (MODEL, "+--weights pickled.pt", "cannot be read without running code in it"),
+    (MODEL, "+--weights absent.pt", "file of weights at absent.pt, got no file there"),
+    (MODEL, "+--weights notes.txt", "got what cannot be read without running code in it"),
+    (MODEL, "+--weights cut.safetensors", "got what cannot be read without running code in it"),
+    (MODEL, "+--weights pickled.pt", "got what cannot be read without running code in it"),
     (MODEL, "+--weights narrow.safetensors", "expected the weights of this model in narrow"),
     (MODEL, "+--weights nested.pt", "got a dict with epoch, model"),
     (MODEL, "+--device abacus", "expected a device that torch finds here, got 'abacus'"),
-    (tuple(GOOD), "+--flavour mint", "No such option: --flavour"),
-    (SAVED, "m.scod=nowhere.scod", "expected a saved monitor at nowhere.scod, found no file"),
+    (tuple(GOOD), "+--flavour mint", ", got --flavour; scod "),
+    (SAVED, "m.scod=nowhere.scod", "expected a saved monitor at nowhere.scod, got no file"),
     (SAVED, "m.scod=cut.scod", "expected a whole file at cut.scod"),
     (SAVED, "m.scod=forged.scod", "do not match their digest"),
     (SAVED, "m.scod=narrow.safetensors", "expected a scodkit header in narrow.safetensors"),
     (("calibrate", "score", "explain", "merge"), "model.py:net=model.py:other",
-     "the chosen weights differ; load the weights of that time, or fit again (was --weights"),
-    (("fit", "merge"), "out.scod=absent/out.scod", "type: mkdir -p absent"),
+     "the chosen weights differ; --weights with the file of the fit, if it was left out"),
+    (("fit", "merge"), "out.scod=absent/out.scod", "got absent; mkdir -p absent"),
     (("fit", "merge"), "out.scod=/proc/out.scod", "(/proc"),
     (("fit", "merge"), "out.scod=shots", "expected the name of a file to write, got a folder"),
     (("fit", "merge"), "out.scod=/dev/full", "got a device, /dev/full"),
-    (("calibrate",), "+-o absent/out.scod", "type: mkdir -p absent"),
-    (("score",), "out.csv=absent/out.csv", "type: mkdir -p absent"),
-    (("explain",), "out.png=absent/out.png", "type: mkdir -p absent"),
+    (("calibrate",), "+-o absent/out.scod", "got absent; mkdir -p absent"),
+    (("score",), "out.csv=absent/out.csv", "got absent; mkdir -p absent"),
+    (("explain",), "out.png=absent/out.png", "got absent; mkdir -p absent"),
     (("explain",), "out.png=out.xls", "expected a file that ends in .png, .svg, .pdf"),
     (("explain",), "+--sample 60", "expected a sample from 0 to 59, got 60"),
     (("explain",), "+--references nowhere.npy", "expected a file or folder at nowhere.npy"),
     (("fit", "calibrate", "score", "explain", "merge"), "+--config absent.toml", "absent.toml"),
     (("fit",), "+--config notes.txt", "expected TOML in notes.txt"),
-    (("fit",), "+--config deep.toml", "expected TOML in deep.toml, but it cannot be read"),
+    (("fit",), "+--config deep.toml", "expected TOML in deep.toml, got it cannot be read"),
     (("fit",), "+--config pipe", "expected a TOML file at pipe, got a pipe"),
-    (("fit",), "+--weights pipe", "expected a file of weights at pipe, found none"),
+    (("fit",), "+--weights pipe", "expected a file of weights at pipe, got a pipe"),
     (("score", "explain", "merge", "inspect"), "m.scod=pipe",
      "expected a saved monitor at pipe, got a pipe"),
     (("calibrate",), "m.scod=pipe", "expected the name of a file to write, got a pipe, pipe"),
     (("fit",), "+--config odd.toml", "expected a key in [fit] of odd.toml among"),
     (("score",), "+--config strange.toml", "expected a key of strange.toml among"),
-    (("fit",), "+--config typed.toml", "Invalid value for '--rank'"),
+    (("fit",), "+--config typed.toml", "--rank to be a valid integer, got many; scod fit"),
     (("fit",), "+--checkpoint out.scod", "expected another file for the checkpoint"),
-    (("fit",), "+--checkpoint absent/fit.ckpt", "type: mkdir -p absent"),
+    (("fit",), "+--checkpoint absent/fit.ckpt", "got absent; mkdir -p absent"),
     (("fit",), "+--checkpoint m.scod", "expected a saved checkpoint at m.scod"),
-    (("fit",), "categorical=poisson", "Invalid value for '--likelihood'"),
+    (("fit",), "categorical=poisson", "gaussian, bernoulli, heteroscedastic, got poisson"),
     (("fit",), "+--variance 2", "expected no --variance with --likelihood categorical"),
     (("fit",), "+--sketch exact --size 9", "expected no --size with --sketch exact"),
     (("fit",), "+--last-layers 1 --parameters 0.*", "got --last-layers and --parameters"),
     (("fit",), "+--last-fraction 2", "expected 0 < fraction <= 1, got 2.0"),
     (("fit",), "+--parameters head.*", "head.*"),
-    (("fit",), "+--rank 0", "Invalid value for '--rank'"),
+    (("fit",), "+--rank 0", "expected --rank to be "),
     (("fit",), "+--prior-scale -1", "expected a positive, finite prior_scale"),
-    (("fit",), "+--columns a,z train.npy", "unexpected extra argument"),
+    (("fit",), "+--columns a,z train.npy", "fit MODEL DATA and options, got train.npy besides"),
     (("score",), "+--false-alarm 2", "expected 0 < false_alarm < 1, got 2.0"),
     (("score",), "+--false-alarm 0.001", "calibrate with at least 999 samples"),
     (("score",), "m.scod=n.scod --false-alarm 0.1", "expected a calibrated monitor for alarms"),
-    (("score",), "{data}=-", "a stream is answered on stdout"),
-    (("merge",), "n.scod=m.scod", "a part that is there twice would count twice"),
+    (("score",), "{data}=-", "a stream, which is answered on stdout; > out.csv instead"),
+    (("merge",), "n.scod=m.scod", "where a part that is there twice would count twice"),
     (("merge",), " n.scod=", "expected two different monitors or more"),
     (("merge",), "out.scod=n.scod", "expected another file to write to than one that is read"),
     (("merge",), "n.scod=gaussian.scod", "the likelihoods are"),
@@ -219,11 +219,7 @@ def test_bad_input(verb: str, change: str, said: str, folder: Path) -> None:
     assert found.out == ""
     assert contents(folder) == before
     assert "Traceback" not in found.err
-    message = found.err.replace("made by hand\n", "")
-    if "Usage:" not in message:  # of those about the command itself there is a box
-        assert message.startswith("scod: ")
-        assert message.count("\n") == 1
-    assert said in " ".join(message.split())
+    assert said in said_in_three_lines(found.err)
 
 
 FULL = {
@@ -243,7 +239,7 @@ def test_full_disk(verb: str, folder: Path) -> None:
     assert contents(folder) == before
     assert FULL[verb] in found.err
     assert "nothing was changed" in found.err
-    assert found.err.replace("made by hand\n", "").count("\n") == 1
+    assert said_in_three_lines(found.err)
 
 
 @pytest.mark.parametrize("words", ["inspect m.scod", "score m.scod model.py:net new.npy"])
@@ -251,7 +247,8 @@ def test_results_that_cannot_be_printed(words: str, folder: Path) -> None:
     with open("/dev/full", "w") as full:
         found = ended(start(*words.split(), cwd=folder, stdout=full))
     assert found.code != 0
-    assert "scod: No space left on device; nothing was changed: free some space" in found.err
+    said = said_in_three_lines(found.err)
+    assert "got No space left on device; nothing was changed: free some space" in said
     assert "Traceback" not in found.err
 
 
@@ -260,7 +257,9 @@ def test_debug_shows_where(folder: Path) -> None:
     assert found.code == 2
     assert "Traceback" in found.err
     assert 'raise ValueError("no such luck")' in found.err
-    assert found.err.splitlines()[-1].startswith("scod: expected model.py:fails to run")
+    again = "scod --debug fit model.py:fails train.npy -o out.scod --likelihood categorical"
+    assert found.err.splitlines()[-3] == "scod: expected model.py:fails to run"
+    assert found.err.splitlines()[-1] == f"      try      to see where, type: {again}"
 
 
 def test_what_nobody_foresaw_has_a_code_of_its_own(folder: Path) -> None:
@@ -270,7 +269,7 @@ def test_what_nobody_foresaw_has_a_code_of_its_own(folder: Path) -> None:
     found = ended(start("fit", "odd_model.py:net", *GOOD["fit"].split()[2:], cwd=folder))
     (folder / "odd_model.py").unlink()
     assert found.code == 1
-    assert "scod: an error nobody foresaw (TypeError: 'NoneType'" in found.err
+    assert "found    an error nobody foresaw (TypeError: 'NoneType'" in found.err
     assert "Traceback" not in found.err
 
 

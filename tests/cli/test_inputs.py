@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from scodkit.cli.files import Form, Samples, read_samples
 from scodkit.cli.loading import batches_of, shard_of
 from scodkit.cli.output import note, show_facts, show_table
+from scodkit.cli.tables import Columns
 from scodkit.errors import BatchError, FileError, NonFiniteError
 
 FLOAT = Form(torch.float32)
@@ -179,8 +180,8 @@ def test_columns_that_share_a_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BatchError, match=r"different names .*t\.csv, got x more than once"):
         table(tmp_path, "x, x ,y\n1,2,3\n")
     (tmp_path / "t.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(BatchError, match="in those to take, got y more than once"):
-        read_samples(tmp_path / "t.csv", ["y", "x", "y"])
+    with pytest.raises(BatchError, match=r"in those to take.*, got y more than once"):
+        read_samples(tmp_path / "t.csv", Columns(("y", "x", "y")))
 
 
 def saved(folder: Path, image: Image.Image, name: str = "a.png") -> np.ndarray:
@@ -286,7 +287,7 @@ def test_an_archive_that_unpacks_to_more_than_memory(tmp_path: Path) -> None:
         archive.writestr("x.npy", claiming((10**15, 1)))
         archive.getinfo("x.npy").file_size = 10**16  # so says the archive of itself
     with pytest.raises(
-        BatchError, match=r"it claims 8e\+15 bytes, and .* are free; numpy.save"
+        BatchError, match=r"it claims 8e\+15 bytes, and .* are free; save it as .npy"
     ):
         read_samples(tmp_path / "x.npz")
 

@@ -34,13 +34,13 @@ BAD: dict[bytes, str] = {
     b"[1, 2": "expected JSON",
     b"[1, 2, 3] [1, 2, 3]": "expected JSON",
     b"[1, 2, 0x3]": "expected JSON",
-    b'[1, 2, "3"]': "expected numbers alone, got '3'; type null for a missing one",
+    b'[1, 2, "3"]': "expected numbers alone, got '3'; write null for a missing one",
     b'[1, 2, {"a": 3}]': "expected numbers alone, got {'a': 3}",
     b"[1, [2], 3]": "got lists of several lengths",
     b"[[1, 2], [3]]": "got lists of several lengths",
     b"[" * 90 + b"1" + b"]" * 90: "expected numbers alone",
     b"[1, 2, 1" + b"0" * 400 + b"]": "int too large to convert to float",
-    b"[1, 2, 1" + b"0" * 5000 + b"]": "expected JSON: Exceeds the limit",
+    b"[1, 2, 1" + b"0" * 5000 + b"]": "got a line that is not (Exceeds the limit",
     b"[1, 2]": "it failed on these",
     b"[]": "it failed on these",
     b"[[1, 2, 3]]": "expected samples of shape (3,)",
@@ -141,9 +141,18 @@ def test_whole_numbers_are_not_rounded_for_a_model_of_tokens(folder: Path) -> No
     )
     words = "fit tokens.py:net tokens.py:train -o t.scod --likelihood categorical --rank 4"
     assert scod(*words.split(), cwd=folder).code == 0
-    lines = "[1, 2, 3]\n[1, 2.5, 3]\n[1, null, 3]\n"
+    lines = "[1, 2, 3]\n[1, 2.5, 3]\n[1, null, 3]\n[1, null]\n"
     found = scod("score", "t.scod", "tokens.py:net", "-", cwd=folder, stdin=lines)
     assert found.code == 2
-    assert "error" not in found.documents[0]
-    for one in found.documents[1:]:
-        assert "expected whole numbers, as at the fit, got a fraction or a NaN" in one["error"]
+    good, fraction, gap, short = found.documents
+    assert "error" not in good
+    for one in (fraction, short):
+        assert "expected whole numbers, as at the fit, got a fraction" in one["error"]
+    # no calibration, no alarm; but a missing number is one for every model, and no error
+    nothing = {"prediction": None, "score": None, "p_value": None, "alarm": None}
+    assert gap == {"input": 2, **nothing}
+    calibrate = ("calibrate", "t.scod", "tokens.py:net", "tokens.py:train")
+    assert scod(*calibrate, cwd=folder).code == 0
+    (gap,) = scod("score", "t.scod", "tokens.py:net", "-", cwd=folder, stdin="[1, null, 3]"
+                  ).documents  # fmt: skip
+    assert (gap["score"], gap["alarm"], gap["p_value"]) == (None, True, 1 / 41)

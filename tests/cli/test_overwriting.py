@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from command_line import contents, own_folder, scod
+from command_line import contents, own_folder, said_in_three_lines, scod
 from scodkit import Monitor
 from scodkit.alarms import DriftAlarm
 
@@ -76,8 +76,8 @@ def test_inputs_are_never_replaced(verb: str, name: str, force: bool, folder: Pa
     before = contents(folder)
     found = scod(*VERBS[verb].split(), name, *["--force"] * force, cwd=folder)
     assert found.code == 2
-    assert "expected another file to write to than one that is read" in found.err
-    assert found.err.count("\n") == 1
+    said = said_in_three_lines(found.err)
+    assert "expected another file to write to than one that is read" in said
     assert contents(folder) == before
 
 
@@ -85,7 +85,7 @@ def test_code_named_as_a_module_is_an_input(folder: Path) -> None:
     words = f"{FIT} -o model.py --force".replace("model.py:net", "model:net")
     found = scod(*words.split(), cwd=folder)
     assert found.code == 2
-    assert "got model.py, which is read as model.py" in found.err
+    assert "got model.py, which is read as model.py" in said_in_three_lines(found.err)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,10 @@ def test_other_files_are_replaced_only_by_force(verb: str, folder: Path) -> None
     taken.write_text("years of work")
     found = scod(*VERBS[verb].split(), taken.name, cwd=folder)
     assert found.code == 2
-    assert "got thesis.txt, which is something else; type another name, or --force" in found.err
+    said = said_in_three_lines(found.err)
+    assert (
+        "got thesis.txt, which is something else; another name, or --force to replace" in said
+    )
     assert taken.read_text() == "years of work"
     assert scod(*VERBS[verb].split(), taken.name, "--force", cwd=folder).code == 0
     assert b"years of work" not in taken.read_bytes()

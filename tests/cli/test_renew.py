@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from command_line import Run, own_folder, scod
+from command_line import Run, own_folder, said_in_three_lines, scod
 from scodkit import Categorical, LastLayers, Monitor
 
 FIT = ("fit", "model.py:net", "train.csv", "-o", "m.scod", "--likelihood", "categorical")
@@ -80,9 +80,7 @@ def test_a_monitor_made_with_functions_is_renewed_in_python(folder: Path) -> Non
     monitor.fit([array(folder, "train")], progress=False).save(folder / "m.scod")
     run = scod(*RENEW, cwd=folder)
     assert run.code == 2
-    assert "outputs; renew it in Python: monitor.renew(train, heldout)" in run.err.replace(
-        "\n", " "
-    )
+    assert "outputs; renew it in Python, where they are" in said_in_three_lines(run.err)
 
 
 def test_data_that_fails_leaves_the_file_as_it_was(folder: Path) -> None:

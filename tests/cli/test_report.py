@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from command_line import own_folder, scod
+from command_line import own_folder, said_in_three_lines, scod
 from report_pages import ReadPage
 from scodkit import Categorical, Monitor
 from scodkit.cli import demo
@@ -50,7 +50,7 @@ def test_a_report_says_what_scoring_says(folder):
         assert rows[name][2] == str(len(scored))
         assert rows[name][-1] == f"{100 * share:.1f}\xa0%"
         samples = [row for row in page.table("Samples of each set")[1:] if row[0] == name]
-        for _, prediction, score, *_, place in samples:
+        for _, prediction, score, *_, place, _ in samples:
             answer = scored[int(place)]
             assert float(score) == pytest.approx(answer["score"], rel=6e-3)
             assert prediction.startswith(f"class {answer['prediction']} (")
@@ -91,7 +91,7 @@ def test_data_from_the_users_own_code(folder, data, pictured):
 
 GOOD = "report m.scod model.py:net --known heldout.npy --force -o out.html"
 BAD = [
-    ("heldout.npy=nowhere.npy", "expected a file or folder at nowhere.npy, found no file"),
+    ("heldout.npy=nowhere.npy", "expected a file or folder at nowhere.npy, got no file"),
     ("heldout.npy=nan.npy", "in sample 0"),
     ("heldout.npy=wide.npy", "expected inputs that the model can be run on"),
     ("heldout.npy=model.py:number", "to return a tensor"),
@@ -104,7 +104,7 @@ BAD = [
     ("out.html=out.html --false-alarm 0.001", "calibrate with at least 999 samples"),
     ("out.html=out.html --false-alarm 2", "expected 0 < false_alarm < 1, got 2"),
     ("m.scod=bare.scod --stream new.npy", "expected a calibrated monitor to watch"),
-    ("out.html=out.html --colour red", "No such option"),
+    ("out.html=out.html --colour red", ", got --colour; scod report --help"),
 ]
 
 
@@ -115,7 +115,7 @@ def test_bad_input_is_one_message_and_changes_nothing(folder, change, says):
     there = sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
     run = scod(*GOOD.replace(*change.split("=", 1)).split(), cwd=folder)
     assert run.code == 2
-    assert says in " ".join(run.err.replace("│", " ").split())
+    assert says in said_in_three_lines(run.err)
     assert "Traceback" not in run.err
     assert run.out == ""
     assert (folder / "out.html").read_text() == "before"

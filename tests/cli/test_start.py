@@ -11,7 +11,7 @@ import pytest
 import typer
 
 import scodkit
-from command_line import scod
+from command_line import said_in_three_lines, scod
 from own_process import printed_by
 from scodkit.cli.app import app
 
@@ -38,15 +38,18 @@ def test_a_verb_that_runs_imports_torch() -> None:
 
 def test_version_and_help_import_nothing_heavy() -> None:
     assert started("--version") == (f"scodkit {scodkit.__version__}\n", set())
-    out, heavy = started("--help")
+    out, heavy = started("--help", COLUMNS="80")
     assert not heavy
+    assert max(map(len, out.splitlines())) <= 80
+    assert "..." not in out.partition("Commands:")[2]  # no verb's line is cut
     assert all(f" {verb} " in out for verb in VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_a_verb_imports_nothing_heavy(verb: str) -> None:
-    out, heavy = started(verb, "--help")
+    out, heavy = started(verb, "--help", COLUMNS="80")
     assert f"Usage: scod {verb} " in out
+    assert max(map(len, out.splitlines())) <= 80
     assert not heavy
 
 
@@ -67,7 +70,11 @@ def test_completion_imports_nothing_heavy(typed: str, completed: list[str]) -> N
 
 
 def test_a_verb_that_is_misspelt_is_recognised(tmp_path: Path) -> None:
-    assert "Did you mean 'score'?" in scod("scroe", cwd=tmp_path).err
+    said = said_in_three_lines(scod("scroe", "m.scod", "it's.py:net", cwd=tmp_path).err)
+    assert (
+        said
+        == "scod: expected a verb of scod, got scroe; scod score m.scod 'it'\"'\"'s.py:net'"
+    )
 
 
 def test_without_its_libraries_the_command_says_what_to_install() -> None:

@@ -144,7 +144,7 @@ def test_names_of_files_do_nothing_but_name(tmp_path: Path) -> None:
 
 def test_a_fit_without_weights_says_so(folder: Path) -> None:
     words = (*FIT[:4], "bare.scod", *FIT[5:])
-    said = "scod: no --weights: the model as model.py:net returns it\n"
+    said = "scod: no --weights: the model as net() returns it\n"
     assert said in scod(*words, cwd=folder).err
     assert said in scod(*words, "--json", cwd=folder).err
     torch.save(net().state_dict(), folder / "own.pt")
@@ -202,7 +202,12 @@ def test_explanations_are_those_of_the_library(folder: Path, oracle: Monitor) ->
     for row, document in zip(order, found.documents, strict=True):
         assert document["score"] == pytest.approx(float(why.score[row]), rel=1e-5)
         assert sum(document["layers"].values()) == pytest.approx(document["score"])
-        assert list(document["layers"]) == ["0", "2"]
+        assert list(document["layers"]) == list(why.layers.names)
+        assert document["prediction"] == why.predictions[row]
+        assert document["p_value"] == pytest.approx(float(why.p_value[row]))
+        assert {name: column["value"] for name, column in document["columns"].items()} == {
+            f"column {i}": value for i, value in enumerate(array(folder, "new")[row].tolist())
+        }
         assert list(document["directions"].values()) == pytest.approx(
             why.directions.values[row].tolist(), rel=1e-4
         )
@@ -337,4 +342,4 @@ def test_on_a_terminal_there_are_tables_and_bars(folder: Path) -> None:
 def test_verbs_that_moved_say_where(words: tuple[str, ...], now: str, tmp_path: Path) -> None:
     run = scod(*words, cwd=tmp_path)
     assert run.code == 2
-    assert run.err.endswith(f"type: pip install ./benchmarks, then: {now}\n")
+    assert run.err.endswith(f"try      pip install ./benchmarks && {now}\n")

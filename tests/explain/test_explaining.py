@@ -37,8 +37,8 @@ TASK = Task(lambda output: output[:, :1] - output[:, 1:2], Gaussian(0.5))
 def test_shares_sum_to_the_score(options) -> None:
     monitor, test = fitted(**options), images(9)
     explanation = monitor.explain(test)
-    score = monitor.score(test).double()
-    torch.testing.assert_close(explanation.score, score, rtol=1e-6, atol=0)
+    torch.testing.assert_close(explanation.score, monitor.score(test), rtol=1e-6, atol=0)
+    score = explanation.score.double()
     for shares in (explanation.parameters, explanation.layers, explanation.directions):
         torch.testing.assert_close(shares.values.sum(1), score, rtol=1e-6, atol=0)
     assert explanation.directions.values.shape[1] == (1 if "task" in options else 4)

@@ -9,16 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cases import conv_batchnorm, mlp
-from engines import INF, NAN, everything
+from engines import INF, NAN
 from peaks import peak_of
 from scodkit import Categorical, Gaussian, Monitor
 from scodkit import explain as explain_module
 from scodkit.errors import BatchError, OptionError
-from scodkit.explain import Nearest, References, explain
-from scodkit.factors.hooks import HookEngine
-from scodkit.factors.pieces import FactorSource
-from scodkit.model.inputs import Inputs
-from scodkit.model.network import Network
+from scodkit.explain import Nearest, References
 
 
 def brute_force(known: Tensor, asked: Tensor, count: int) -> tuple[list, list]:
@@ -156,17 +152,13 @@ def test_a_training_sample_is_nearest_to_itself() -> None:
     assert index[1].tolist() == [-1, -1, -1]
 
 
-def test_as_many_are_named_as_asked_for() -> None:
+@pytest.mark.parametrize(("there", "named"), [(2, 2), (9, 3)])
+def test_three_are_named_if_there_are_so_many(there: int, named: int) -> None:
     torch.manual_seed(0)
-    model, x = mlp(3), torch.randn(9, 3)
-    monitor = Monitor(model, Categorical(), rank=4).fit([x], progress=False)
-    network, call = Network(model), Inputs((x,), {})
-    source = FactorSource(HookEngine(network, everything(network)), Categorical(), (3,), 2**20)
-    known = monitor.references([x], progress=False)
-    told = explain(source, call, monitor.basis, 1.0, references=known, count=5)
-    assert told.nearest is not None
-    assert told.nearest.index.shape == (9, 5)
-    torch.testing.assert_close(told.score.float(), monitor.score(x))
+    x = torch.randn(9, 3)
+    monitor = Monitor(mlp(3), Categorical(), rank=4).fit([x], progress=False)
+    known = monitor.references([x[:there]], progress=False)
+    assert monitor.explain(x, references=known).nearest.index.shape == (9, named)
 
 
 @pytest.mark.parametrize("saliency", [False, True])
@@ -187,8 +179,9 @@ def test_an_explanation_is_drawn_whole(build, saliency: bool, known: bool) -> No
     if told.saliency is not None:
         assert torch.equal(told.saliency.input, x[:4])
         assert told.saliency.gradient.shape == x[:4].shape
-    # slopes of an image come beside it, with a bar of colours; of other shapes, not at all
-    panels = 2 + known + saliency * {mlp: 1, conv_batchnorm: 3}.get(build, 0)
+    # rows of a table have columns; slopes of an image come beside it, with a bar of colours; of
+    # other shapes, not at all
+    panels = 2 + (build is mlp) + known + saliency * {mlp: 1, conv_batchnorm: 3}.get(build, 0)
     assert len(told.plot(sample=2).axes) == panels
     with pytest.raises(OptionError, match="expected a sample from 0 to 3, got 4"):
         told.plot(4)

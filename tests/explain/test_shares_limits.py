@@ -60,7 +60,8 @@ def test_layers_are_modules_that_own_parameters() -> None:
         "body.1.0.weight",
         "body.1.0.bias",
     )
-    assert told.layers.names == ("scale", "shift", "body.0", "body.1.0")
+    layers = ("scale", "shift", "body.0: Linear (3->3)", "body.1.0: Linear (3->3)")
+    assert told.layers.names == layers
     values = told.parameters.values
     summed = [part.sum(1) for part in values.split([1, 1, 3, 2], dim=1)]
     close(told.layers.values, torch.stack(summed, 1))

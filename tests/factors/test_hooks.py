@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -166,25 +167,35 @@ def test_shared_tensors_follow_their_parameters(case: str) -> None:
                     weight.add_(0.1 * (seed + 1))
 
 
-def test_a_model_that_reads_its_whole_batch_is_run_as_if_it_was_traced() -> None:
-    """As Hugging Face's models do: without padding in the batch they take a shorter way."""
-
-    def forward(m: nn.Module, x: Tensor) -> Tensor:
-        mask = (x > -9).all(2)
-        if not torch.compiler.is_compiling() and bool(mask.all()):
-            return m.f(x).sum(1)
-        return (m.f(x) * mask[..., None]).sum(1)
-
-    model = Uses(forward, f=nn.Linear(3, 2))
-    assert right_rows(model, noise(4, 5, 3)) == (HookEngine, [])
-    assert not torch.compiler.is_compiling()
+IN_PLACE: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "multiplied": lambda m, x: F.linear(x, (m.w * 2).mul_(3)),
+    "added": lambda m, x: F.linear(x, (m.w * 2).add_(1)),
+    "by an operator": lambda m, x: F.linear(x, operator.iadd(m.w * 2, 1)),
+    "an entry": lambda m, x: F.linear(x, with_an_entry(m.w * 2)),
+}
 
 
-def test_a_model_that_does_so_in_any_case_is_left_to_others() -> None:
-    model = Uses(lambda m, x: m.f(x if bool((x > -99).all()) else -x), f=nn.Linear(3, 2))
-    kind, said = right_rows(model, noise(4, 3))
-    assert kind is not HookEngine
-    assert "mixed up" in said[0]
+def with_an_entry(weight: Tensor) -> Tensor:
+    weight[0] = 1.0
+    return weight
+
+
+@pytest.mark.parametrize("case", IN_PLACE)
+def test_what_parameters_give_and_is_then_modified_is_left_to_others(case: str) -> None:
+    kind, said = right_rows(Uses(IN_PLACE[case], w=(2, 3)), noise(4, 3))
+    assert kind is FunctionalEngine
+    assert "modifies in place what parameters alone give" in said[0]
+
+
+def test_rows_of_derived_tensors_are_counted() -> None:
+    """Of a low-rank adapter they are as large as the matrix that is adapted."""
+    torch.manual_seed(0)
+    model = Uses(lambda m, x: F.linear(x, m.w + m.b @ m.a), w=(64, 64), a=(1, 64), b=(64, 1))
+    network = Network(randomised(model))
+    engine = HookEngine(network, everything(network, ["a", "b"]))
+    with network.evaluating():
+        engine.linearize(Inputs((noise(4, 64),), {}))
+    assert engine.row_bytes(held=False) >= 64 * 64 * 8
 
 
 # --- What no rule covers -------------------------------------------------------------------

@@ -165,6 +165,30 @@ def test_functions_that_pick_inputs_see_what_came() -> None:
     np.testing.assert_allclose(monitor.score(NEW.T), plain.score(NEW), rtol=1e-5)
 
 
+def test_a_tuple_of_lists_is_a_batch_if_inputs_are_picked() -> None:
+    """As collation by ``tuple(zip(*samples))`` gives them, for boxes of images."""
+    samples = tensor(TRAIN)
+    batch = tuple(samples[:6]), ({"box": 1},) * 6
+    monitor = Monitor(network(), Categorical(), 8, inputs=lambda b: torch.stack(b[0]))
+    monitor.fit([batch], progress=False)
+    found = monitor.score(batch)
+    torch.testing.assert_close(monitor.score(([*samples[:2]], ())), found[:2])
+    torch.testing.assert_close(monitor.score([batch, batch], progress=False), found.repeat(2))
+
+
+def test_rows_of_several_lengths_and_masked_entries_are_refused() -> None:
+    monitor = Monitor(network(), Categorical(), 8)
+    masked = np.ma.masked_less(TRAIN, -1.0)
+    for bad, says in (([[1.0, 2.0], [1.0]], "rows of one length"), (masked, "x.filled")):
+        with pytest.raises(BatchError, match=says):
+            monitor.fit(bad, progress=False)
+    monitor.fit(TRAIN, progress=False)
+    with pytest.raises(BatchError, match=r"x\.filled"):
+        monitor.score(masked)
+    whole = np.ma.masked_array(TRAIN, mask=False)
+    np.testing.assert_array_equal(monitor.score(whole), monitor.score(TRAIN))
+
+
 def test_anything_iterable_may_be_a_batch_if_inputs_are_picked() -> None:
     table = Table(tensor(NEW).numpy())
 

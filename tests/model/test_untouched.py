@@ -121,6 +121,26 @@ def test_attributes_that_a_forward_pass_writes_are_those_of_the_model_at_each_ca
     assert (model.calls, model.last) == (0, None)
     assert torch.equal(outputs[0], outputs[1])
     assert torch.equal(outputs[1], outputs[2])
+    with network.evaluating():
+        assert torch.equal(network(call), network(call))
+
+
+def test_what_weights_gave_in_one_pass_is_not_found_by_the_next() -> None:
+    """Later rows would be zero: it has no graph to weights that replace the first ones."""
+
+    class Caches(nn.Linear):
+        scaled: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.scaled is None:
+                self.scaled = self.weight.exp()
+            return x @ self.scaled.T
+
+    torch.manual_seed(0)
+    model, loader = Caches(3, 2, bias=False), [torch.randn(4, 3) for _ in range(3)]
+    monitor = Monitor(model, Gaussian(), 1).fit(loader, progress=False)
+    assert monitor.score(torch.randn(5, 3)).min() > 0
+    assert model.scaled is None
 
 
 # --- Threads -------------------------------------------------------------------------------

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.compiler import is_compiling  # by name, as models do
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpointing
@@ -94,6 +99,44 @@ def test_checkpointed_blocks_call_what_they_are_told_to(
     monkeypatch.undo()
     checkpoint(torch.sin, x, use_reentrant=False)
     assert len(calls) == 1
+
+
+def test_only_this_thread_is_told_that_it_is_traced() -> None:
+    def elsewhere() -> bool:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(is_compiling).result()
+
+    assert not is_compiling()
+    with torch_private.as_if_traced(), torch_private.as_if_traced():
+        assert is_compiling() is True
+        assert elsewhere() is False
+        assert torch.compiler._is_compiling_flag is False
+    assert is_compiling() is False
+
+
+def test_whoever_compiles_meanwhile_is_not_disturbed() -> None:
+    """A compiler sets a flag and puts back what it found, perhaps after we have left."""
+    compiling, left = threading.Event(), threading.Event()
+
+    def backend(graph: Any, _: object) -> Any:
+        compiling.set()
+        left.wait()
+        return graph
+
+    compiled: Any = torch.compile(lambda x: 2 * x + is_compiling(), backend=backend)
+    with ThreadPoolExecutor(1) as pool:
+        with torch_private.as_if_traced():
+            found = pool.submit(compiled, torch.ones(2))
+            assert compiling.wait(60)
+        left.set()
+        assert torch.equal(found.result(), torch.full((2,), 3.0))
+    assert is_compiling() is False
+
+
+def test_an_error_ends_what_was_as_if_traced() -> None:
+    with pytest.raises(KeyError), torch_private.as_if_traced():
+        raise KeyError
+    assert is_compiling() is False
 
 
 def test_the_rest_is_what_its_name_says() -> None:

@@ -13,10 +13,9 @@ from PIL import Image
 from torch import nn
 
 from report_pages import ReadPage, columns_of
-from scodkit import Bernoulli, Gaussian, Monitor, MonteCarlo, predicted_class
+from scodkit import Gaussian, Monitor, MonteCarlo, predicted_class
 from scodkit.errors import BatchError, CalibrationError, MissingPeerError, OptionError
 from scodkit.report import MethodLine, Report, ScoredSet, WatchedStream, contents
-from scodkit.report.contents import in_words
 
 
 def vectors(n=100, seed=0):
@@ -47,7 +46,10 @@ def test_without_a_calibration_there_are_no_alarms():
     assert "separation" not in sections(page)
     assert "alarms" not in page.table("Scores of the sets")[0]
     titles = page.table("Samples of each set")[0]
-    assert titles == ["set", "prediction", "score", "sample"]
+    assert titles == [
+        *("set", "prediction", "score", "sample"),
+        "farthest from the training mean",
+    ]
     assert not [label for label in page.facts if "alarm" in label]
 
 
@@ -89,7 +91,10 @@ def test_vectors_are_shown_as_bars():
     strips = [e.attributes for e in page.elements if e.tag == "svg"]
     assert len(strips) == 2 * 12
     assert "slopes" in strips[1]["class"]
-    top = 3 * vectors(40, 2)[int(one.scores.argmax())]
+    place = int(one.scores.argmax())
+    columns = monitor.explain(one.inputs).columns
+    top = columns.distance[place]
+    assert columns.sentences(place)[0] in page.words
     first = [e.attributes for e in page.elements if e.tag == "rect"][:5]
     assert [float(bar["height"]) for bar in first] == pytest.approx(
         (top.abs() / top.abs().max()).tolist(), abs=1e-3
@@ -134,12 +139,6 @@ def test_a_likelihood_without_slopes_says_so():
     page = ReadPage(Report(monitor, [one]).html())
     assert "No slopes: " in page.words
     assert sum(e.tag == "svg" for e in page.elements) == 12
-
-
-def test_predictions_in_words():
-    assert in_words(Bernoulli(), torch.tensor([0.0, 2.0])) == "50\xa0%, 88\xa0%"
-    assert in_words(Gaussian(), torch.tensor([1.0, float("nan")])) == "not finite"
-    assert in_words(Gaussian(), torch.arange(9.0)) == "0, 1, 2, 3, ... (9 numbers)"
 
 
 def test_a_long_stream_keeps_its_peaks(case):

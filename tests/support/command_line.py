@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -195,6 +196,16 @@ def own_folder(folder: Path) -> Path:
             comments="",
         )
     return folder
+
+
+def said_in_three_lines(err: str) -> str:
+    """Return an error on one line; it must have three, and nothing to type in Python."""
+    expected, found, advice = err.replace("made by hand\n", "").splitlines()
+    assert expected.startswith("scod: expected ")
+    assert found.startswith("      found    ")
+    assert advice.startswith("      try      ")
+    assert not re.search(r"\w\(|\w\[|lambda|astype", advice)
+    return f"{expected}, got {found[15:]}; {advice[15:]}"
 
 
 def contents(folder: Path) -> dict[str, str]:

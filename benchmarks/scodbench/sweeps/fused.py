@@ -225,7 +225,7 @@ def _false_alarms(fused: Fused, parts: Tensor) -> Iterator[Row]:
 def _absurd(setup: Setup, fused: Fused) -> Iterator[Row]:
     """Yield shares flagged at 5 % of inputs that no classifier of images should take."""
     x, _ = setup.splits.test.take(slice(0, _ABSURD_ON)).read()
-    few = setup.networks[0](x[:1]).numel() <= _FEW_OUTPUTS
+    few = setup.networks[0](x[:1].to(setup.device)).numel() <= _FEW_OUTPUTS
     if x.ndim != 4 or not is_classifier(fused.likelihood) or not few:
         return
     low, high = float(x.min()), float(x.max())

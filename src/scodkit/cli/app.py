@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from scodkit import __version__, errors
-from scodkit.cli import output
+from scodkit.cli import messages, output
 
 _VERBS = ["demo", "fit", "calibrate", "score", "explain", "renew", "merge", "inspect"]
 _VERBS += ["compare", "report"]
@@ -27,6 +27,28 @@ _NOT_IMPORTED = TyperCommand(name=None)
 _MOVED = {"bench": "scodbench", "data": "scodbench data"}
 _UNFORESEEN, _BAD = 1, 2  # exit codes
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Verb(TyperCommand):
+    """A verb whose help fits a narrow terminal: two columns, options in their groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options.
+
+        Args:
+            ctx: The command's context.
+            formatter: Takes the rows.
+        """
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                kind = f"{param.param_type_name}s".capitalize()
+                group = getattr(param, "rich_help_panel", None) or kind
+                groups.setdefault(group, []).append(record)
+        for name, records in groups.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
 
 
 class _Verbs(TyperGroup):
@@ -52,17 +74,26 @@ class _Verbs(TyperGroup):
         """
         if cmd_name in _MOVED:
             raise errors.OptionError(
-                f"scod {cmd_name} is a command of its own, in the folder benchmarks/ of a "
-                f"clone; type: pip install ./benchmarks, then: {_MOVED[cmd_name]} --help"
+                f"expected a verb of scod, got {cmd_name}, a command of its own in the folder "
+                f"benchmarks/ of a clone; type: pip install ./benchmarks && "
+                f"{_MOVED[cmd_name]} --help"
             )
         if self.commands.get(cmd_name) is _NOT_IMPORTED:
-            alone = typer.Typer(add_completion=False)
-            alone.command()(getattr(import_module(f"scodkit.cli.{cmd_name}"), cmd_name))
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone.command(cls=_Verb)(
+                getattr(import_module(f"scodkit.cli.{cmd_name}"), cmd_name)
+            )
             self.commands[cmd_name] = typer.main.get_command(alone)
         return super().get_command(ctx, cmd_name)
 
 
-app = typer.Typer(name="scod", cls=_Verbs, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="scod",
+    cls=_Verbs,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 
 def _show_version(requested: bool) -> None:
@@ -89,7 +120,7 @@ def _options(
 
 
 def run_app(name: str, app: Callable[..., object]) -> None:
-    """Run a command; an error becomes one paragraph on stderr and an exit code.
+    """Run a command; an error becomes three lines on stderr and an exit code.
 
     Args:
         name: Name of the command, which its messages begin with.
@@ -97,43 +128,56 @@ def run_app(name: str, app: Callable[..., object]) -> None:
             sets ``debug`` to have tracebacks shown.
     """
     settings: dict[str, bool] = {}
-    output.program = name
+    messages.program = name
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):  # some locales have few letters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         # typer itself ends well where a reader closes the pipe, and on Ctrl-C
-        app(obj=settings, prog_name=name)
+        code = app(obj=settings, prog_name=name, standalone_mode=False)
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # nothing was typed
+            typer.echo(str(error), err=True)
+            sys.exit(_BAD)
         if settings.get("debug"):
             traceback.print_exception(error)
         text, code = _explained(error)
-        output.note(" ".join(text.split()))
-        sys.exit(code)
+        output.say(text)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _explained(error: Exception) -> tuple[str, int]:
     """Return the message for an error, and the exit code."""
+    if isinstance(error, messages.UsageError):
+        return messages.usage_text(error), _BAD
+    if isinstance(error, errors.MissingFileError) and error.path:
+        return f"{error}; {messages.file_advice(error.path)}", _BAD
     if isinstance(error, errors.ScodError):
         return str(error), _BAD
     if isinstance(error, MemoryError):
-        return "not enough memory; type --batch-size or --rank with a smaller number", _BAD
+        return (
+            "expected enough memory, got too little; type --batch-size or --rank with a "
+            "smaller number"
+        ), _BAD
     if isinstance(error, OSError):
         where = "" if error.filename is None else f" ({error.filename})"
         reason = str(error) if error.errno is None else f"{error.strerror}{where}"
+        todo = "look at the file, and type the same command again"
         if error.errno in _NO_SPACE:
-            reason += "; nothing was changed: free some space, and type the same command again"
-        return reason, _BAD
-    what = f"{type(error).__name__}: {error}"
-    again = f"type {output.program} --debug and the same again"
-    return f"an error nobody foresaw ({what}); {again}", _UNFORESEEN
+            todo = "nothing was changed: free some space, and type the same command again"
+        return f"expected to read and write files, got {reason}; {todo}", _BAD
+    what = f"{type(error).__name__}: {error}".replace("; ", ", ")
+    return (
+        f"expected to come through, got an error nobody foresaw ({what}); type: "
+        f"{messages.debug_command()}"
+    ), _UNFORESEEN
 
 
 def _show_warning(
     message: Warning | str, category: type[Warning], *where: Any, **_: Any
 ) -> None:
-    """Show a warning: the message alone if it is ours, otherwise as Python does."""
+    """Show a warning: in three lines if it is ours, otherwise as Python does."""
     if category.__module__ == errors.__name__:
-        output.note(f"warning: {message}")
+        output.say(str(message), "warning: ")
     else:
         sys.stderr.write(warnings.formatwarning(message, category, *where[:2]))

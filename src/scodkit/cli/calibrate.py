@@ -22,6 +22,9 @@ def calibrate(  # noqa: PLR0913 (each a choice of its own)
         ),
     ],
     output: options.OtherOutputOption = None,
+    drop: options.DropOption = None,
+    target: options.TargetOption = None,
+    id: options.IdOption = None,
     weights: options.WeightsOption = None,
     batch_size: options.BatchSizeOption = 64,
     device: options.DeviceOption = "cpu",
@@ -29,19 +32,24 @@ def calibrate(  # noqa: PLR0913 (each a choice of its own)
     force: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Score held-out data and keep the scores in the monitor; never the training data.
+    """Score held-out data, so that p-values and alarms have a rate.
+
+    The scores are kept in the monitor. Never calibrate with the training data.
 
     \b
     scod calibrate monitor.scod model.py:net heldout.csv
-    scod calibrate monitor.scod shop.nets:resnet shop.data:heldout -o calibrated.scod
+    scod calibrate monitor.scod shop.nets:resnet shop.data:heldout \\
+      -o calibrated.scod
     """  # noqa: D301 (\b keeps the lines of the examples)
     from scodkit.cli.loading import batches_of, open_monitor, running
+    from scodkit.cli.tables import Columns
 
     path = output or monitor
     with shown.stoppable(f"{path} is as it was; type the same command again"):
         shown.check_output(path, ctx.params, itself=monitor)
         opened, form = open_monitor(monitor, model, weights, device)
-        batches = batches_of(data, batch_size, form)
+        columns = Columns.of(drop=drop, target=target, id=id)
+        batches = batches_of(data, batch_size, form, columns=columns)
         with running(opened):
             opened.calibrate(batches, progress=shown.shows_progress())
         opened.notes["calibrate"] = options.noted_options(ctx)
@@ -52,4 +60,4 @@ def calibrate(  # noqa: PLR0913 (each a choice of its own)
         shown.show_json({"monitor": str(path), **document})
         return
     shown.show_facts({"monitor": str(path), **inspect.calibration_facts(opened.calibration)})
-    shown.note(f"next: scod score {path} MODEL INPUTS")
+    shown.next_score(path, ctx.params, data)

@@ -53,11 +53,11 @@ def compare(  # noqa: PLR0913 (each a choice of its own)
     force: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Compare methods on the same inputs: AUROC, AUPR, FPR95 with intervals, time, memory.
+    """Compare methods on the same inputs: separation, time, memory.
 
     \b
-    scod compare model.py:net monitor.scod Energy --known test.csv --unknown others.csv
-    scod compare model.py:net a.scod b.scod KNN --train train.csv --known day/ --unknown night/
+    scod compare model.py:net a.scod Energy --known a.csv --unknown b.csv
+    scod compare model.py:net KNN --train t/ --known day/ --unknown night/
     """  # noqa: D301 (\b keeps the lines of the examples; shown as help)
     import scodkit
     from scodkit.cli.files import Form

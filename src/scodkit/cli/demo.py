@@ -66,9 +66,10 @@ def demo(
     force: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Train a small network on the digits 0-4, then ask it about 5-9: does it notice?
+    """Train a small network on digits, and ask it about others.
 
-    No download: the digits come with scikit-learn. Takes less than a minute.
+    It learns 0 to 4, and is asked about 5 to 9: does it notice? No download: the digits come
+    with scikit-learn. Takes less than a minute.
 
     Example: scod demo -o demo.html
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +11,6 @@ import scodkit
 from scodkit.cli import options
 from scodkit.cli import output as shown
 from scodkit.errors import OptionError
-
-_LARGEST = 5  # shares and slopes listed for people
 
 
 def explain(  # noqa: PLR0913 (each a choice of its own)
@@ -39,6 +36,9 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
     saliency: Annotated[
         bool, Option("--saliency", help="Slopes of the score in the input, too.")
     ] = False,
+    classes: Annotated[
+        str | None, Option(help="Names of the classes, in the order of the model: cat,dog.")
+    ] = None,
     plot: Annotated[Path | None, Option(help="Draw the first one: .png, .svg or .pdf.")] = None,
     weights: options.WeightsOption = None,
     batch_size: options.BatchSizeOption = 64,
@@ -47,11 +47,12 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
     force: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Split scores into shares of layers and of output directions, which sum to them.
+    """Split scores into shares of layers and output directions.
 
     \b
     scod explain monitor.scod model.py:net new.csv --top 1 --plot why.png
-    scod explain monitor.scod model.py:net new.csv --sample 4 --references train.csv
+    scod explain monitor.scod model.py:net new.csv --sample 4 \\
+      --references train.csv
     """  # noqa: D301, DOC501 (\b keeps the lines of the examples; shown as help)
     import torch
 
@@ -85,54 +86,60 @@ def explain(  # noqa: PLR0913 (each a choice of its own)
                 alike = batches_of(references, batch_size, form)
                 known = opened.references(alike, progress=shown.shows_progress())
             batch = samples.batch(rows)
-            explanation = opened.explain(batch, saliency=saliency, references=known)
+            explanation = opened.explain(
+                batch,
+                saliency=saliency,
+                references=known,
+                classes=classes and classes.split(","),
+            )
+            names = [samples.name(row) for row in rows]
             if plot is not None:
-                shown.write_picture(plot, explanation.plot(0))
-    names = [samples.name(row) for row in rows]
-    _show(names, explanation, as_json)
+                name = names[0]
+                called = shown.visible(name) if isinstance(name, str) else f"sample {name}"
+                shown.write_picture(plot, explanation.plot(0, called))
+    for place, name in enumerate(names):
+        _show(explanation, place, name, as_json)
     if plot is not None:
         shown.note(f"drew {names[0]} in {plot}")
 
 
-def _show(names: Sequence[int | str], explanation: scodkit.Explanation, as_json: bool) -> None:
-    for place, name in enumerate(names):
-        score = float(explanation.score[place])
-        layers, directions = (
-            dict(zip(shares.names, shares.values[place].tolist(), strict=True))
-            for shares in (explanation.layers, explanation.directions)
-        )
-        document: dict[str, object] = {"input": name, "score": score}
-        document |= {"layers": layers, "directions": directions}
-        facts = {
-            "input": str(name),
-            "score": f"{shown.number(score)} nats",
-            "layers": _largest(layers),
-            "directions": _largest(directions),
+def _show(explanation: scodkit.Explanation, place: int, name: int | str, as_json: bool) -> None:
+    """Print the explanation of one input."""
+    if as_json:
+        shown.show_json({"input": name, **_document(explanation, place)})
+        return
+    if place:
+        echo()
+    lines = [("input", str(name))]
+    for topic, text in explanation.sentences(place).items():
+        lines += [(topic, line) for line in text.splitlines()]
+    shown.show_table((), lines)
+
+
+def _document(explanation: scodkit.Explanation, place: int) -> dict[str, object]:
+    """Return the explanation of one input as plain data."""
+    document: dict[str, object] = {"score": float(explanation.score[place])}
+    if explanation.p_value is not None:
+        document["p_value"] = float(explanation.p_value[place])
+    document["prediction"] = explanation.predictions[place]
+    for topic, shares in (
+        ("layers", explanation.layers),
+        ("directions", explanation.directions),
+    ):
+        values = shares.values[place].tolist()
+        document[topic] = dict(zip(shares.names, values, strict=True))
+    table = explanation.columns
+    if table is not None:
+        numbers = (table.values[place], table.distance[place], table.outside[place])
+        rows = zip(*(each.tolist() for each in numbers), strict=True)
+        document["columns"] = {
+            name: dict(zip(("value", "spreads", "outside"), row, strict=True))
+            for name, row in zip(table.names, rows, strict=True)
         }
-        if explanation.nearest is not None:
-            nearest, distances = explanation.nearest.index, explanation.nearest.distance
-            pairs = list(zip(nearest[place].tolist(), distances[place].tolist(), strict=True))
-            document["nearest"] = [{"sample": row, "distance": away} for row, away in pairs]
-            facts["nearest"] = ", ".join(
-                f"sample {row} at {shown.number(away)}" for row, away in pairs
-            )
-        if explanation.saliency is not None:
-            document["slopes"] = explanation.saliency.gradient[place].tolist()
-            slopes = explanation.saliency.gradient[place].flatten()
-            most = slopes.abs().argsort(descending=True)[:_LARGEST].tolist()
-            facts["slopes"] = ", ".join(f"{i}: {shown.number(float(slopes[i]))}" for i in most)
-        if as_json:
-            shown.show_json(document)
-            continue
-        if place:
-            echo()
-        shown.show_facts(facts)
-
-
-def _largest(shares: dict[str, float]) -> str:
-    """Return the largest shares as percentages of their sum."""
-    whole = sum(shares.values())
-    order = sorted(shares, key=lambda name: -abs(shares[name]))
-    parts = [f"{name} {shares[name] / whole if whole else 0:.0%}" for name in order[:_LARGEST]]
-    left = len(order) - _LARGEST
-    return ", ".join(parts) + (f" and {left} more" if left > 0 else "")
+    if explanation.nearest is not None:
+        nearest, distances = explanation.nearest.index, explanation.nearest.distance
+        pairs = zip(nearest[place].tolist(), distances[place].tolist(), strict=True)
+        document["nearest"] = [{"sample": row, "distance": away} for row, away in pairs]
+    if explanation.saliency is not None:
+        document["slopes"] = explanation.saliency.gradient[place].tolist()
+    return document

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import array
-import csv
 import math
-import re
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -20,21 +16,16 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from tqdm.auto import tqdm
 
-from scodkit.cli.output import note
+from scodkit.cli.tables import Columns, read_table
 from scodkit.errors import BatchError, NonFiniteError, OptionError, ScodError, optional
 from scodkit.fit.memory import available_bytes
 from scodkit.numerics.files import file_errors, regular_file
 
+_NONE = Columns()  # nothing is said about columns
 _ARRAYS = (".npy", ".npz", ".csv")
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _NUMBERS = "fiub"  # numpy's kinds: floats, integers, booleans
-# numbers as tables write them: Python also reads 1_000, and digits of every script
-_NUMBER = re.compile(
-    r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|nan|inf(inity)?)",
-    re.ASCII | re.IGNORECASE,
-)
 # pixels of 16 bits, as pillow names them for each file format
 _16_BITS = {("PNG", "I"), ("PNG", "I;16"), ("PPM", "I"), ("TIFF", "I;16"), ("TIFF", "I;16B")}
 
@@ -47,11 +38,15 @@ class Form:
         dtype: Of its numbers.
         shape: Of a sample; None before a fit, where it is unknown.
         columns: Names of its numbers, if they have names.
+        target: Name of the column of what the model predicts, in tables that have it.
+        id: Name of the column of what samples are called, likewise.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...] | None = None
     columns: tuple[str, ...] | None = None
+    target: str | None = None
+    id: str | None = None
 
     @classmethod
     def of_fit(cls, notes: Mapping[str, Any], model: nn.Module) -> Form:
@@ -62,11 +57,13 @@ class Form:
             return cls(next(dtypes, torch.float32))
         columns = noted.get("columns")
         dtype, shape = getattr(torch, noted["dtype"]), tuple(noted["shape"])
-        return cls(dtype, shape, None if columns is None else tuple(columns))
+        columns = None if columns is None else tuple(columns)
+        return cls(dtype, shape, columns, noted.get("target"), noted.get("id"))
 
     def note(self) -> dict[str, Any]:
         """Return it as plain data, for `of_fit`."""
-        return {**asdict(self), "dtype": str(self.dtype).removeprefix("torch.")}
+        form = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**form, "dtype": str(self.dtype).removeprefix("torch.")}
 
     def tensor(self, values: NDArray[Any], has_dtype: bool) -> Tensor:
         """Return samples as the model takes them.
@@ -82,8 +79,8 @@ class Form:
         if self.shape is not None and values.ndim != 1 + len(self.shape):
             raise BatchError(
                 f"expected samples of shape {self.shape}, as at the fit, in an array with one "
-                f"more axis in front, got an array of shape {values.shape}; for a single "
-                "sample type x[None]"
+                f"more axis in front, got an array of shape {values.shape}; save it with "
+                "one more axis in front: a sample along the first"
             )
         tensor = torch.from_numpy(_native(values))
         same_kind = tensor.is_floating_point() == self.dtype.is_floating_point
@@ -91,15 +88,15 @@ class Form:
             cast = tensor.to(self.dtype)
             if not same_kind and not self.dtype.is_floating_point and (cast != tensor).any():
                 raise BatchError(
-                    "expected whole numbers, as at the fit, got a fraction or a NaN; "
-                    "pass what the model was trained with"
+                    "expected whole numbers, as at the fit, got a fraction or a missing "
+                    "one; pass what the model was trained with"
                 )
             return cast
         if self.shape is not None:
             fitted = str(self.dtype).removeprefix("torch.")
             raise BatchError(
-                f"expected numbers in {fitted}, as at the fit, got {values.dtype.name}; if "
-                f"they mean the same, type x.astype('{fitted}')"
+                f"expected numbers in {fitted}, as at the fit, got {values.dtype.name}; "
+                f"divide them as at the training, and save them in {fitted}"
             )
         return tensor
 
@@ -114,6 +111,8 @@ class Samples(Dataset[Tensor]):
         names: What they are called in results; their positions by default.
         has_dtype: Whether their dtype was chosen by whoever wrote them; text has none.
         columns: Names of the numbers of a sample, if they have names.
+        purposes: What the columns of the table are for that they are from.
+        targets: What the model is to predict, as the table says it; None if it does not.
         form: The form to bring them to, before tensors can be read.
         finite: Refuse samples with a NaN or an infinity.
     """
@@ -123,6 +122,8 @@ class Samples(Dataset[Tensor]):
     names: Sequence[str] | None = None
     has_dtype: bool = False
     columns: tuple[str, ...] | None = None
+    purposes: Columns = _NONE
+    targets: Sequence[str] | None = None
     form: Form | None = None
     finite: bool = True
 
@@ -142,7 +143,8 @@ class Samples(Dataset[Tensor]):
         if values.dtype.kind not in _NUMBERS or values.ndim == 0:
             raise BatchError(
                 f"expected real numbers of shape (samples, ...) in {where}, got {values.dtype} "
-                f"of shape {values.shape}; type x.astype('float32')"
+                f"of shape {values.shape}; save them as numbers, with a sample along the "
+                "first axis"
             )
         options = {"has_dtype": True, **options}
         return cls(lambda rows: np.asarray(values[list(rows)]), len(values), **options)
@@ -169,10 +171,11 @@ class Samples(Dataset[Tensor]):
         batch = self.form.tensor(self.source(rows), self.has_dtype)
         if self.finite and not bool(batch.isfinite().all()):
             bad = ~batch.isfinite().reshape(len(batch), -1).all(1)
+            counted = " (samples are counted from 0)" if self.names is None else ""
             raise NonFiniteError(
                 f"expected finite numbers, got a NaN, an infinity or an empty cell in sample "
-                f"{self.name(rows[int(bad.nonzero()[0])])} (samples are counted from 0); mend "
-                "or remove it"
+                f"{self.name(rows[int(bad.nonzero()[0])])}{counted}; mend or remove it (scod "
+                "fit takes --on-bad skip, scod score --on-bad alarm)"
             )
         return batch
 
@@ -183,7 +186,8 @@ class Samples(Dataset[Tensor]):
     def first_form(self) -> Form:
         """Return the form of the first sample."""
         first = self[0]
-        return Form(first.dtype, tuple(first.shape), self.columns)
+        of = self.purposes
+        return Form(first.dtype, tuple(first.shape), self.columns, of.target, of.id)
 
 
 def samples_of(batches: object) -> Samples | None:
@@ -192,13 +196,14 @@ def samples_of(batches: object) -> Samples | None:
     return dataset if isinstance(dataset, Samples) else None
 
 
-def read_samples(path: Path, columns: Sequence[str] | None = None) -> Samples:
+def read_samples(path: Path, typed: Columns = _NONE, form: Form | None = None) -> Samples:
     """Return the samples in a file or folder.
 
     Args:
         path: ``.npy``, ``.npz`` with one array or one named ``x``, ``.csv`` with a sample per
             line, or a folder of images.
-        columns: Of a table with names: which to take, in this order; all by default.
+        typed: What the columns of a table are for, as the command says.
+        form: The form of the fit, whose columns are taken if the command names none.
 
     Raises:
         OptionError: If there is no such file, or it is of another kind.
@@ -213,7 +218,7 @@ def read_samples(path: Path, columns: Sequence[str] | None = None) -> Samples:
             names = [str(image.relative_to(path)) for image in images]
             samples = Samples(partial(_images, images, shape), len(images), names=names)
         elif path.suffix.lower() == ".csv":
-            samples = _table(path, columns)
+            samples = _table(path, typed, form)
         elif path.suffix.lower() in _ARRAYS:
             samples = Samples.of_array(_array(path), str(path))
         else:
@@ -223,7 +228,9 @@ def read_samples(path: Path, columns: Sequence[str] | None = None) -> Samples:
                 "file.py:function"
             )
     if len(samples) == 0:
-        raise BatchError(f"expected samples in {path}, found none")
+        raise BatchError(
+            f"expected samples in {path}, found none; look whether it is the right one"
+        )
     return samples
 
 
@@ -244,7 +251,7 @@ def _array(path: Path) -> NDArray[Any]:
     except Exception as error:  # numpy and zipfile have many words for a damaged file
         raise BatchError(
             f"expected an array of numbers in {path}, but it cannot be read ({error}); save it "
-            "with numpy.save(path, x)"
+            "anew, as numpy.save does, without objects"
         ) from error
     return values
 
@@ -255,7 +262,7 @@ def _from_archive(path: Path) -> NDArray[Any]:
     if len(names) != 1 and "x" not in names:
         raise BatchError(
             f"expected one array in {path}, or one named x, got {', '.join(names) or 'none'}; "
-            "type numpy.savez(path, x=x)"
+            "save the inputs alone, or under the name x"
         )
     name = "x" if "x" in names else names[0]
     entry = archive.zip.getinfo(f"{name}.npy")
@@ -265,7 +272,7 @@ def _from_archive(path: Path) -> NDArray[Any]:
     if free is not None and claimed > free:
         raise BatchError(
             f"expected an array that fits into memory in {path}, but it claims {claimed:.3g} "
-            f"bytes, and {free:.3g} are free; numpy.save it as .npy, which is read in pieces"
+            f"bytes, and {free:.3g} are free; save it as .npy, which is read in pieces"
         )
     chosen: NDArray[Any] = archive[name]
     return chosen
@@ -287,95 +294,13 @@ def _check_claim(file: IO[bytes], size: int) -> int:
     return claimed
 
 
-def _table(path: Path, columns: Sequence[str] | None) -> Samples:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            values, names = _read_table(path, file)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BatchError(f"expected text in {path}, but it is not: {error}") from error
-    return _select_columns(path, values, names, columns)
-
-
-def _read_table(path: Path, file: IO[str]) -> tuple[NDArray[Any], list[str] | None]:
-    first = next((line for line in file if line.strip()), "")
-    separator = max(",;\t", key=first.count)
-    file.seek(0)
-    lines = csv.reader(file, delimiter=separator)
-    numbers, names, width = array.array("d"), None, None
-    for line in tqdm(lines, "reading", unit=" lines", delay=1, disable=None):
-        cells = [cell.strip() for cell in line]
-        if cells in ([], [""]):
-            continue
-        if width is None:
-            width = len(cells)
-            try:
-                _ = [float(cell) for cell in cells if cell]
-            except ValueError:  # a word: this line has the names of the columns
-                names = _distinct(cells, f"the first line of {path}")
-                continue
-        if len(cells) != width:
-            raise BatchError(
-                f"expected {width} cells in line {lines.line_num} of {path}, as in those "
-                f"before, got {len(cells)}"
-            )
-        for place, cell in enumerate(cells):
-            if cell and not _NUMBER.fullmatch(cell):
-                column = names[place] if names else place + 1
-                raise BatchError(
-                    f"expected a number in line {lines.line_num}, column {column} of {path}, "
-                    f"got {cell!r}; leave the column out, or write numbers as -1.5e3"
-                )
-            numbers.append(float(cell or "nan"))
-    return np.array(numbers).reshape(-1, width or 1), names
-
-
-def _distinct(names: Sequence[str], where: str) -> list[str]:
-    """Return names of columns, which must be unique.
-
-    Raises:
-        BatchError: If a name is repeated: which column is meant would be a guess.
-    """
-    repeated = [name for name, times in Counter(names).items() if times > 1]
-    if repeated:
-        raise BatchError(
-            f"expected different names of columns in {where}, got {', '.join(repeated)} more "
-            "than once; rename or remove one"
-        )
-    return list(names)
-
-
-def _select_columns(
-    path: Path, values: NDArray[Any], names: list[str] | None, columns: Sequence[str] | None
-) -> Samples:
-    """Return samples of the chosen columns, by name.
-
-    Raises:
-        BatchError: If a column is missing.
-    """
-    if names is None and (columns is None or len(columns) != values.shape[1]):
-        if columns is not None and len(values):
-            raise BatchError(
-                f"expected the {len(columns)} columns {', '.join(columns)} in {path}, got "
-                f"{values.shape[1]} without names; write the names in the first line"
-            )
-        return Samples.of_array(values, str(path), has_dtype=False)
-    chosen = _distinct(columns or names or (), "those to take")
-    names = names or chosen
-    missing = [name for name in chosen if name not in names]
-    if missing:
-        raise BatchError(
-            f"expected the columns {', '.join(chosen)} in {path}, found no "
-            f"{', '.join(missing)}; there are {', '.join(names)}"
-        )
-    left_out = [name for name in names if name not in chosen]
-    if left_out:
-        note(f"columns left out of {path}: {', '.join(left_out)}")
-    return Samples.of_array(
-        values[:, [names.index(name) for name in chosen]],
-        str(path),
-        has_dtype=False,
-        columns=tuple(chosen),
+def _table(path: Path, typed: Columns, form: Form | None) -> Samples:
+    fitted = Columns() if form is None else Columns(form.columns, (), form.target, form.id)
+    table = read_table(path, typed, fitted)
+    samples = Samples.of_array(
+        table.values, str(path), has_dtype=False, columns=table.purposes.take, names=table.ids
     )
+    return replace(samples, targets=table.targets, purposes=table.purposes)
 
 
 def _images(paths: Sequence[Path], shape: tuple[int, ...], rows: Sequence[int]) -> NDArray[Any]:
@@ -409,9 +334,10 @@ def _image(path: Path) -> NDArray[Any]:
     except ScodError:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise BatchError(f"expected an image at {path}, but it cannot be read: {error}") from (
-            error
-        )
+        raise BatchError(
+            f"expected an image at {path}, but it cannot be read: {error}; save it anew, or "
+            "remove it"
+        ) from error
     return np.moveaxis(np.atleast_3d(pixels), -1, 0)
 
 
@@ -426,14 +352,13 @@ def _pixels(path: Path, image: Any) -> NDArray[Any]:
     if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
         raise BatchError(
             f"expected an image of grey or coloured pixels in 8 bits, or grey in 16, got one "
-            f"that pillow calls {image.mode} at {path}; save it in 8 bits, of x from 0 to 1: "
-            "Image.fromarray((255 * x).astype('uint8')).save(path)"
+            f"that pillow calls {image.mode} at {path}; save it in 8 bits, from 0 to 255"
         )
     has_alpha = image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info
     if has_alpha and image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
         raise BatchError(
             f"expected an image that is opaque, got one with transparent pixels at {path}; put "
-            "it on the background of the training and save it without: image.convert('RGB')"
+            "it on the background of the training, and save it in RGB without them"
         )
     grey = image.mode in ("1", "L", "LA")
     return np.asarray(image.convert("L" if grey else "RGB"), dtype=np.float32) / 255
@@ -450,8 +375,8 @@ def _native(values: NDArray[Any]) -> NDArray[Any]:
         dtype = np.dtype(np.int64)
         if values.size and values.max() > np.iinfo(np.int64).max:
             raise BatchError(
-                f"expected integers that int64 can hold, got {values.max()}; type "
-                "x.astype('float64')"
+                f"expected integers that int64 can hold, got {values.max()}; save "
+                "them as floats, if the model takes such"
             )
     elif dtype.kind == "f" and dtype.itemsize > 8:
         dtype = np.dtype(np.float64)

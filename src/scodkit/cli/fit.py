@@ -114,9 +114,10 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         float, Option(help="Standard deviation of a weight before data.")
     ] = 1.0,
     weights: options.WeightsOption = None,
-    columns: Annotated[
-        str | None, Option(help="Of a .csv with names: which, as a,b,c.")
-    ] = None,
+    columns: options.ColumnsOption = None,
+    drop: options.DropOption = None,
+    target: options.TargetOption = None,
+    id: options.IdOption = None,
     batch_size: options.BatchSizeOption = 64,
     on_bad: Annotated[
         OnBad, Option(help="What a sample with a NaN or an infinity does.")
@@ -147,6 +148,8 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
 
     \b
     scod fit model.py:net train.csv -o monitor.scod --likelihood gaussian
+    scod fit model.py:net wine.csv -o monitor.scod --likelihood categorical \\
+      --target class --id bottle
     scod fit shop.nets:resnet shop.data:train -o monitor.scod \\
       --likelihood categorical --weights resnet.safetensors \\
       --last-layers 2 --device cuda --checkpoint fit.ckpt
@@ -159,6 +162,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     from scodkit import sketch as sketches
     from scodkit.cli.files import Form, samples_of
     from scodkit.cli.loading import batches_of, load_model, running, shard_of
+    from scodkit.cli.tables import Columns
 
     if checkpoint is None:
         afterwards = "nothing was written; with --checkpoint F a stopped fit goes on from F"
@@ -184,7 +188,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
             batch_size,
             Form.of_fit({}, network),
             finite=on_bad is OnBad.RAISE,
-            columns=None if columns is None else columns.split(","),
+            columns=Columns.of(columns=columns, drop=drop, target=target, id=id),
         )
         samples = samples_of(batches)
         if samples is not None:
@@ -208,8 +212,8 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
             processes.own_file(checkpoint).unlink(missing_ok=True)
     if processes.rank == 0:
         if weights is None:
-            shown.note(f"no --weights: the model as {model} returns it")
-        show_fit(output, monitor, as_json)
+            shown.note(f"no --weights: the model as {model.rpartition(':')[2]}() returns it")
+        show_fit(output, monitor, as_json, ctx.params)
 
 
 @contextlib.contextmanager
@@ -289,8 +293,9 @@ def _built(
         ]
         if chosen not in takers:
             raise OptionError(
-                f"expected no --{option.replace('_', '-')} with {choice} {chosen.value}: it "
-                f"belongs to {' and '.join(name.value for name in takers)}; leave it out"
+                f"expected no --{option.replace('_', '-')} with {choice} {chosen.value}, got "
+                f"it, which belongs to {' and '.join(name.value for name in takers)}; leave it "
+                "out"
             )
     return classes[chosen](**given)
 

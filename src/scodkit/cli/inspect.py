@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import scodkit
+from scodkit.cli import messages
 from scodkit.cli import output as shown
 from scodkit.cli.options import JsonOption, MonitorArgument
 
@@ -20,9 +21,10 @@ _HEADER = (
 
 
 def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
-    """Show a monitor's versions, likelihood, sketch, curvature, calibration and options.
+    """Show all that a monitor says of itself, without its model.
 
-    The file is checked against its digest; the model is not needed.
+    That is versions, likelihood, sketch, curvature, calibration and options. The file is
+    checked against its digest.
 
     \b
     scod inspect monitor.scod
@@ -77,7 +79,7 @@ def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
         **_summary_facts(summary),
         "parameters": ", ".join(header["parameters"]),
         "output shape": str(tuple(header["output_shape"])),
-        "calibration": "none; type: scod calibrate",
+        "calibration": "none; scod calibrate makes one",
         **({} if calibration is None else calibration_facts(calibration)),
         "fingerprint of weights": header["fingerprints"]["parameters"],
         "fingerprint of model": header["fingerprints"]["model"],
@@ -86,15 +88,23 @@ def inspect(monitor: MonitorArgument, as_json: JsonOption = False) -> None:
         for name, value in options.items() if isinstance(options, dict) else ():
             facts[f"{verb}: {name.replace('_', '-')}"] = str(value)
     shown.show_facts(facts)
+    if calibration is None and notes.get("fit"):
+        shown.next_line(*messages.calibrate_command(monitor, notes["fit"], notes))
 
 
-def show_fit(path: Path, monitor: scodkit.Monitor, as_json: bool) -> None:
+def show_fit(
+    path: Path,
+    monitor: scodkit.Monitor,
+    as_json: bool,
+    given: Mapping[str, Any],
+) -> None:
     """Show the summary of a fit, and what to type next.
 
     Args:
         path: Where the monitor was saved.
         monitor: The monitor.
         as_json: Show one JSON document.
+        given: What the command was given, by name of the argument or option.
     """
     summary = monitor.summary()
     if as_json:
@@ -102,10 +112,10 @@ def show_fit(path: Path, monitor: scodkit.Monitor, as_json: bool) -> None:
         shown.show_json({"monitor": str(path), "rank": rank, **_summary_document(summary)})
         return
     shown.show_facts({"monitor": str(path), **_summary_facts(summary)})
-    todo = f"calibrate {path} MODEL HELD_OUT_DATA"
     if monitor.calibration is not None:
-        todo = f"score {path} MODEL INPUTS"
-    shown.note(f"next: scod {todo}")
+        shown.next_score(path, given, str(given["heldout"]))
+    else:
+        shown.next_line(*messages.calibrate_command(path, given, monitor.notes))
 
 
 def calibration_document(calibration: scodkit.Calibration) -> dict[str, Any]:

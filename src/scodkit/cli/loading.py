@@ -15,9 +15,10 @@ import importlib.util
 import inspect
 import itertools
 import operator
+import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -31,9 +32,12 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
 from scodkit import Calibration, Likelihood, Monitor, Scored, errors, monitor_file
+from scodkit.cli import messages
 from scodkit.cli.files import Form, Samples, read_samples
+from scodkit.cli.tables import Columns, joined
 from scodkit.errors import OptionError, ScodError
 from scodkit.fit.data import loader_like
+from scodkit.numerics.files import regular_file
 from scodkit.parts import Shard, reads_all_once
 from scodkit.sketch import Sketch, documents
 
@@ -55,7 +59,8 @@ def load_model(spec: str, weights: Path | None, device: str) -> nn.Module:
     model = _named(spec, "a model")
     if not isinstance(model, nn.Module):
         raise OptionError(
-            f"expected {spec} to return an nn.Module, got a {type(model).__name__}"
+            f"expected {spec} to return an nn.Module, got a {type(model).__name__}; type the "
+            "name of a function that returns the trained network"
         )
     if weights is not None:
         _load_weights(model, weights)
@@ -94,7 +99,9 @@ def load_monitor(path: Path, model: nn.Module, weights: Path | None) -> Monitor:
     except errors.MismatchError as error:
         if weights is not None:
             raise
-        raise errors.MismatchError(f"{error} (was --weights left out?)") from error
+        told, _, advice = str(error).partition("; ")
+        forgotten = "type --weights with the file of the fit, if it was left out"
+        raise errors.MismatchError(f"{told}; {forgotten}; or {advice}") from error
 
 
 def unfitted_monitor(path: Path, model: nn.Module) -> Monitor:
@@ -112,7 +119,7 @@ def unfitted_monitor(path: Path, model: nn.Module) -> Monitor:
     if functions:
         raise OptionError(
             f"expected a monitor that was made without functions, got {path}, which had "
-            f"{', '.join(functions)}; renew it in Python: monitor.renew(train, heldout)"
+            f"{', '.join(functions)}; renew it in Python, where they are"
         )
     monitor = Monitor(
         model,
@@ -134,7 +141,7 @@ def batches_of(
     form: Form,
     *,
     finite: bool = True,
-    columns: Sequence[str] | None = None,
+    columns: Columns | None = None,
 ) -> Iterable[Any]:
     """Return batches of what the user names.
 
@@ -144,14 +151,14 @@ def batches_of(
         size: Samples in a batch, of what is not in batches yet.
         form: The form to bring samples to, if they come as arrays.
         finite: Refuse a NaN or an infinity in arrays.
-        columns: Of a table, by name; those of the fit by default.
+        columns: What those of a table are for; as at the fit by default.
 
     Raises:
         OptionError: If the callable returns something else.
     """
     path = Path(spec)
     if path.exists() or ":" not in spec:
-        data: object = read_samples(path, columns or form.columns)
+        data: object = read_samples(path, columns or Columns(), form)
     else:
         data = _named(spec, "data")
     if isinstance(data, Tensor):
@@ -167,7 +174,7 @@ def batches_of(
         return data
     raise OptionError(
         f"expected {spec} to return a tensor, a Dataset or an iterable of batches, got a "
-        f"{type(data).__name__}"
+        f"{type(data).__name__}; type the name of a function that returns one of those"
     )
 
 
@@ -225,19 +232,35 @@ def running(monitor: object) -> Iterator[None]:
                 f"expected enough memory for a batch, got too little ({one_line(error)}); type "
                 "--batch-size with a smaller number"
             ) from error
-        fitted = monitor.notes.get("inputs", {}) if isinstance(monitor, Monitor) else {}
-        shape, columns = fitted.get("shape"), fitted.get("columns")
-        form = "" if shape is None else f"; the fit had samples of shape {tuple(shape)}"
-        if columns is not None:
-            form += f": to fit on some columns only, type --columns {columns[0]},..."
         raise errors.BatchError(
             "expected inputs that the model can be run on, but it failed on these "
-            f"({one_line(error)}); pass inputs of the shape and dtype it was trained with{form}"
+            f"({one_line(error)}); {_of_other_inputs(monitor)}"
         ) from error
 
 
+def _of_other_inputs(monitor: object) -> str:
+    """Return what to do where a model fails on its inputs."""
+    notes = monitor.notes if isinstance(monitor, Monitor) else {}
+    noted = notes.get("inputs", {})
+    shape, columns = noted.get("shape"), noted.get("columns")
+    if columns is not None and "fit" not in notes:  # it is being fitted
+        advice = "give the columns that the model was trained with, and no others"
+        if noted.get("target") is None:
+            last = columns[-1]
+            advice = "leave out columns that the model was not trained with, as --target "
+            advice += f"{shlex.quote(last)} or --drop {shlex.quote(joined([last]))}"
+        return f"{advice}: the inputs were the {len(columns)} columns {', '.join(columns)}"
+    form = "" if shape is None else f" (the fit had samples of shape {tuple(shape)})"
+    return f"pass inputs of the shape and dtype it was trained with{form}"
+
+
 def threshold_of(
-    monitor: Monitor, rate: float, confidence: float | None = None, *, needed: str | None
+    monitor: Monitor,
+    rate: float,
+    confidence: float | None = None,
+    *,
+    needed: str | None,
+    todo: str,
 ) -> float | None:
     """Return the score above which inputs are flagged, refused before any input is read.
 
@@ -246,6 +269,7 @@ def threshold_of(
         rate: Accepted share of false alarms.
         confidence: How surely it must hold; None for on average.
         needed: What a calibration is needed for, if it is.
+        todo: The command that makes one.
 
     Returns:
         The score (nats); None without a calibration.
@@ -258,8 +282,7 @@ def threshold_of(
     if needed is None:
         return None
     raise errors.NotFittedError(
-        f"expected a calibrated monitor {needed}, got one that is not; type: scod calibrate "
-        "MONITOR MODEL HELD_OUT_DATA"
+        f"expected a calibrated monitor {needed}, got one that is not; type: {todo}"
     )
 
 
@@ -298,21 +321,28 @@ def _named(spec: str, what: str) -> object:
     if not (colon and where and name):
         raise OptionError(
             f"expected {what} as package.module:callable or file.py:callable, got {spec!r}; "
-            f"type for instance {where or name or 'model.py'}:net"
+            f"type: {_with_callable(where or name)}"
         )
     module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where)
     try:
         target = operator.attrgetter(name)(module)
     except AttributeError as error:
-        callables = [n for n, v in vars(module).items() if callable(v) and n[0] != "_"]
+        callables = _callables(module)
+        near = messages.nearest(name, callables)
+        advice = f"type one of {', '.join(callables) or 'no callables'}"
+        if near is not None:
+            advice = f"type: {messages.corrected(spec, f'{where}:{near}')}"
         raise OptionError(
-            f"expected {name} in {where}, found no such thing; there are "
-            f"{', '.join(callables) or 'no callables'}"
+            f"expected {name} in {where}, got {', '.join(callables) or 'nothing'} there; "
+            f"{advice}"
         ) from error
     if isinstance(target, nn.Module):
         return target
     if not callable(target):
-        raise OptionError(f"expected a callable at {spec}, got a {type(target).__name__}")
+        raise OptionError(
+            f"expected a callable at {spec}, got a {type(target).__name__}; type the name of a "
+            "function, or of a class"
+        )
     try:
         inspect.signature(target).bind()
     except TypeError:
@@ -326,16 +356,33 @@ def _named(spec: str, what: str) -> object:
         return target()
 
 
+def _callables(module: ModuleType) -> list[str]:
+    """Return the names of a module's own functions and classes, and of its networks."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, nn.Module)
+        or (callable(value) and name[0] != "_" and value.__module__ == module.__name__)
+    ]
+
+
+def _with_callable(where: str) -> str:
+    """Return the command that was typed with a callable after the name of a file or module."""
+    callables = ["net"]
+    if where.endswith(".py") and Path(where).is_file():
+        callables = _callables(_from_file(Path(where))) or callables
+    return messages.corrected(where, f"{where or 'model.py'}:{callables[0]}")
+
+
 @functools.cache
 def _from_file(path: Path) -> ModuleType:
     """Return the module in a file, with its folder to import from, as of a script.
 
     Raises:
-        OptionError: If there is no such file, or it fails.
+        OptionError: If it fails.
+        MissingFileError: If there is no such file.
     """
-    if not path.is_file():
-        raise OptionError(f"expected a Python file at {path}, found none")
-    path = path.resolve()
+    path = regular_file(path, "Python file").resolve()
     _importable(path.parent)
     # by its own name, where processes that load data may look for it
     name = path.stem if path.stem not in sys.modules else f"_scod_{path.stem}"
@@ -358,9 +405,13 @@ def _from_package(name: str) -> ModuleType:
         cause = error.__cause__
         missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
+            near = messages.nearest(name, [path.stem for path in Path().glob("*.py")])
+            advice = "for a file, type its name with .py"
+            if near is not None:
+                advice = f"type: {messages.corrected(name, near)}"
             raise OptionError(
-                f"expected a module named {name}, found none here or among the installed "
-                "ones; for a file, type its name with .py"
+                f"expected a module named {name}, got none here or among the installed ones; "
+                f"{advice}"
             ) from cause
         raise
 
@@ -379,8 +430,8 @@ def _user_code(where: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise OptionError(
-            f"expected {where} to run, but it raised {one_line(error)}; type scod --debug and "
-            "the same command to see where"
+            f"expected {where} to run, but it raised ({one_line(error)}); to see where, type: "
+            f"{messages.debug_command()}"
         ) from error
 
 
@@ -397,8 +448,7 @@ def _device(name: str) -> torch.device:
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
-    if not path.is_file():
-        raise OptionError(f"expected a file of weights at {path}, found none")
+    regular_file(path, "file of weights")
     try:
         if path.suffix == ".safetensors":
             state: Any = load_file(path)
@@ -416,12 +466,13 @@ def _load_weights(model: nn.Module, path: Path) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise OptionError(
-            f"expected the weights of this model in {path}, got others ({one_line(error)})"
+            f"expected the weights of this model in {path}, got others ({one_line(error)}); "
+            "type the file of this model, or the model of this file"
         ) from error
 
 
 def _not_a_state_dict(path: Path, content: str) -> OptionError:
     return OptionError(
-        f"expected a state dict, tensors by name, in {path}, got {content}; save it with "
-        "torch.save(model.state_dict(), path), or as .safetensors"
+        f"expected a state dict, tensors by name, in {path}, got {content}; save the "
+        "model's state_dict alone, as torch.save or safetensors does"
     )

@@ -24,10 +24,10 @@ def merge(  # noqa: PLR0913 (each a choice of its own)
     force: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Add up monitors of one model, fitted on different data: the same as one fit on all.
+    """Add up monitors of one model, fitted on different data.
 
-    They must have been fitted with the same options. The model is needed to check that they
-    belong to it; calibrate the result anew.
+    The result is that of one fit on all of the data. They must have been fitted with the same
+    options. The model is needed to check that they belong to it; calibrate the result anew.
 
     \b
     scod merge model.py:net part-*.scod -o whole.scod
@@ -41,7 +41,8 @@ def merge(  # noqa: PLR0913 (each a choice of its own)
         if len(set(map(Path.resolve, parts))) < max(2, len(parts)):
             raise OptionError(
                 "expected two different monitors or more to add up, got "
-                f"{', '.join(map(str, parts))}; a part that is there twice would count twice"
+                f"{', '.join(map(str, parts))}, where a part that is there twice would count "
+                "twice; type each part once"
             )
         network = load_model(model, weights, device)
         whole = load_monitor(parts[0], network, weights)
@@ -53,4 +54,4 @@ def merge(  # noqa: PLR0913 (each a choice of its own)
         whole.notes = {**notes[0], "merge": options.noted_options(ctx), "parts": notes}
         whole.notes.pop("calibrate", None)
         whole.save(output)
-    show_fit(output, whole, as_json)
+    show_fit(output, whole, as_json, ctx.params)

@@ -46,6 +46,20 @@ WeightsOption = Annotated[
     Path | None,
     Option(help="Weights of the model: .safetensors, or a state dict of torch.save."),
 ]
+_columns = partial(Option, rich_help_panel="Columns of a .csv with names", metavar="NAMES")
+ColumnsOption = Annotated[str | None, _columns(help="Only these, in this order, as a,b,c.")]
+DropOption = Annotated[str | None, _columns(help="All but these, as a,b,c.")]
+TargetOption = Annotated[
+    str | None,
+    _columns(
+        metavar="NAME",
+        help="What the model predicts: no input, but shown beside predictions.",
+    ),
+]
+IdOption = Annotated[
+    str | None,
+    _columns(metavar="NAME", help="What samples are called: no input, but given back."),
+]
 DeviceOption = Annotated[str, Option(help="Where the model runs: cpu, cuda, mps.")]
 BatchSizeOption = Annotated[
     int, Option(min=1, help="Samples at a time, of data that is not in batches yet.")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from scodkit.cli import messages
 from scodkit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ STOPPED = 130  # exit code, as of a program that Ctrl-C ended
 _PICTURES = (".png", ".svg", ".pdf")
 _MARK = "drawn by scod"  # in every picture, which may be replaced by another
 _OUTPUTS = ("output", "plot", "checkpoint")  # options that name files to write, not to read
-
-program = "scod"  # whose messages these are; set where the command starts
 
 
 def visible(text: str) -> str:
@@ -49,7 +48,34 @@ def visible(text: str) -> str:
 
 def note(text: str) -> None:
     """Print a remark, which is not a result, on stderr."""
-    typer.echo(f"{program}: {visible(text)}", err=True)
+    typer.echo(f"{messages.program}: {visible(text)}", err=True)
+
+
+def say(text: str, kind: str = "") -> None:
+    """Print an error or a warning on stderr in three lines: expected, found, try.
+
+    Args:
+        text: "expected ..., got ...; what to type", for Python or for a shell.
+        kind: What it is, in front; nothing for an error.
+    """
+    expected, found, advice = messages.in_parts(text)
+    note(f"{kind}{expected}")
+    for label, part in (("found", found), ("try", advice)):
+        if not part:
+            continue
+        typer.echo(f"{'':{len(messages.program) + 2}}{label:8} {visible(part)}", err=True)
+
+
+def next_line(command: str, why: str = "") -> None:
+    """Print a command that may come next, on a line of its own, to be pasted."""
+    note(f"next{why and ', '}{why}:")
+    typer.echo(f"  {visible(command)}", err=True)
+
+
+def next_score(monitor: Path, given: Mapping[str, Any], data: str) -> None:
+    """Print the command that scores data, as a next one."""
+    command = messages.follow_up("score", monitor, given, data)
+    next_line(command, "here or with inputs of your own")
 
 
 def shows_progress() -> bool:

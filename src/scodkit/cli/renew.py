@@ -27,7 +27,7 @@ def renew(  # noqa: PLR0913 (each a choice of its own)
     force: options.ForceOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Fit and calibrate a monitor anew, as it was before, after the model was trained on.
+    """Fit and calibrate anew, as before, after more training.
 
     \b
     scod renew monitor.scod model.py:net train.csv --heldout heldout.csv
@@ -63,4 +63,4 @@ def renew(  # noqa: PLR0913 (each a choice of its own)
             renewed.notes.pop(earlier, None)
         renewed.notes["renew"] = options.noted_options(ctx)
         renewed.save(path)
-    show_fit(path, renewed, as_json)
+    show_fit(path, renewed, as_json, ctx.params)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Context, Option
 
-from scodkit.cli import options
+from scodkit.cli import messages, options
 from scodkit.cli import output as shown
 from scodkit.errors import BatchError
 
@@ -57,7 +57,8 @@ def report(  # noqa: PLR0913 (each a choice of its own)
 
     \b
     scod report monitor.scod model.py:net --known test.csv --unknown others.csv
-    scod report monitor.scod model.py:net --known day=day/ --unknown night=night/ -o cars.html
+    scod report monitor.scod model.py:net --known day=day/ \\
+      --unknown night=night/ -o cars.html
     """  # noqa: D301 (\b keeps the lines of the examples)
     from scodkit.alarms.drift import DriftAlarm
     from scodkit.cli.loading import batches_of, open_monitor, threshold_of
@@ -68,8 +69,10 @@ def report(  # noqa: PLR0913 (each a choice of its own)
         check_installed()
         opened, form = open_monitor(monitor, model, weights, device)
         needed = None if stream is None else "to watch a stream with"
-        if threshold_of(opened, false_alarm, needed=needed) is None:
-            shown.note("no alarms: not calibrated; type: scod calibrate MONITOR MODEL DATA")
+        todo = messages.calibrate_command(monitor, ctx.params, opened.notes)
+        if threshold_of(opened, false_alarm, needed=needed, todo=todo[0]) is None:
+            shown.note("no alarms: the monitor is not calibrated")
+            shown.next_line(*todo)
         sets = []
         for specs, is_known in ((known, True), (unknown, False)):
             for spec in specs or ():
@@ -143,7 +146,7 @@ def _scored_set(monitor: Monitor, name: str, batches: Iterable[Any], known: bool
             tensors.append(first if isinstance(first, torch.Tensor) else torch.empty(0))
             num_bytes += tensors[-1].nbytes
     if not scored:
-        raise BatchError(f"expected inputs in {name!r}, found none; leave the set out")
+        raise BatchError(f"expected inputs in {name!r}, got none; leave the set out")
     scores = torch.cat([part.score.cpu() for part in scored])
     inputs: Any = samples
     same_shape = len({part.shape[1:] for part in tensors}) == 1

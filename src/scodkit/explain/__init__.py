@@ -6,6 +6,7 @@ is given every pair of two weights of its own, and half of the pairs it has one 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +17,12 @@ from torch import Tensor
 
 from scodkit.errors import BatchError, OptionError
 from scodkit.explain import plots
+from scodkit.explain.columns import Columns
 from scodkit.explain.saliency import Saliency, differentiable_score, saliency_of
+from scodkit.explain.words import Names, direction_names, in_words, layer_names
 from scodkit.factors.engine import Factors, Sums
 from scodkit.factors.pieces import FactorSource
+from scodkit.fit.fitted import Fitted
 from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import ParameterSet
 from scodkit.scoring import score as scoring
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "Columns",
     "Explanation",
     "Nearest",
     "References",
@@ -40,8 +45,11 @@ __all__ = [
     "shares_of",
 ]
 
-# shares shown in a figure with other panels
+# shares shown in a figure with other panels, and named in a sentence
 _TOP = 8
+_NAMED = 5
+# references named for each sample
+_NEAREST = 3
 # distances to references computed and sorted at a time: a few tens of MB
 _DISTANCES = 1 << 20
 
@@ -86,9 +94,27 @@ class Shares:
         """
         if top < 1:
             raise OptionError(f"expected top >= 1 shares to show, got {top}")
-        figure = plots.new_figure(6.0, 0.9 + 0.28 * min(top + 1, len(self.names)))
-        plots.shares(figure.subplots(), self.names, self.values, sample=sample, top=top)
+        figure = plots.new_figure(6.0, 1.2 + 0.28 * min(top + 1, len(self.names)))
+        axes = figure.subplots()
+        plots.shares(axes, self.names, self.values, sample=sample, top=top)
+        axes.set_title(plots.place_of(self.values, sample), fontsize=10)
         return figure
+
+    def sentence(self, sample: int = 0) -> str:
+        """Return the largest shares in words, as percentages of the score.
+
+        Args:
+            sample: Which sample of the batch.
+        """
+        parts = plots.row(self.values, sample)
+        order, whole = parts.abs().argsort(descending=True, stable=True), float(parts.sum())
+        percent = 100 / whole if whole else 0.0
+        shown = [
+            f"{self.names[i]} {round(percent * float(parts[i]))} %"
+            for i in order[:_NAMED].tolist()
+        ]
+        more = len(order) - _NAMED
+        return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def shares_of(
@@ -143,7 +169,7 @@ def shares_of(
     directions: dict[int, list[Tensor]] = {}
     features: dict[int, list[Tensor]] = {}
     with source.engine.network.evaluating():
-        _, energies = scoring.score_batch(source, call, basis)
+        output, energies = scoring.score_batch(source, call, basis)
         sizes, shares = energies.total.new_zeros(2, call.batch_size, len(parameters.blocks))
         for piece in source.named().pieces(call, hold=True):
             parts = _by_parameter(piece.factors, parameters, basis)
@@ -169,6 +195,7 @@ def shares_of(
     names = tuple(f"direction {q}" for q in range(by_direction.shape[1]))
     return Explanation(
         score=score,
+        output=output.detach(),
         parameters=by_parameter,
         layers=_by_layer(by_parameter),
         directions=Shares(names, by_direction),
@@ -256,7 +283,8 @@ class Nearest:
         for i, length in zip(index.tolist(), distance.tolist(), strict=True):
             shown.append((f"reference {i}, at {length:.3g}", plots.row(references, i)))
         panels = [partial(plots.image, pixels=image, title=title) for title, image in shown]
-        return plots.figure_of(panels, 1.6 * len(panels), 1.9)
+        title = plots.place_of(self.index, sample)
+        return plots.figure_of(panels, 1.6 * len(panels), 2.1, title)
 
 
 class References:
@@ -347,8 +375,9 @@ class Explanation:
     """What the scores of a batch are made of.
 
     Args:
-        score: ``(B,)`` in float64, nats (squared units), >= 0, larger = more atypical;
-            infinite for samples with a NaN or an infinity.
+        score: ``(B,)``, what `Monitor.score` returns: nats (squared units), >= 0, larger = more
+            atypical; infinite for samples with a NaN or an infinity.
+        output: What the model returned, ``(B, *shape)``.
         parameters: Shares of the parameters; for each sample they sum to its score.
         layers: Shares of the layers; likewise.
         directions: Shares of the directions of the output; likewise.
@@ -356,24 +385,95 @@ class Explanation:
             `References` compares. NaN where the score is infinite.
         saliency: The score's slopes in the input; None if not asked for.
         nearest: The nearest references; None where no references were given.
+        columns: The columns of a table beside those of the training data; None for other
+            inputs.
+        predictions: What the model returned, in words.
+        p_value: ``(B,)`` in (0, 1], smaller = more atypical; None without a calibration.
     """
 
     score: Tensor
+    output: Tensor
     parameters: Shares
     layers: Shares
     directions: Shares
     features: Tensor
     saliency: Saliency | None = None
     nearest: Nearest | None = None
+    columns: Columns | None = None
+    predictions: tuple[str, ...] = ()
+    p_value: Tensor | None = None
 
-    def plot(self, sample: int = 0) -> Figure:
-        """Return one figure: shares by layer and by direction, slopes, nearest references.
+    def sentences(self, sample: int = 0) -> dict[str, str]:
+        """Return the explanation of one sample in sentences, by what they are about.
+
+        Args:
+            sample: Which sample of the batch.
+
+        Returns:
+            The most striking first: columns far outside the training data come before the
+            score.
+        """
+        told = {}
+        beyond = [] if self.columns is None else self.columns.sentences(sample)
+        if beyond:
+            told["columns"] = "\n".join(beyond)
+        told["score"] = self._headline(sample)
+        if not bool(plots.row(self.score, sample).isfinite()):
+            return told
+        told["layers"] = self.layers.sentence(sample)
+        if len(self.directions.names) > 1:
+            told["directions"] = self.directions.sentence(sample)
+        if self.nearest is not None:
+            index = plots.row(self.nearest.index, sample).tolist()
+            distance = plots.row(self.nearest.distance, sample).tolist()
+            pairs = zip(index, distance, strict=True)
+            told["nearest"] = ", ".join(f"sample {i} at {away:.3g}" for i, away in pairs)
+        if self.saliency is not None:
+            steepest = self.saliency.steepest(sample).items()
+            listed = ", ".join(f"{place} {slope:+.3g}" for place, slope in steepest)
+            told["slopes"] = f"{listed} ({self.saliency.unit})"
+        if self.columns is not None and not beyond:
+            told["columns"] = self.columns.inside(sample)
+        return told
+
+    def words(self, sample: int = 0) -> str:
+        """Return the explanation of one sample in words, the most striking first.
+
+        Args:
+            sample: Which sample of the batch.
+        """
+        topics = {"columns": "", "score": "score "}  # those of others end in a colon
+        return "\n".join(
+            topics.get(topic, f"{topic}: ") + line
+            for topic, line in self.sentences(sample).items()
+        )
+
+    def __str__(self) -> str:
+        each = [f"sample {i}: {self.words(i)}" for i in range(len(self.score))]
+        return "\n".join(each)
+
+    def _headline(self, sample: int) -> str:
+        score = float(plots.row(self.score, sample))
+        line = f"{score:.3g} nats"
+        if not math.isfinite(score):
+            line += ": a NaN or an infinity in its inputs or outputs"
+        if self.p_value is not None:
+            line += f", p-value {float(self.p_value[sample]):.3g}"
+        return line + (f", predicted {self.predictions[sample]}" if self.predictions else "")
+
+    def plot(self, sample: int = 0, name: str | None = None) -> Figure:
+        """Return one figure: shares, columns of a table, slopes, nearest references.
 
         Args:
             sample: Which sample of the batch. Slopes are shown for vectors and images.
+            name: What the sample is called; its place in the batch by default.
         """
-        shares = {"by layer": self.layers, "by direction of the output": self.directions}
+        shares = {"by layer": self.layers}
+        if len(self.directions.names) > 1:
+            shares["by output"] = self.directions
         below: list[plots.Panel] = []
+        if self.columns is not None and self.columns.farthest(sample) is not None:
+            below.append(self.columns.panel(sample))
         if self.saliency is not None and 2 <= self.saliency.gradient.ndim <= 4:
             below += self.saliency.panels(sample)
         if self.nearest is not None:
@@ -382,10 +482,12 @@ class Explanation:
             below.append(partial(plots.distances, index=index, distance=distance))
         tallest = min(_TOP + 1, max(len(part.names) for part in shares.values()))
         heights = [1.1 + 0.25 * tallest] + [2.5] * bool(below)
-        figure = plots.new_figure(8.0, sum(heights))
+        figure = plots.new_figure(9.0, sum(heights))
         rows = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat
-        rows[0].suptitle(f"score {float(plots.row(self.score, sample)):.3g} nats", fontsize=10)
-        for axes, (title, part) in zip(rows[0].subplots(1, 2), shares.items(), strict=True):
+        name = plots.place_of(self.score, sample) if name is None else name
+        rows[0].suptitle(f"{name}: score {self._headline(sample)}", fontsize=10)
+        every_axes = rows[0].subplots(1, len(shares), squeeze=False).flat
+        for axes, (title, part) in zip(every_axes, shares.items(), strict=True):
             plots.shares(axes, part.names, part.values, sample=sample, top=_TOP)
             axes.set_title(title, fontsize=9)
         if below:
@@ -394,31 +496,47 @@ class Explanation:
 
 
 def explain(
-    source: FactorSource,
-    call: Inputs,
-    basis: Eigenbasis,
+    prepared: tuple[Inputs, FactorSource, Eigenbasis],
+    fitted: Fitted,
     prior_scale: float,
-    *,
-    saliency: bool = False,
-    references: References | None = None,
-    count: int = 3,
+    names: Names,
+    saliency: bool,
+    references: References | None,
 ) -> Explanation:
-    """Explain the scores of a batch.
+    """Explain the scores of a batch, by the names that people know.
 
     Args:
-        source: Turns batches into Fisher factors.
-        call: The batch.
-        basis: The eigenbasis, on the model's device.
+        prepared: The batch, what turns it into factors, and the basis on the model's device.
+        fitted: The fit.
         prior_scale: ``eps``, the standard deviation of the prior of a weight.
+        names: Of columns and classes.
         saliency: Whether to differentiate the scores by the input, which must be one
             floating-point tensor. Takes several times as long as all the rest.
-        references: Samples to look for the nearest among.
-        count: How many of them to name for each sample.
+        references: Samples to look for the nearest among, three for each sample; or None.
 
     Returns:
-        The explanation.
+        The explanation, without p-values.
     """
+    call, source, basis = prepared
+    columns = Columns.of(fitted.columns, call, names)
     split = shares_of(source, call, basis, prior_scale)
-    slopes = saliency_of(source, call, basis, prior_scale) if saliency else None
-    nearest = None if references is None else references.nearest(split.features, count)
-    return replace(split, saliency=slopes, nearest=nearest)
+    output, slopes = split.output, None
+    directions = direction_names(source.likelihood, output.shape[1:], names.classes)
+    if saliency:
+        slopes = saliency_of(source, call, basis, prior_scale)
+        if columns is not None:
+            slopes = replace(slopes, names=columns.names, spread=columns.spread)
+    layers = layer_names(source.engine.network.model, split.layers.names)
+    count = 0 if references is None else min(_NEAREST, len(references))
+    return replace(
+        split,
+        score=split.score.to(basis.values.dtype),
+        layers=replace(split.layers, names=layers),
+        directions=replace(split.directions, names=directions or split.directions.names),
+        saliency=slopes,
+        nearest=None if references is None else references.nearest(split.features, count),
+        columns=columns,
+        predictions=tuple(
+            in_words(fitted.likelihood, own, names.classes) for own in output.cpu()
+        ),
+    )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from scodkit.errors import BatchError, OptionError, optional
+from scodkit.explain.words import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,15 +27,20 @@ _SMALL = 8
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure that belongs to no window.
+    """Return an empty figure, which ``pyplot.show()`` shows where pyplot has windows.
+
+    Elsewhere it belongs to nobody: notebooks show what a cell returns, files are saved.
 
     Args:
         width: In inches.
         height: In inches.
     """
-    figure: Figure = optional("matplotlib.figure", "plots").Figure(
-        figsize=(width, height), dpi=130, layout="constrained"
-    )
+    figures = optional("matplotlib.figure", "plots")
+    options: dict[str, Any] = {"figsize": (width, height), "dpi": 130, "layout": "constrained"}
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    figure: Figure = (figures.Figure if pyplot is None else pyplot.figure)(**options)
+    if pyplot is not None and not figure.canvas.required_interactive_framework:
+        pyplot.close(figure)  # it would be shown twice in a notebook, and stay in memory
     return figure
 
 
@@ -50,6 +57,16 @@ def row(tensor: Tensor, sample: int) -> Tensor:
     if not -len(tensor) <= sample < len(tensor):
         raise OptionError(f"expected a sample from 0 to {len(tensor) - 1}, got {sample}")
     return tensor[sample].detach().cpu()
+
+
+def place_of(batch: Tensor, sample: int) -> str:
+    """Return which sample of a batch is meant, in words.
+
+    Args:
+        batch: ``(B, ...)``.
+        sample: Which one; counted from the end if negative.
+    """
+    return f"sample {sample % max(1, len(batch))} of {len(batch)}"
 
 
 def finite_row(values: Tensor, sample: int) -> Tensor:
@@ -83,15 +100,17 @@ def draw_beside(figure: Figure | SubFigure, panels: Sequence[Panel]) -> None:
         draw(axes)
 
 
-def figure_of(panels: Sequence[Panel], width: float, height: float) -> Figure:
+def figure_of(panels: Sequence[Panel], width: float, height: float, title: str) -> Figure:
     """Return a figure of panels side by side.
 
     Args:
         panels: One or more.
         width: In inches.
         height: In inches.
+        title: Above all of them.
     """
     figure = new_figure(width, height)
+    figure.suptitle(title, fontsize=10)
     draw_beside(figure, panels)
     return figure
 
@@ -110,9 +129,9 @@ def shares(
     """
     parts = finite_row(values, sample)
     order = parts.abs().argsort(descending=True, stable=True).tolist()
-    labels = [names[i] for i in order[:top]]
+    labels = [shortened(names[i]) for i in order[:top]]
     lengths = [float(parts[i]) for i in order[:top]]
-    colours = [RAISES if length >= 0 else LOWERS for length in lengths]
+    colours = _signed(lengths)
     if len(order) > top:
         labels.append(f"others ({len(order) - top})")
         lengths.append(float(parts[order[top:]].sum()))
@@ -120,7 +139,8 @@ def shares(
     bars = _horizontal_bars(axes, labels, lengths, colours)
     whole = sum(lengths)
     if whole > 0:
-        axes.bar_label(bars, [f" {length / whole:.0%} " for length in lengths], fontsize=_SMALL)
+        percents = [f" {round(100 * length / whole)} % " for length in lengths]
+        axes.bar_label(bars, percents, fontsize=_SMALL)
         axes.margins(x=0.15)  # for the percentages
     axes.axvline(0, color="black", lw=0.8)
     axes.locator_params(axis="x", nbins=4)
@@ -178,12 +198,53 @@ def slopes(axes: Axes, gradient: Tensor) -> None:
         gradient: ``(n,)``, nats per unit of the input.
     """
     lengths = gradient.tolist()
-    colours = [RAISES if length >= 0 else LOWERS for length in lengths]
-    axes.bar(range(len(lengths)), lengths, color=colours)
+    axes.bar(range(len(lengths)), lengths, color=_signed(lengths))
     axes.axhline(0, color="black", lw=0.8)
     axes.set_xlabel("place in the input", fontsize=_SMALL)
     axes.set_ylabel("slope of the score\n(nats per unit)", fontsize=_SMALL)
     _plain(axes)
+
+
+def named_slopes(
+    axes: Axes, names: Sequence[str], gradient: Tensor, *, unit: str, top: int
+) -> None:
+    """Draw slopes in the columns of a table as bars, the steepest first.
+
+    Args:
+        axes: Where to.
+        names: Of the columns.
+        gradient: ``(n,)``.
+        unit: Of the slopes.
+        top: How many to show.
+    """
+    order = gradient.abs().argsort(descending=True, stable=True)[:top].tolist()
+    lengths = [float(gradient[i]) for i in order]
+    _horizontal_bars(axes, [shortened(names[i]) for i in order], lengths, _signed(lengths))
+    axes.axvline(0, color="black", lw=0.8)
+    axes.set_xlabel(f"slope of the score ({unit})", fontsize=_SMALL)
+
+
+def spreads(
+    axes: Axes, labels: Sequence[str], lengths: Sequence[float], marked: Sequence[bool]
+) -> None:
+    """Draw how far the columns of a table are from the mean of the training data.
+
+    Args:
+        axes: Where to.
+        labels: Names and values.
+        lengths: Distances in spreads.
+        marked: Which are outside the range of the training data.
+    """
+    colours = [RAISES if outside else OTHERS for outside in marked]
+    _horizontal_bars(axes, [shortened(label) for label in labels], lengths, colours)
+    axes.axvline(0, color="black", lw=0.8)
+    axes.set_xlabel("spreads from the training mean", fontsize=_SMALL)
+    title = "columns (orange: outside the training range)" if any(marked) else "columns"
+    axes.set_title(title, fontsize=_SMALL)
+
+
+def _signed(lengths: Sequence[float]) -> list[str]:
+    return [RAISES if length >= 0 else LOWERS for length in lengths]
 
 
 def distances(axes: Axes, index: Tensor, distance: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ class Saliency:
             where a larger number would raise the score; nats (squared units) per unit of the
             input. NaN for samples with a NaN or an infinity.
         input: Where the slopes were taken, ``(B, *shape)``.
+        names: Of the columns of a table; none for other inputs.
+        spread: Of each column in the training data, ``(n,)``, if they are known.
 
     Examples:
         >>> saliency = Saliency(torch.tensor([[2.0, -1.0]]), torch.tensor([[0.3, 0.5]]))
@@ -58,15 +61,43 @@ class Saliency:
 
     gradient: Tensor
     input: Tensor
+    names: tuple[str, ...] = ()
+    spread: Tensor | None = None
+
+    @property
+    def unit(self) -> str:
+        """Unit of the slopes that are shown: of columns they are compared by their spreads."""
+        return "nats per unit" if self.spread is None else "nats per spread"
+
+    def steepest(self, sample: int = 0, top: int = 5) -> dict[str, float]:
+        """Return the steepest slopes of a sample, in `unit`, by their place in the input.
+
+        Args:
+            sample: Which sample of the batch.
+            top: How many.
+        """
+        slopes = self.shown(sample)
+        order = slopes.flatten().abs().argsort(descending=True, stable=True)[:top].tolist()
+        return {_place(i, slopes.shape, self.names): float(slopes.flatten()[i]) for i in order}
+
+    def shown(self, sample: int) -> Tensor:
+        """Return the slopes of a sample, in `unit`, on the CPU.
+
+        Args:
+            sample: Which sample of the batch.
+        """
+        slopes = plots.finite_row(self.gradient, sample)
+        return slopes if self.spread is None else slopes * self.spread.view(slopes.shape)
 
     def plot(self, sample: int = 0) -> Figure:
-        """Return an image beside a map of its slopes, or bars for the numbers of a vector.
+        """Return an image beside a map of its slopes, or bars for columns or a vector.
 
         Args:
             sample: Which sample of the batch. Images are ``(C, H, W)`` or ``(H, W)``; slopes
                 are summed over channels.
         """
-        return plots.figure_of(self.panels(sample), 5.6, 2.6)
+        title = plots.place_of(self.gradient, sample)
+        return plots.figure_of(self.panels(sample), 5.6, 2.8, title)
 
     def panels(self, sample: int) -> list[plots.Panel]:
         """Return the panels of `plot`, for a figure with others.
@@ -74,11 +105,25 @@ class Saliency:
         Args:
             sample: As in `plot`.
         """
-        gradient = plots.finite_row(self.gradient, sample)
+        gradient = self.shown(sample)
+        if self.names:
+            draw = partial(plots.named_slopes, names=self.names, gradient=gradient.flatten())
+            return [partial(draw, unit=self.unit, top=8)]
         if gradient.ndim == 1:
             return [partial(plots.slopes, gradient=gradient)]
         image = partial(plots.image, pixels=plots.row(self.input, sample), title="input")
         return [image, partial(plots.slope_map, gradient=gradient)]
+
+
+def _place(flat: int, shape: torch.Size, names: Sequence[str]) -> str:
+    """Return the place of a number in an input: its column, or row and column of an image."""
+    if names:
+        return names[flat]
+    place = [int(i) for i in torch.unravel_index(torch.tensor(flat), shape)]
+    kinds = {2: ("row", "column"), 3: ("channel", "row", "column")}.get(len(place))
+    if kinds is None:
+        return ", ".join(map(str, place))
+    return " ".join(f"{kind} {i}" for kind, i in zip(kinds, place, strict=True))
 
 
 def differentiable_score(

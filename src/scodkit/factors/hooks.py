@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scodkit.errors import first_line
 from scodkit.factors.alone import LoopEngine, SingleEngine
 from scodkit.factors.engine import Engine, Linearization
 from scodkit.factors.pieces import Alone, check_some_alone, finite_samples, num_alone, tolerance
@@ -37,6 +38,10 @@ _SMALL_ON_GPU = 1 << 27
 # cached scripts, one per shape of batch, and failed replays after which none is added
 _MOST_SCRIPTS = 16
 _OFTEN = 5
+
+# how a pass is run that cannot be followed at once: whether as if the model was traced, and
+# whether what weights alone give, with as many rows as samples, has a row for each sample
+_WAYS = ((False, True), (False, False), (True, True), (True, False))
 
 # weights up to which memory suffices for a direction in weight space beside the batch
 _MANY_WEIGHTS = 50_000_000
@@ -69,7 +74,7 @@ class HookEngine(Engine):
         self._single: SingleEngine | None = None
         self._checksum = Checksum(network, parameters)
         self._batches = 0
-        self._traced = False  # whether the model is run as if it was traced
+        self._traced = False  # whether the last recorded pass ran as if it was traced
         self._constants: dict[int, Tensor] = {}
         self._older: Strangers = {}
         self._other_calls = 0  # passes that differed from their script
@@ -115,9 +120,9 @@ class HookEngine(Engine):
             self._batches += 1
         replay = Replay(script)
         try:
-            output = self._run(call, replay)
+            output = self._run(call, replay, script.traced)
             differs = next(replay.steps, None) is not None  # a call is missing
-        except OtherCallsError:
+        except (OtherCallsError, UnsupportedCallError):
             differs = True
         if differs:
             self._other_calls += 1
@@ -154,14 +159,10 @@ class HookEngine(Engine):
         return linear
 
     def _recorded(self, call: Inputs) -> tuple[Linearization, Recorder]:
-        recorder = self._recorder(call)
-        try:
-            output = self._watched(recorder, call)
-        except UnsupportedCallError as error:
-            recorder, output = self._recorded_again(call, recorder, error)
-        finally:
-            self._older = recorder.strangers
+        recorder, output = self._first_followed(call)
+        self._older = recorder.strangers
         self._delta_bytes = recorder.edges.output_bytes // max(1, call.batch_size)
+        self._delta_bytes += recorder.derived_bytes
         if self.network.precision is not None:
             row_bytes = recorder.row_bytes(output.itemsize)
             self._itemsize = row_bytes / self.parameters.num_parameters
@@ -171,27 +172,37 @@ class HookEngine(Engine):
         linear = HookLinearization(recorder, output, self.parameters, self.recording, head)
         return linear, recorder
 
-    def _recorded_again(
-        self, call: Inputs, recorder: Recorder, error: UnsupportedCallError
-    ) -> tuple[Recorder, Tensor]:
-        """Return another recording of a pass that could not be followed.
+    def _first_followed(self, call: Inputs) -> tuple[Recorder, Tensor]:
+        """Return a recording of a pass, run in the first way in which it can be followed.
 
         Raises:
-            UnsupportedCallError: If it cannot be followed in any way.
+            UnsupportedCallError: If there is none.
         """
-        for traced, per_sample in ((False, True), (True, True), (True, False)):
-            if recorder.strangers:
-                # a tensor seen again, unmodified, existed before this pass: a mask or a table
-                self._older = recorder.strangers
-            elif not traced:
-                continue
-            before, self._traced = self._traced, self._traced or traced
-            recorder = self._recorder(call, per_sample)
-            try:
-                return recorder, self._watched(recorder, call)
-            except UnsupportedCallError as another:
-                self._traced, error = before, another
-        raise error
+        recorder, found = self._attempt(call, self._traced, True)
+        for way in _WAYS:
+            if isinstance(found, Tensor):
+                break
+            # a tensor seen again, unmodified, existed before this pass: a mask or a table
+            if way != (self._traced, True) or recorder.strangers:
+                recorder, found = self._attempt(call, *way)
+        if not isinstance(found, Tensor):
+            raise found
+        self._traced = recorder.script.traced
+        return recorder, found
+
+    def _attempt(
+        self, call: Inputs, traced: bool, per_sample: bool
+    ) -> tuple[Recorder, Tensor | UnsupportedCallError]:
+        """Return a recording, with the output of the pass or why it cannot be followed."""
+        recorder = self._recorder(call, per_sample)
+        recorder.script.traced = traced
+        try:
+            output = self._run(call, recorder, traced)
+            recorder.check(output)
+        except UnsupportedCallError as error:
+            self._older = recorder.strangers or self._older
+            return recorder, error
+        return recorder, output
 
     def _recorder(self, call: Inputs, per_sample: bool = True) -> Recorder:
         module = self.network.running(call)
@@ -207,18 +218,27 @@ class HookEngine(Engine):
             per_sample=per_sample,
         )
 
-    def _watched(self, recorder: Recorder, call: Inputs) -> Tensor:
-        output = self._run(call, recorder)
-        recorder.check(output)
-        return output
+    def _run(self, call: Inputs, watcher: Recorder | Replay, traced: bool) -> Tensor:
+        """Return the output of a watched pass.
 
-    def _run(self, call: Inputs, watcher: Recorder | Replay) -> Tensor:
-        if not self._traced:
+        Raises:
+            UnsupportedCallError: If the model fails because it is run as if it was traced.
+            OtherCallsError: If it makes other calls than the replayed ones.
+            OutOfMemoryError: If memory does not suffice.
+        """
+        if not traced:
             return self.network(call, watcher)
         # what a model reads of its batch in passing, such as whether anything is masked at
         # all, it does not read while it is traced: there each sample is computed by itself
-        with as_if_traced():
-            return self.network(call, watcher)
+        try:
+            with as_if_traced():
+                return self.network(call, watcher)
+        except (OtherCallsError, UnsupportedCallError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # perhaps it cannot be traced
+            raise UnsupportedCallError(
+                f"as if traced, it raised {first_line(error)}"
+            ) from error
 
     def _check(self, call: Inputs, linear: Linearization, layout: object) -> bool:
         """Check the first batch of a layout, and one in `check_every` of the later ones.

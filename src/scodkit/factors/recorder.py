@@ -41,6 +41,8 @@ _CONSTANTS = frozenset({Tensor.detach, Tensor.data.__get__})  # type: ignore[att
 
 _EXPANDING = frozenset({Tensor.expand, Tensor.expand_as})
 
+_ASSIGNING = frozenset({"__setitem__", "__iand__", "__ior__", "__ixor__"})
+
 _OPERANDS = 2
 
 
@@ -240,7 +242,11 @@ class Recorder(TorchFunctionMode):
     def _is_shared(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Return whether a call on chosen parameters has a result that all samples share."""
+        """Return whether a call on chosen parameters has a result that all samples share.
+
+        Raises:
+            UnsupportedCallError: If it modifies a tensor in place.
+        """
         if self._samples is None:
             return False  # everything belongs to the single sample
         if func in ASKING or func in _CONSTANTS:
@@ -248,6 +254,10 @@ class Recorder(TorchFunctionMode):
         given = tensors_in((*args, *kwargs.values()))
         if any(self._samples.of(tensor) not in NOBODYS for tensor in given):
             return False
+        if _modifies(func, kwargs):  # what it was before may have been used
+            raise UnsupportedCallError(
+                f"{resolve_name(func) or func} modifies in place what parameters alone give"
+            )
         if func in _EXPANDING or (func in RULES and self._per_sample):
             with without_torch_function(), torch.no_grad():
                 result = func(*args, **kwargs)
@@ -328,6 +338,13 @@ class Recorder(TorchFunctionMode):
         layer.place(batch, output, self.places)
 
     @property
+    def derived_bytes(self) -> int:
+        """Bytes of one row of all derived tensors that layers use."""
+        places = [place for layer in self.layers for place in layer.places.values()]
+        used = {place.index for place in places if isinstance(place, Derived)}
+        return sum(self.derived[index].nbytes for index in used)
+
+    @property
     def layout(self) -> object:
         """The batch axis of each layer's output."""
         return tuple(layer.batch.lay.axis for layer in self.layers)
@@ -405,6 +422,13 @@ class Recorder(TorchFunctionMode):
             return None
         start = place.columns.start + part.storage_offset() - whole.storage_offset()
         return Place(place.block, slice(start, start + part.numel()))
+
+
+def _modifies(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether a function modifies one of its arguments."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in _ASSIGNING or kwargs.get("out") is not None
 
 
 def _mapped(

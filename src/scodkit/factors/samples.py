@@ -124,7 +124,7 @@ class Samples:
         """Return where samples lie in the result of a call whose arguments have none."""
         if func is torch.arange and len(call.args) == 1 and call.args[0] == self.size:
             return COUNTED
-        counted = call.wheres[:1] == [COUNTED] and len(result) == self.size
+        counted = call.wheres[:1] == [COUNTED] and result.shape[:1] == (self.size,)
         if counted and only_reshaped(func, call):
             return COUNTED
         return NEW if func in MAKING else None if call.wheres else MIXED

@@ -111,12 +111,14 @@ class Script:
         complete: False if a call has an argument that cannot be compared, or a layer that
             cannot be rebuilt; no later calls are recorded then.
         edges: What all passes have in common; without the gradient edges of one graph.
+        traced: Whether the model was run as if it was traced.
     """
 
     def __init__(self, constants: Mapping[int, Tensor]) -> None:
         self.steps: list[Step] = []
         self.complete = True
         self.edges = Edges()
+        self.traced = False
         self._constants = constants
         self._slots = 0
 

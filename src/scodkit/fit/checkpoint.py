@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scodkit import errors
 from scodkit.fit.data import Seen, batch_digest
+from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Inputs, Ranges, ranges_of, seen_in, widen
 from scodkit.numerics import artifact
 from scodkit.numerics.files import remove_leftovers
@@ -18,6 +19,7 @@ from scodkit.sketch import SketchState, documents
 
 _KIND = "checkpoint"
 _STATE = "state."
+_COLUMNS = "columns."
 _SAMPLES, _BATCHES = "samples", "batches"
 _HEADER = artifact.all_of(
     artifact.fields(
@@ -53,6 +55,7 @@ class Progress:
         batches: Batches read.
         unchecked: Pieces not yet known to be finite, see `check_later`.
         ranges: Of the inputs, see `widen`; None if a part of the pass did not look.
+        columns: Of tables among them; likewise.
     """
 
     state: SketchState
@@ -66,6 +69,7 @@ class Progress:
     batches: int = 0
     unchecked: list[tuple[Tensor, Tensor, int, int, int]] = field(default_factory=list)
     ranges: dict[str, Tensor] | None = field(default_factory=dict)
+    columns: InputRange | None = field(default_factory=InputRange)
 
     def resume(self, path: Path, identity: dict[str, Any], every: int) -> None:
         """Go on where an earlier pass was, if there is a file of it, and keep that file.
@@ -85,7 +89,10 @@ class Progress:
             header, tensors = artifact.read(path, _KIND, _HEADER)
             checks = documents.state_checks(tensors, _STATE)
             checks[_BATCHES] = artifact.DIGESTS
-            artifact.fields(checks, {_SAMPLES: artifact.DIGESTS})(str(path), tensors)
+            columns = {n: t for n, t in tensors.items() if n.startswith(_COLUMNS)}
+            others = {_SAMPLES: artifact.DIGESTS, **dict.fromkeys(columns, artifact.ANY_TENSOR)}
+            artifact.fields(checks, others)(str(path), tensors)
+            seen = InputRange.unpack({n.removeprefix(_COLUMNS): t for n, t in columns.items()})
         except errors.MissingFileError:
             return
         except errors.CorruptArtifactError as error:
@@ -117,6 +124,7 @@ class Progress:
         self.batches = len(self.digests)
         ranges = header.get("input_range")  # checkpoints of earlier versions have none
         self.ranges = None if ranges is None else seen_in(ranges, device)
+        self.columns = seen if columns else None
 
     def covers(self, number: int, call: Inputs) -> bool:
         """Return whether a batch was read before the pass was resumed.
@@ -141,6 +149,8 @@ class Progress:
         self.samples += call.batch_size
         if self.ranges is not None:
             widen(self.ranges, call)
+        if self.columns is not None:
+            self.columns.add(call, tables_only=True)
         self.check(late)
         if self.path is not None:
             self.digests.append(batch_digest(call))
@@ -218,6 +228,8 @@ class Progress:
             "skipped": self.skipped,
             "input_range": self.input_range,
         }
+        if self.columns is not None:
+            tensors |= {_COLUMNS + name: own for name, own in self.columns.pack().items()}
         tensors[_BATCHES] = torch.tensor(self.digests, dtype=torch.int64)
         samples = self.seen.all()
         if samples is not None:

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -30,7 +29,7 @@ from tqdm.auto import tqdm
 
 from scodkit.errors import BatchError, EmptyLoaderError, OptionError
 from scodkit.model.inputs import Inputs
-from scodkit.model.kinds import is_array, is_rows
+from scodkit.model.kinds import as_array, is_array, is_rows
 from scodkit.numerics.hashing import hashed
 from scodkit.parts import plain_sampler
 
@@ -82,7 +81,7 @@ def as_loader(samples: Any, labels: object = None) -> Iterable[Any]:
         )
     if not whole:
         return samples  # type: ignore[no-any-return]
-    arrays = [part if isinstance(part, Tensor) else np.asarray(part) for part in parts]
+    arrays = [part if isinstance(part, Tensor) else as_array(part) for part in parts]
     lengths = [len(part) if part.ndim else 0 for part in arrays]
     if len(set(lengths)) > 1:
         raise BatchError(f"expected a label for each of {lengths[0]} samples, got {lengths[1]}")

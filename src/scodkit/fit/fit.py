@@ -26,6 +26,7 @@ from scodkit.fit.first_batch import Preparation, check_deterministic, with_examp
 from scodkit.fit.fitted import FitOptions, Fitted, OnBad, Recipe
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import Processes
+from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form, Inputs, joined_ranges
 from scodkit.model.network import Network
 from scodkit.model.parameters import Fingerprints, ParameterSet, select_names
@@ -68,6 +69,7 @@ def fit(
             "skipped": done.skipped,
             "engine": source and name_of(source.engine),
             "range": done.input_range,
+            "columns": {} if done.columns is None else done.columns.pack(),
             "probes": begun and begun.probes,
             "samples": done.seen.all(),
         }
@@ -97,6 +99,7 @@ def fit(
         skipped=skipped,
         engine=next((report["engine"] for report in reports if report["engine"]), None),
         input_range=reduce(joined_ranges, (report["range"] for report in reports)),
+        columns=reduce(InputRange.merged, (InputRange(each["columns"]) for each in reports)),
         samples=samples,
         form=terms.form,
         probes=next((report["probes"] for report in reports if report["probes"]), None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ from scodkit.fit.data import joined, seen_again
 from scodkit.fit.probes import Probes
 from scodkit.likelihoods import Likelihood
 from scodkit.likelihoods.task import Task
+from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form, Inputs, Ranges, joined_ranges
 from scodkit.model.network import Network, StateWatch
 from scodkit.model.parameters import Fingerprints, ParameterSet, Selection
@@ -163,6 +164,8 @@ class Fitted:
         engine: Name of the engine that computed its gradients; None in files of early versions.
         input_range: Smallest and largest value of each floating input, by its place or keyword
             in the call; None in fits of versions that did not look.
+        columns: Ranges and spreads of the columns of tables, for explanations; of none in fits
+            of versions that did not look.
         samples: Digests of the samples it has seen; None where they are not known.
         form: That the batches of the fit had; None where it is not known.
         probes: What the model answers to inputs that were made up; None where it cannot.
@@ -178,6 +181,7 @@ class Fitted:
     skipped: int = 0
     engine: str | None = None
     input_range: Ranges | None = None
+    columns: InputRange = field(default_factory=InputRange)
     samples: Tensor | None = None
     form: Form | None = None
     probes: Probes | None = None
@@ -298,6 +302,7 @@ class Fitted:
             skipped=self.skipped + other.skipped,
             samples=joined([self.samples, other.samples]),
             input_range=joined_ranges(self.input_range, other.input_range),
+            columns=self.columns.in_both(other.columns),
             probes=self.probes or other.probes,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
@@ -19,6 +19,8 @@ from scodkit.errors import (
     NotFittedError,
     OptionError,
 )
+from scodkit.explain.columns import Columns
+from scodkit.explain.words import Names
 from scodkit.fit import data
 from scodkit.fit.processes import Processes
 from scodkit.fused import fused_file
@@ -378,18 +380,24 @@ class Fused:
         _, parts = self._ready()(batch)
         return dict(zip(self.names, parts.unbind(1), strict=True))
 
-    def explain(self, batch: object) -> FusedExplanation:
+    def explain(
+        self, batch: object, *, columns: Sequence[str] | None = None
+    ) -> FusedExplanation:
         """Return which part accuses each sample, and how strongly; print it for words.
 
         Args:
             batch: As the loader yields it.
+            columns: Names of the columns of a table, as for `Monitor.explain`.
         """
         standard, calibration = self._calibrated()
         output, parts = self._ready()(batch)
+        names = Names.of(batch, self.monitor.notes, columns)
+        call = self.monitor._network.inputs_of(batch)
+        table = Columns.of(self._ready().range, call, names)
         contributions = standard.contributions(parts)
         score = contributions.sum(1)
         p_value = calibration.p_value(score, self._groups(output))
-        return FusedExplanation(self.names, parts, contributions, score, p_value)
+        return FusedExplanation(self.names, parts, contributions, score, p_value, table)
 
     def summary(self) -> str:
         """Return what was chosen, why, and how parts are weighed, as lines of text."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,15 +14,14 @@ from torch import Tensor, nn
 from scodkit import __version__
 from scodkit.calibration import Calibration
 from scodkit.fused.features import FeatureBank
-from scodkit.fused.input_range import InputRange
 from scodkit.fused.parts import Parts, part_names
 from scodkit.fused.standard import Standard
+from scodkit.model.input_range import InputRange
 from scodkit.monitor import Monitor
 from scodkit.numerics import artifact
 
 _KIND = "fused"
 _FEATURES, _STANDARD, _RANGE = "features.", "standard.", "range."
-_TABLE = re.compile(r"\w+:[1-9]\d?")
 _HEADER = artifact.fields(
     {
         "layer": artifact.maybe(artifact.TEXT),
@@ -127,27 +125,19 @@ def load(
         artifact.fields({"calibration": scores}, others=True)(str(path), tensors)
         calibration = Calibration(tensors["calibration"], tensors.get("calibration_groups"))
     why = tuple(header["why"])
-    parts = Parts(monitor, header["layer"], bank, header["closed"], why, _range(tensors))
+    parts = Parts(
+        monitor,
+        header["layer"],
+        bank,
+        header["closed"],
+        why,
+        InputRange.unpack(_named(tensors, _RANGE)),
+    )
     return parts, standard, calibration, header["bytes"]
 
 
 def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-
-def _range(tensors: Mapping[str, Tensor]) -> InputRange:
-    """Return the range of training inputs of a file."""
-    own = _named(tensors, _RANGE)
-    for name, summary in own.items():
-        summaries = int(name.partition(":")[2]) if _TABLE.fullmatch(name) else 4
-        artifact.tensor((5, summaries), {torch.float64}, _is_range, "a range")(name, summary)
-    return InputRange(own)
-
-
-def _is_range(summary: Tensor) -> bool:
-    count, _, scatter, low, high = summary
-    ordered = (count >= 1) & (scatter >= 0) & (low <= high)
-    return bool(ordered.all()) and bool(summary.isfinite().all())
 
 
 def _bank(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> FeatureBank | None:

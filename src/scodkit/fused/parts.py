@@ -15,8 +15,8 @@ from scodkit.factors.pieces import finite_samples
 from scodkit.fit import data
 from scodkit.fit.processes import Processes
 from scodkit.fused.features import FeatureBank, ForwardPass, forward_pass, variance_of_logits
-from scodkit.fused.input_range import InputRange
 from scodkit.likelihoods import Categorical, Likelihood
+from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Inputs
 from scodkit.monitor import Monitor
 from scodkit.numerics.hashing import hashed
@@ -152,7 +152,7 @@ class Parts:
         processes = Processes.here()
         if processes.count == 1:
             return
-        ranges = processes.gathered({n: own.cpu() for n, own in self.range.pack().items()})
+        ranges = processes.gathered(self.range.pack())
         self.range = functools.reduce(InputRange.merged, map(InputRange, ranges))
         if self.bank is not None:
             packed = None

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scodkit.explain.columns import Columns
+
 # how far below the median a part can vouch for an input, in robust standard deviations
 _LOWEST = -2.0
 
@@ -96,6 +98,8 @@ class FusedExplanation:
             the median of held-out data, times its weight.
         score: Their sum, ``(B,)``.
         p_value: ``(B,)`` in (0, 1].
+        columns: The columns of a table beside those of the training data; None for other
+            inputs.
     """
 
     names: tuple[str, ...]
@@ -103,17 +107,21 @@ class FusedExplanation:
     contributions: Tensor
     score: Tensor
     p_value: Tensor
+    columns: Columns | None = None
 
     def words(self, sample: int = 0) -> str:
-        """Return the explanation of one sample in words.
+        """Return the explanation of one sample in words, the most striking first.
 
         Args:
             sample: Which one of the batch.
         """
+        lines = [] if self.columns is None else self.columns.sentences(sample)
         if not bool(self.score[sample].isfinite()):
-            return "score inf: a NaN or an infinity in its inputs or outputs"
+            return "\n".join(
+                [*lines, "score inf: a NaN or an infinity in its inputs or outputs"]
+            )
         own = self.contributions[sample]
-        lines = [f"score {self.score[sample]:.2f}, p-value {self.p_value[sample]:.3g}"]
+        lines += [f"score {self.score[sample]:.2f}, p-value {self.p_value[sample]:.3g}"]
         for i in own.argsort(descending=True).tolist():
             verdict = _MEANING[self.names[i]] if own[i] > 1 else "as in held-out data"
             if own[i] < 0:

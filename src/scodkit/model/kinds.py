@@ -8,6 +8,7 @@ from numbers import Number
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -81,14 +82,31 @@ def as_tensors(batch: object, dtype: torch.dtype) -> object:
     return batch
 
 
-def _tensor(value: Any, dtype: torch.dtype) -> Any:
+def as_array(value: Any) -> npt.NDArray[Any]:
+    """Return an array, a table or rows as a numpy array.
+
+    Args:
+        value: What `is_array` or `is_rows` says is one.
+
+    Raises:
+        BatchError: If rows differ in length, or entries are masked.
+    """
+    if np.ma.is_masked(value):
+        raise BatchError(
+            "expected an array with all its entries, got one where some are masked, which a "
+            "model would take as they are; type x.filled(...) with what training data had there"
+        )
     try:
-        array = np.asarray(value)
+        return np.asarray(value)
     except ValueError as error:
         raise BatchError(
             "expected rows of one length, got some that differ; pad them, or pass one row at a "
             f"time ({error})"
         ) from error
+
+
+def _tensor(value: Any, dtype: torch.dtype) -> Any:
+    array = as_array(value)
     if array.dtype.kind not in _NUMBERS:
         return value
     # torch has neither other orders of bytes nor steps backwards, nor what cannot be written to
@@ -103,12 +121,14 @@ def is_loader(value: object, *, picked: bool = False) -> bool:
     Args:
         value: What a user passes for a batch.
         picked: Whether a function of theirs picks inputs from batches, which may then be
-            anything that can be iterated, too.
+            anything that can be iterated, too, such as a tuple of lists.
     """
     if isinstance(value, (DataLoader, Iterator)):
         return True
-    if type(value) in (tuple, list):  # of batches, each of several parts
-        parts = [isinstance(part, (tuple, list, Mapping)) for part in value]  # type: ignore[attr-defined]
+    if type(value) is list or (
+        type(value) is tuple and not picked
+    ):  # of batches, each of several parts
+        parts = [isinstance(part, (tuple, list, Mapping)) for part in value]
         return bool(parts) and all(parts) and not is_rows(value)
     if picked or isinstance(value, (Tensor, Mapping, str, tuple, list)) or is_array(value):
         return False

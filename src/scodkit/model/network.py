@@ -213,6 +213,8 @@ class Network:
 
     def at_precision(self, precision: torch.dtype | None) -> Network:
         """Return the same model under ``torch.autocast`` to a dtype; None for its own."""
+        if precision == self.precision:
+            return self
         network = copy.copy(self)
         network.precision = precision
         return network

@@ -87,7 +87,7 @@ class Twin:
         weights: Mapping[str, Tensor] | None = None,
         watcher: Watcher | None = None,
     ) -> Any:
-        """Return the result of a forward pass; buffers that it changes are restored.
+        """Return the result of a forward pass; buffers and attributes it changes are restored.
 
         Args:
             call: The inputs. The model gets copies, as it may write to them.
@@ -125,6 +125,7 @@ class Twin:
                 place[key] = tensor
             if twin is not None:
                 self.volatile |= twin.put_back_buffers()
+                twin.put_back_attributes()
 
     def prove(self, call: Inputs) -> Any:
         """Find out, once, whether a pass of the twin uses tensors of the model.
@@ -148,7 +149,6 @@ class Twin:
             with self.held(), torch.no_grad():
                 if self._copy is not None:
                     result = self.run(call, weights, watch)
-                    self._copy.put_back_attributes()
         except Exception:  # the actual call will raise the same error
             return None
         self.proven = True
@@ -278,8 +278,6 @@ class Hold(contextlib.AbstractContextManager[nn.Module]):
         finally:
             if self._outermost:
                 twin._holder = None
-                if self._copy is not None:
-                    self._copy.put_back_attributes()
             twin._lock.release()
 
 

@@ -105,9 +105,9 @@ def regular_file(path: str | Path, what: str = "file") -> Path:
         try:
             mode = os.stat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
-            raise MissingFileError(
-                f"expected a {what} at {path}, found no file there"
-            ) from None
+            missing = MissingFileError(f"expected a {what} at {path}, found no file there")
+            missing.path = str(path)
+            raise missing from None
         if not stat.S_ISREG(mode):
             raise FileError(
                 f"expected a {what} at {path}, got {kind_of(mode)}; type the name of an "

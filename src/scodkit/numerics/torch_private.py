@@ -61,22 +61,49 @@ pull_back: Callable[..., Sequence[Tensor | None]] = functools.partial(
     accumulate_grad=False,
 )
 
-_TRACING = threading.RLock()
+_is_compiling = torch.compiler.is_compiling
+_ITS_CODE = _is_compiling.__code__
+_as_it_is = types.FunctionType(_ITS_CODE, _is_compiling.__globals__)
+_TRACING = threading.Lock()
+_traced_passes = 0  # in all threads
+_this_thread = threading.local()  # .traced: whether it runs a model as if it was traced
 
 
 @contextlib.contextmanager
 def as_if_traced() -> Iterator[None]:
     """Have ``torch.compiler.is_compiling()`` return True: models avoid reading values then.
 
-    The flag is the process's own: one thread at a time.
+    In this thread only: others, which may train or compile, get torch's own answer, and the
+    flag behind it is left alone.
     """
+    before = is_traced()
+    _count_traced(1)
+    _this_thread.traced = True
+    try:
+        yield
+    finally:
+        _this_thread.traced = before
+        _count_traced(-1)
+
+
+def _count_traced(change: int) -> None:
+    global _traced_passes
     with _TRACING:
-        before = torch.compiler._is_compiling_flag
-        torch.compiler._is_compiling_flag = True
-        try:
-            yield
-        finally:
-            torch.compiler._is_compiling_flag = before
+        _traced_passes += change
+        # the code, not the function: it has been imported by name, and the compiler knows it
+        _is_compiling.__code__ = _asked.__code__ if _traced_passes else _ITS_CODE
+
+
+def is_traced() -> bool:
+    """Return whether this thread runs a model as if it was traced."""
+    return getattr(_this_thread, "traced", False)
+
+
+def _asked() -> bool:
+    # run among the names of torch.compiler
+    from scodkit.numerics import torch_private
+
+    return torch_private.is_traced() or torch_private._as_it_is()
 
 
 # torch numbers vmaps by their nesting level: that of torch.autograd.grad is outermost

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from scodkit import __version__
 from scodkit.errors import ScodError
-from scodkit.explain import plots
-from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
+from scodkit.explain import Columns, Explanation, plots
+from scodkit.explain.words import Names, in_words
 from scodkit.metrics import curves
+from scodkit.model.inputs import Inputs
 from scodkit.monitor import Monitor
 from scodkit.report import charts
 from scodkit.report.page import Cell, Picture, Row, Section, Table, cell, percent, render
@@ -29,7 +30,6 @@ _MOST_LAYERS = 20
 _PER_ROW = 6  # pictures
 _LARGEST = 160  # pixels along a side of a picture
 _MOST_BARS = 96
-_MOST_NUMBERS = 4
 
 
 def page_of(report: Report) -> str:
@@ -149,11 +149,11 @@ def gallery(
         few = min(_PER_ROW, len(order) // 2 or 1)
         indices = order[::-1][:few] + order[:few]
         inputs = one.batch(indices)
-        gradients, missing = _slopes(monitor, inputs)
+        explanation, missing = _explained(monitor, inputs)
         note = max(note, missing)
         pictures = [
-            _picture(monitor.likelihood, one, index, sample, gradient)
-            for index, sample, gradient in zip(indices, inputs, gradients, strict=True)
+            _picture(monitor, one, index, inputs[place], explanation, place)
+            for place, index in enumerate(indices)
         ]
         rows[f"{one.name}: most atypical"] = pictures[:few]
         rows[f"{one.name}: least atypical"] = pictures[few:]
@@ -163,18 +163,27 @@ def gallery(
 def _samples(report: Report, p_values: Mapping[str, Tensor]) -> Table:
     rows: list[Row] = []
     for one in report.sets:
-        for index in one.spread(_SAMPLES):
+        indices = one.spread(_SAMPLES)
+        columns = None
+        if one.inputs is not None:
+            columns = _columns(report.monitor, one.batch(indices))
+        for place, index in enumerate(indices):
             label = prediction = p_value = alarm = None
             if one.labels is not None:
                 label = one.labels[index]
             if one.outputs is not None:
-                prediction = in_words(report.monitor.likelihood, one.outputs[index])
+                prediction = _prediction(report.monitor, one.outputs[index])
             if one.name in p_values:
                 p_value = float(p_values[one.name][index])
                 alarm = "alarm" if p_value <= report.false_alarm else "no"
             score, sample = float(one.scores[index]), cell(index, "d")
-            rows.append((one.name, label, prediction, score, p_value, alarm, sample))
-    titles = ("set", "is", "prediction", "score", "p-value", "alarm", "sample")
+            farthest = None if columns is None else columns.farthest(place)
+            row = (one.name, label, prediction, score, p_value, alarm, sample, farthest)
+            rows.append(row)
+    titles = (
+        *("set", "is", "prediction", "score", "p-value", "alarm", "sample"),
+        "farthest from the training mean",
+    )
     caption = "Samples of each set, from the least to the most atypical, evenly by rank"
     return Table(caption, titles, rows, sortable=True)
 
@@ -259,58 +268,59 @@ def _can_be_shown(shape: torch.Size) -> bool:
     return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
 
 
-def _slopes(monitor: Monitor, inputs: Tensor) -> tuple[list[Tensor | None], str]:
-    """Return the slopes of each input, None where there are none, and why not."""
-    if not inputs.is_floating_point():
-        return [None] * len(inputs), "No slopes: the inputs are not floating-point numbers."
-    try:
-        saliency = monitor.explain(inputs, saliency=True).saliency
-    except ScodError as error:
-        return [None] * len(inputs), f"No slopes: {error}."
-    assert saliency is not None
-    return [slopes if slopes.isfinite().all() else None for slopes in saliency.gradient], ""
+def _explained(monitor: Monitor, inputs: Tensor) -> tuple[Explanation, str]:
+    """Return an explanation, with slopes if there are any, and why there are none."""
+    missing = "the inputs are not floating-point numbers"
+    if inputs.is_floating_point():
+        try:
+            return monitor.explain(inputs, saliency=True), ""
+        except ScodError as error:
+            missing = str(error)
+    return monitor.explain(inputs), f"No slopes: {missing}."
 
 
 def _picture(
-    likelihood: Likelihood, one: ScoredSet, index: int, sample: Tensor, slopes: Tensor | None
+    monitor: Monitor,
+    one: ScoredSet,
+    index: int,
+    sample: Tensor,
+    explanation: Explanation,
+    place: int,
 ) -> Picture:
     says = [] if one.labels is None else [one.labels[index]]
+    columns, saliency = explanation.columns, explanation.saliency
+    if columns is not None:
+        says += columns.sentences(place) or filter(None, [columns.farthest(place)])
+        if columns.spread is not None:
+            sample = columns.distance[place]
     if one.outputs is not None:
-        says.append("predicted " + in_words(likelihood, one.outputs[index]))
+        says.append("predicted " + _prediction(monitor, one.outputs[index]))
     says.append(f"score {cell(float(one.scores[index])).text}")
+    is_image, drawn, scale = sample.ndim > 1, None, ""
+    if saliency is not None and bool(saliency.gradient[place].isfinite().all()):
+        slopes = saliency.shown(place)
+        drawn = slope_map(slopes) if is_image else bars(slopes)
+        if is_image:
+            scale = f"{float(plots.image_planes(slopes).sum(0).abs().max()):.2g}"
+        else:
+            steepest = saliency.steepest(place, 1).items()
+            says += [
+                f"steepest slope: {at} {slope:+.3g} {saliency.unit}" for at, slope in steepest
+            ]
     name = f"{one.name}, sample {index}"
-    draw, draw_slopes = (bars, bars) if sample.ndim == 1 else (image, slope_map)
-    drawn = None if slopes is None else draw_slopes(slopes)
-    return Picture(name, says, draw(sample), drawn)
+    return Picture(name, says, image(sample) if is_image else bars(sample), drawn, scale)
 
 
-def in_words(likelihood: Likelihood, output: Tensor) -> str:
-    r"""Return a network's prediction for one input in words.
+def _columns(monitor: Monitor, inputs: Tensor) -> Columns | None:
+    """Return the columns of inputs that are rows of a table; None of others."""
+    names = Names.of(inputs, monitor.notes)
+    return Columns.of(monitor.fitted.columns, Inputs((inputs,), {}), names)
 
-    Args:
-        likelihood: Which distribution the output parametrises.
-        output: ``(*shape)``, of one sample.
 
-    Examples:
-        >>> from scodkit import Gaussian
-        >>> in_words(Categorical(), torch.tensor([0.0, 9.0]))
-        'class 1 (100\xa0%)'
-        >>> in_words(Gaussian(), torch.tensor([0.25, 3.0]))
-        '0.25, 3'
-    """
-    if not bool(output.isfinite().all()):
-        return "not finite"
-    if isinstance(likelihood, Categorical) and output.ndim == 1:
-        shares = output.double().softmax(0)
-        best = int(shares.argmax())
-        return f"class {best} ({percent(float(shares[best]), 0)})"
-    values = output.double().flatten()[:_MOST_NUMBERS]
-    if isinstance(likelihood, Bernoulli):
-        shown = [percent(share, 0) for share in values.sigmoid().tolist()]
-    else:
-        shown = [f"{value:.3g}" for value in values.tolist()]
-    more = f", ... ({output.numel()} numbers)" if output.numel() > _MOST_NUMBERS else ""
-    return ", ".join(shown) + more
+def _prediction(monitor: Monitor, output: Tensor) -> str:
+    """Return a prediction in words, whose percentages stay on one line."""
+    words = in_words(monitor.likelihood, output, monitor.notes.get("classes"))
+    return words.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def image(sample: Tensor) -> str:

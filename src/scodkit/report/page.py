@@ -141,12 +141,14 @@ class Picture:
         says: Label, prediction and score.
         values: Data URI of an image, or heights of a vector's numbers in [-1, 1].
         slopes: Likewise of the slopes; None where there are none.
+        scale: The largest slope of an image, in nats per unit; empty for a vector.
     """
 
     name: str
     says: Sequence[str]
     values: str | Sequence[float]
     slopes: str | Sequence[float] | None
+    scale: str = ""
 
 
 @dataclass(frozen=True)

@@ -78,25 +78,29 @@ class OutputVariance(Likelihood):
         return outputs if outputs <= _EXACT else _PROBES
 
 
-def variance_source(source: FactorSource) -> FactorSource:
-    """Return the same source of rows for `OutputVariance`."""
-    return replace(source, likelihood=OutputVariance())
+class OutputVariances:
+    """Traces of the outputs' covariance; keeps the source of their rows between batches."""
 
+    def __init__(self) -> None:
+        self._of: FactorSource | None = None  # what the source below is made of
+        self._source: FactorSource | None = None
 
-def output_variance(
-    source: FactorSource, call: Inputs, basis: Eigenbasis, prior_scale: float
-) -> Tensor:
-    """Return ``tr V`` of a batch that is not empty, ``(B,)`` in float64.
+    def __call__(
+        self, call: Inputs, source: FactorSource, basis: Eigenbasis, prior_scale: float
+    ) -> Tensor:
+        """Return ``tr V`` of a batch that is not empty, ``(B,)`` in float64.
 
-    Infinite for samples with a NaN or an infinity.
+        Infinite for samples with a NaN or an infinity.
 
-    Args:
-        source: From `variance_source`.
-        call: The batch.
-        basis: The eigenbasis, on the model's device.
-        prior_scale: ``eps``.
-    """
-    return score(score_batch(source, call, basis)[1], basis, prior_scale)
+        Args:
+            call: The batch.
+            source: Of the rows of scores.
+            basis: The eigenbasis, on the model's device.
+            prior_scale: ``eps``.
+        """
+        if self._source is None or self._of is not source:
+            self._of, self._source = source, replace(source, likelihood=OutputVariance())
+        return score(score_batch(self._source, call, basis)[1], basis, prior_scale)
 
 
 def unexplained_share(score: Tensor, energies: Energies, prior_scale: float) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scodkit import Categorical, Fused, Gaussian
-from scodkit.fused.input_range import InputRange
+from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Inputs
 
 
@@ -104,7 +104,11 @@ def test_samples_that_are_not_finite_have_no_part_in_a_range() -> None:
     x[0, 1], x[1, 2] = torch.nan, torch.inf
     ranges.add(call(x))
     ranges.add(call(x[:2]))
-    assert all(torch.equal(own, clean.pack()[name]) for name, own in ranges.pack().items())
+    torch.testing.assert_close(ranges.pack(), clean.pack(), rtol=1e-14, atol=1e-14)
+    empty = InputRange()
+    empty.add(call(x[:2]))
+    assert empty.pack() == {}
+    torch.testing.assert_close(empty.merged(ranges).pack(), ranges.pack(), rtol=0, atol=0)
 
 
 def test_what_was_not_there_in_training_says_nothing() -> None:
