@@ -90,7 +90,10 @@ _HEADER = artifact.fields(
         "exempt": artifact.each(artifact.TEXT),
         "engine": artifact.maybe(artifact.that("the name of an engine", is_engine)),
         "form": artifact.maybe(
-            artifact.fields({"parts": artifact.whole(1), "axes": artifact.each(_COUNT)})
+            artifact.fields(
+                {"parts": artifact.whole(1), "axes": artifact.each(_COUNT)},
+                {"alike": artifact.maybe(_COUNT)},
+            )
         ),
         "input_range": artifact.maybe(artifact.RANGES),
         "notes": artifact.OBJECT,

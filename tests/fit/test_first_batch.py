@@ -256,6 +256,16 @@ def test_a_list_of_batches_is_not_a_batch(path: Path) -> None:
     assert torch.equal(monitor.score([X]), monitor.score(X))
 
 
+def test_two_batches_are_not_inputs_and_labels(path: Path) -> None:
+    labelled = DataLoader(TensorDataset(X, LABELS), batch_size=8)
+    monitor = Monitor(net(), Categorical(), rank=5).fit(labelled, progress=False)
+    monitor.save(path)
+    for each in (monitor, Monitor.load(path, monitor.model)):
+        with pytest.raises(BatchError, match=r"one batch, got 2 .*score\(iter\(batches"):
+            each.score([X[:8], X[8:16]])
+        assert torch.equal(each.score([X, LABELS]), each.score(X))
+
+
 def test_targets_like_the_inputs_are_left_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)

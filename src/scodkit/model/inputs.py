@@ -187,16 +187,20 @@ class Form:
     Args:
         parts: Number of elements of a tuple or list; 1 for anything else.
         axes: Number of axes of each input tensor.
+        alike: Number of elements that are tensors of the first one's form; None if unknown.
     """
 
     parts: int
     axes: list[int]
+    alike: int | None = None
 
     @staticmethod
     def of(batch: object, call: Inputs) -> Form:
         """Return the form of a batch with these inputs."""
-        parts = len(batch) if isinstance(batch, (tuple, list)) else 1
-        return Form(parts, [tensor.ndim for tensor in call.tensors()])
+        parts, alike = 1, 0
+        if isinstance(batch, (tuple, list)):
+            parts, alike = len(batch), len(_alike(batch))
+        return Form(parts, [tensor.ndim for tensor in call.tensors()], alike)
 
     def document(self) -> dict[str, Any]:
         """Return the form as plain data, the arguments of `Form`."""
@@ -253,23 +257,34 @@ def _check_one_batch(batch: Sequence[object], form: Form | None) -> None:
     """Refuse several batches in place of one, of which all but the first would be dropped.
 
     Tensors of equal form may also be inputs and targets, as for an autoencoder: they are
-    treated as such if the batches of the fit had as many parts or, if that is unknown, if they
-    have equally many samples.
+    treated as such if the batches of the fit had as many of them or, if that is unknown, if
+    they have equally many samples.
 
     Raises:
         BatchError: If the elements look like batches.
     """
-    like = [p for p in batch if isinstance(p, Tensor) and p.ndim]
-    like = [p for p in like if p.dtype == like[0].dtype and p.shape[1:] == like[0].shape[1:]]
-    if len(like) < 2 or like[0] is not batch[0]:
+    like = _alike(batch)
+    if len(like) < 2:
         return
     several = len({len(p) for p in like}) > 1
-    if several or (form is not None and form.parts != len(batch)):
+    if form is not None:
+        more = form.alike is not None and len(like) > form.alike
+        several = several or more or form.parts != len(batch)
+    if several:
         raise BatchError(
             f"expected one batch, got {len(like)} tensors that look like one each, of shapes "
             f"{[tuple(p.shape) for p in like]}; {_ALL_OF_THEM}; or, if the others are targets, "
             "pass batch[0], or inputs=lambda batch: batch[0] to the Monitor"
         )
+
+
+def _alike(batch: Sequence[object]) -> list[Tensor]:
+    """Return the elements that are tensors of the first one's form, but for their number."""
+    first = batch[0] if batch else None
+    if not isinstance(first, Tensor) or not first.ndim:
+        return []
+    tensors = [p for p in batch if isinstance(p, Tensor) and p.ndim]
+    return [p for p in tensors if p.dtype == first.dtype and p.shape[1:] == first.shape[1:]]
 
 
 def ordinary(tensor: Tensor) -> Tensor:
