@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from draws import noise
 from engines import Uses, same_as_the_loop
+from scodkit.factors.rules.layer import _IN_CACHE, Summed
 
 FEW = settings(deadline=None, max_examples=15)
 SOME = settings(deadline=None, max_examples=40)
@@ -367,3 +368,16 @@ def test_a_transformer_decodes() -> None:
     layer = nn.TransformerDecoderLayer(4, 2, 5, batch_first=True)
     model = Uses(lambda m, x, memory: m.layer(x, memory), layer=layer)
     same_as_the_loop(model, noise(3, 5, 4), noise(3, 2, 4, seed=5))
+
+
+def test_rows_over_positions_are_read_a_few_samples_at_a_time() -> None:
+    delta = noise(80, 3, 5, 64)
+    a = noise(80, 5, 48, seed=1)
+    matrix = noise(64 * 48, 7, seed=2)
+    rows = Summed(delta, a)
+    assert rows.nbytes > 2 * _IN_CACHE
+    norms, along = rows.energies(matrix)
+    slow = torch.einsum("bqmo,bmi->bqoi", delta, a).flatten(2)
+    torch.testing.assert_close(rows.dense(), slow, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(norms, slow.square().sum((1, 2)), rtol=1e-12, atol=0)
+    torch.testing.assert_close(along, slow @ matrix, rtol=1e-11, atol=1e-10)
