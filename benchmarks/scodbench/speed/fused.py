@@ -5,7 +5,6 @@ Writes rows to results/fused.jsonl; those of a GPU to fused_cuda.jsonl.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from scodbench.nets import DenseNet121, ResNet18
 from scodbench.speed import contenders
 from scodbench.speed.paper_nets import SMALL, Domain
-from scodbench.speed.turns import Run, interleaved, machine, settle
+from scodbench.speed.turns import Run, add_rows, interleaved, rows_file, settle
 from scodkit import Categorical, Fused, LastLayers, Monitor
 from scodkit.sketch import Nystrom
 
@@ -67,16 +66,11 @@ def measure(device: str, output: Path) -> None:
         output: Folder for the rows.
     """
     settle(device)
-    file = output / ("fused.jsonl" if device == "cpu" else f"fused_{device}.jsonl")
-    file.unlink(missing_ok=True)
+    file = rows_file(output, "fused", device)
     for domain in NETS:
         for batch in BATCHES:
             torch.manual_seed(0)
             times = list(rows(domain, batch, device))
-            forward = times[0]["ms"]
-            with file.open("a") as lines:
-                for row in times:
-                    row["forward_passes"] = row["ms"] / forward
-                    lines.write(json.dumps({**row, **machine(device)}) + "\n")
+            add_rows(file, times, "forward_passes", times[0]["ms"], device)
             cells = "  ".join(f"{r['method']} {r['forward_passes']:.2f}" for r in times)
             print(f"{domain.name}, batch {batch}: {cells}", flush=True)

@@ -8,7 +8,6 @@ transformers_cuda.jsonl.
 
 from __future__ import annotations
 
-import json
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scodbench.speed.turns import Run, Timed, interleaved, machine, settle
+from scodbench.speed.turns import Run, Timed, add_rows, interleaved, rows_file, settle
 from scodkit import Categorical, LastLayers, Monitor
 from scodkit.likelihoods import Likelihood
 from scodkit.model.parameters import Selection
@@ -132,8 +131,8 @@ def rows(case: Case, device: str) -> Iterator[dict[str, Any]]:
             torch.autograd.grad(output, weights, row, retain_graph=True, allow_unused=True)
 
     vectors = monitor.basis.vectors
-    rank = case.likelihood.num_directions(monitor.fitted.shape)
-    flat = torch.randn(case.size * rank, len(vectors), device=device)
+    directions = case.likelihood.num_directions(monitor.fitted.shape)
+    flat = torch.randn(case.size * directions, len(vectors), device=device)
 
     def floor() -> None:
         run(backward=True)
@@ -178,16 +177,9 @@ def measure(device: str, output: Path) -> None:
     """
     settle(device)
     warnings.simplefilter("ignore")
-    file = output / (
-        "transformers.jsonl" if device == "cpu" else f"transformers_{device}.jsonl"
-    )
-    file.unlink(missing_ok=True)
+    file = rows_file(output, "transformers", device)
     for case in CASES[device]:
         times = list(rows(case, device))
-        floor = times[2]["ms"]
-        with file.open("a") as lines:
-            for row in times:
-                row["floors"] = row["ms"] / floor
-                lines.write(json.dumps({**row, **machine(device)}) + "\n")
+        add_rows(file, times, "floors", times[2]["ms"], device)
         cells = "  ".join(f"{r['method']} {r['ms']:.2f} ms ({r['floors']:.2f})" for r in times)
         print(f"{case.name}, {times[0]['engine']}: {cells}", flush=True)

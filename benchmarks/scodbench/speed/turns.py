@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -96,3 +99,34 @@ class Timed:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.seconds.append(time.perf_counter() - began)
+
+
+def rows_file(output: Path, suite: str, device: str) -> Path:
+    """Return where rows of a suite go, without those of an earlier run.
+
+    Args:
+        output: Folder.
+        suite: Its name.
+        device: Where it is measured; files of a GPU say so.
+    """
+    file = output / (f"{suite}.jsonl" if device == "cpu" else f"{suite}_{device}.jsonl")
+    file.unlink(missing_ok=True)
+    return file
+
+
+def add_rows(
+    file: Path, rows: Iterable[dict[str, Any]], unit: str, ms: float, device: str
+) -> None:
+    """Add rows to a file, with their times in another unit and what times depend on.
+
+    Args:
+        file: JSON lines.
+        rows: With their ``ms``; changed.
+        unit: Name of the other unit.
+        ms: How long one of it takes.
+        device: Where they were measured.
+    """
+    with file.open("a") as lines:
+        for row in rows:
+            row[unit] = row["ms"] / ms
+            lines.write(json.dumps({**row, **machine(device)}) + "\n")
