@@ -389,6 +389,25 @@ def test_a_budget_of_time_takes_fewer_layers() -> None:
     assert len(quick.monitor.fitted.parameters.names) == 4
 
 
+@pytest.mark.parametrize(
+    ("numbers", "layers", "rank"),
+    [(2 * 20 * 299, 2, 20), (2 * 20 * 299 - 1, 1, 20), (2 * 7 * 20, 1, 7)],
+)
+def test_a_budget_of_memory_takes_fewer_layers_rather_than_directions(
+    numbers: int, layers: int, rank: int
+) -> None:
+    middle, last = nn.Linear(30, 9), nn.Linear(9, 2)  # 279 weights and 20
+    net = nn.Sequential(nn.Linear(WIDTH, 30), nn.Tanh(), middle, nn.Tanh(), last)
+    fused = Fused(net, Gaussian(), budget=Budget(bytes=4 * numbers))
+    monitor = fused.fit([samples(100, 1).float()], progress=False).monitor
+    assert monitor.fitted.parameters.names == (
+        *(("2.weight", "2.bias") if layers == 2 else ()),
+        *("4.weight", "4.bias"),
+    )
+    assert monitor.rank == rank
+    assert ("fewer than 20" in fused.summary()) == (layers == 1)
+
+
 def test_samples_that_are_not_finite_score_infinity() -> None:
     for likelihood in (Categorical(), Gaussian()):
         fused, x = made(network(), likelihood), samples(6, 4)

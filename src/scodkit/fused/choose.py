@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from scodkit.fused.features import (
 )
 from scodkit.fused.parts import Parts, num_classes
 from scodkit.model.inputs import Inputs
-from scodkit.model.parameters import LastLayers, Selection, select
+from scodkit.model.parameters import LastLayers, ParameterSet, Selection, select
 from scodkit.monitor import Monitor
 from scodkit.scoring.evidence import is_classifier
 from scodkit.sketch import Nystrom
@@ -26,6 +27,9 @@ from scodkit.sketch import Nystrom
 # paper's size of a sketch: so many vectors for each one kept, and a few
 _PER_RANK, _MORE = 6, 4
 _MOST_RANK, _LEAST_RANK = 100, 5
+
+# directions from which more layers serve better than more directions: `scodbench layers`
+_ENOUGH = 20
 
 # scores that are timed for a budget of time
 _TIMED = 5
@@ -136,7 +140,7 @@ def choose(
         else:
             layer = None
         if selection is None:
-            selection, why = LastLayers(fraction=0.15), "weights: the last layers"
+            selection, why = _last_layers(monitor, call, rank, budget)
         sized = _sized(monitor, selection, call, rank, budget)
     seen = () if layer is None else (f"features: what goes into {layer!r}",)
 
@@ -160,6 +164,30 @@ def _parameters_of(monitor: Monitor, layer: str, passed: ForwardPass) -> list[st
     return names if set(names) <= set(dict(monitor.model.named_parameters())) else []
 
 
+def _last_layers(
+    monitor: Monitor, call: Inputs, rank: int | None, budget: Budget
+) -> tuple[ParameterSet, str]:
+    """Return the last 15 % of layers, or the end of them with enough directions; and why."""
+    network = monitor._network
+    widest, words = select(LastLayers(fraction=0.15), network, call), "weights: the last layers"
+    allowed = _directions(widest, budget)
+    if rank is not None or allowed >= _ENOUGH:
+        return widest, words
+    fewer = select(LastLayers(count=1), network, call)
+    for count in itertools.count(2):
+        more = select(LastLayers(count=count), network, call)
+        if _directions(more, budget) < _ENOUGH:
+            break
+        fewer = more
+    words = f"weights: the end of the last layers, as the budget has room for {allowed} "
+    return fewer, words + f"directions in all of them, and fewer than {_ENOUGH} serve worse"
+
+
+def _directions(chosen: ParameterSet, budget: Budget) -> int:
+    """Return how many directions, in float32, half of the memory has room for."""
+    return budget.bytes // 4 // (2 * chosen.num_parameters)
+
+
 def _sized(
     monitor: Monitor,
     selection: Selection,
@@ -171,7 +199,7 @@ def _sized(
     chosen = select(selection, monitor._network, call)
     weights, allowed = chosen.num_parameters, budget.bytes // 4  # numbers in float32
     if rank is None:  # the basis in half of the memory
-        rank = min(_MOST_RANK, max(_LEAST_RANK, allowed // (2 * weights)), weights)
+        rank = min(_MOST_RANK, max(_LEAST_RANK, _directions(chosen, budget)), weights)
     columns = min(_PER_RANK * rank + _MORE, max(2 * rank, 4 * allowed // weights))
     listed = ", ".join(chosen.names[:4]) + (", ..." if len(chosen.names) > 4 else "")
     why = f"sketch of {listed}: {columns} vectors for a rank of {rank}, "
