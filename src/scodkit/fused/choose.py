@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from dataclasses import dataclass
@@ -19,7 +18,13 @@ from scodkit.fused.features import (
 )
 from scodkit.fused.parts import Parts, num_classes
 from scodkit.model.inputs import Inputs
-from scodkit.model.parameters import LastLayers, ParameterSet, Selection, select
+from scodkit.model.parameters import (
+    LastLayers,
+    ParameterSet,
+    Selection,
+    endings,
+    select,
+)
 from scodkit.monitor import Monitor
 from scodkit.scoring.evidence import is_classifier
 from scodkit.sketch import Nystrom
@@ -173,12 +178,11 @@ def _last_layers(
     allowed = _directions(widest, budget)
     if rank is not None or allowed >= _ENOUGH:
         return widest, words
-    fewer = select(LastLayers(count=1), network, call)
-    for count in itertools.count(2):
-        more = select(LastLayers(count=count), network, call)
-        if _directions(more, budget) < _ENOUGH:
+    fewer, *more = endings(network, call)
+    for longer in more:
+        if _directions(longer, budget) < _ENOUGH:
             break
-        fewer = more
+        fewer = longer
     words = f"weights: the end of the last layers, as the budget has room for {allowed} "
     return fewer, words + f"directions in all of them, and fewer than {_ENOUGH} serve worse"
 

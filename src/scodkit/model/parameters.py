@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -196,6 +196,20 @@ def select(selection: Selection, network: Network, example: Inputs) -> Parameter
         )
     ids = set(map(id, chosen))
     return _tile({name: p for name, p in named.items() if id(p) in ids}, selection)
+
+
+def endings(network: Network, example: Inputs) -> Iterator[ParameterSet]:
+    """Yield the parameters of the last module that has some, of the last two, and so on.
+
+    Args:
+        network: The model.
+        example: A batch the model can be called with; modules are in the order of the calls.
+    """
+    layers = _layers_in_call_order(network, example)
+    for first in reversed(range(len(layers))):
+        ids = {id(p) for layer in layers[first:] for p in _own_parameters(layer)}
+        chosen = {n: p for n, p in network.model.named_parameters() if id(p) in ids}
+        yield _tile(chosen, "all")
 
 
 def select_names(model: nn.Module, names: Sequence[str]) -> ParameterSet:
