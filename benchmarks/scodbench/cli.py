@@ -19,7 +19,7 @@ from scodbench.identity import check_device, device_name
 from scodbench.jobs import ALL_DOMAINS, Where
 from scodbench.methods import METHODS
 from scodbench.rows import FUSED_ROWS_FILE, FUSED_SWEEP_FILE, ROWS_FILE, SWEEPS_FILE, Row
-from scodbench.speed.cli import alarms, sketch, speed
+from scodbench.speed.cli import alarms, layers, sketch, speed
 from scodbench.sweeps import SWEEPS
 from scodkit import __version__
 from scodkit.cli import output as shown
@@ -36,7 +36,7 @@ class _InOrder(TyperGroup):
     def list_commands(self, ctx: object) -> list[str]:
         return [
             *("run", "sweep", "table", "figures", "fused"),
-            *("data", "speed", "sketch", "alarms"),
+            *("data", "speed", "sketch", "alarms", "layers"),
         ]
 
 
@@ -47,6 +47,7 @@ app.add_typer(data_verbs, name="data")
 app.command()(speed)
 app.command()(sketch)
 app.command()(alarms)
+app.command()(layers)
 
 _SLOW = ("taxinet", "cifar10", "cifar10_all", "taxinet_xplane")  # on a CPU
 _HOURS = "its large network takes hours on a CPU; type --device cuda"

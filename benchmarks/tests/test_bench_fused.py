@@ -13,6 +13,7 @@ from scodbench.figures.fused import draw_fused
 from scodbench.measure import Setup, measure
 from scodbench.rows import Row, select
 from scodbench.samples import TensorSamples
+from scodbench.sweeps.aggregations import aggregation_sweep
 from scodbench.sweeps.fused import COMBINED, area_under_risk, fused_sweep, middle_p_values
 from scodbench.tables import fused as tables
 from scodkit import Categorical, Gaussian, LastLayers
@@ -147,3 +148,19 @@ def test_tables_have_a_line_for_everything(rows: list[Row], tmp_path: Path) -> N
     svg, png = draw_fused(methods, tmp_path)
     assert svg.stat().st_size > 0
     assert png.stat().st_size > 0
+
+
+def test_rules_of_the_detectors_library_are_larger_for_unknown_inputs() -> None:
+    rows = list(aggregation_sweep(setup_of("wine", Gaussian())))
+    assert len({row["id"] for row in rows}) == len(rows) == 14
+    assert min(row["auroc"] for row in rows) > 0.9  # a wrong sign gives less than a half
+    fisher = next(row for row in rows if row["name"] == "p-values, fisher")
+    ours = next(
+        row
+        for row in fused_sweep(setup_of("wine", Gaussian()))
+        if (row["study"], row["name"]) == ("combination", "Fisher")
+    )
+    # both count ranks; theirs interpolates between them
+    assert abs(fisher["auroc"] - ours["auroc"]) < 0.01
+    table = tables.ways_table(rows, FILE)
+    assert any(line["way"] == "detectors, mahalanobis" for line in table.lines)

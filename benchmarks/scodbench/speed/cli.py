@@ -1,4 +1,4 @@
-"""``scodbench speed``, ``sketch`` and ``alarms``: measurements beside the paper's domains."""
+"""``scodbench speed``, ``sketch``, ``alarms``, ``layers``: measured beside the domains."""
 
 from __future__ import annotations
 
@@ -118,5 +118,15 @@ def alarms(tables: TablesOption = False) -> None:
     Example: scodbench alarms
     """
     from scodbench import alarms as measured
+
+    measured.main(tables=tables)
+
+
+def layers(tables: TablesOption = False) -> None:
+    """Measure whether more layers serve a regressor's Fused better than more directions.
+
+    Example: scodbench layers
+    """
+    from scodbench import layers as measured
 
     measured.main(tables=tables)

@@ -10,6 +10,7 @@ from scodbench.domain import Domain
 from scodbench.identity import untrained
 from scodbench.measure import Setup
 from scodbench.rows import Row
+from scodbench.sweeps.aggregations import aggregation_sweep
 from scodbench.sweeps.choices import (
     fidelity,
     layer_sweep,
@@ -37,6 +38,7 @@ SWEEPS: dict[str, Sweep] = {
     "size": size_sweep,
     "examples": example_sweep,
     "fused": fused_sweep,
+    "aggregations": aggregation_sweep,
 }
 
 # those that ask for an ensemble's networks
@@ -59,6 +61,6 @@ def applies(sweep: str, domain: Domain) -> bool:
         # pictures are convolved or flattened
         return any(isinstance(m, (nn.Conv2d, nn.Flatten)) for m in network.modules())
     return (
-        sweep in ("prior", "layers", "fused")
+        sweep in ("prior", "layers", "fused", "aggregations")
         or sum(p.numel() for p in network.parameters()) <= _SMALL
     )

@@ -61,9 +61,9 @@ def fused_sweep(setup: Setup) -> Iterator[Row]:
         setup: Network and data.
     """
     fused = fitted(setup)
-    known = _look(fused, setup.splits.test, setup.device)
-    held = _look(fused, setup.splits.selection, setup.device)
-    novel = {name: _look(fused, own, setup.device) for name, own in setup.splits.novel.items()}
+    known = look(fused, setup.splits.test, setup.device)
+    held = look(fused, setup.splits.selection, setup.device)
+    novel = {name: look(fused, own, setup.device) for name, own in setup.splits.novel.items()}
     for row in itertools.chain(
         _separations(fused, known, novel),
         _combinations(known, held, novel),
@@ -89,7 +89,14 @@ def fitted(setup: Setup, parameters: LastLayers | None = None) -> Fused:
     return fused.calibrate(held_out, progress=False)
 
 
-def _look(fused: Fused, samples: Samples, device: torch.device) -> Found:
+def look(fused: Fused, samples: Samples, device: torch.device) -> Found:
+    """Return what a network and `Fused` make of a set of inputs.
+
+    Args:
+        fused: Fitted and calibrated.
+        samples: The inputs.
+        device: Of the network.
+    """
     parts_of, (standard, _) = fused._ready(), fused._calibrated()
     columns: list[tuple[Tensor, ...]] = []
     for x, targets in samples.batches(_BATCH, device):
@@ -173,7 +180,7 @@ def _with_gradients(setup: Setup, fused: Fused) -> Iterator[Row]:
         return
     full = fitted(setup, setup.domain.last_layers)
     known, *novel = (
-        _look(full, own, setup.device).score
+        look(full, own, setup.device).score
         for own in (setup.splits.test, *setup.splits.novel.values())
     )
     row = _separation("last layers", POOLED, known, torch.cat(novel))

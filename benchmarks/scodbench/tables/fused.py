@@ -56,9 +56,16 @@ def ways_table(rows: Sequence[Row], file: Path) -> Table:
     pooled = list(select(rows, ood=POOLED))
     own = list(select(pooled, study=SEPARATION, name="fused"))
     own += [row for row in pooled if row.get("study") in OTHER_WAYS]
+    library = [
+        {**row, "name": f"detectors, {row['name'].removeprefix('p-values, ')}"}
+        for row in select(pooled, sweep="aggregations")
+        if row["name"] != "fused"
+    ]
+    own += library
     titles = {
         "fused": "Fused: sum of standardised parts",
         **{rule: f"p-values, {rule}" for rule in ("Fisher", "Stouffer", "Simes", "smallest")},
+        **{row["name"]: str(row["name"]) for row in library},
         "last layers": "Fused by backward passes, last layers",
     }
     lines: list[Line] = [{"way": title} for title in titles.values()]
