@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -22,7 +23,7 @@ from scodkit.factors.rules.layer import activations_along
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.numerics.hashing import hashed, signs
-from scodkit.numerics.torch_private import Convolution
+from scodkit.numerics.torch_private import Convolution, get_proxy_mode
 from scodkit.scoring.score import Energies, score
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -237,6 +238,15 @@ def narrowed(features: Tensor) -> Tensor:
     )
 
 
+def _kth_largest(values: Tensor, k: int) -> Tensor:
+    """Return the ``k``-th largest value of each row ``(n, m)``, ``(n,)``."""
+    if values.device.type != "cpu" or get_proxy_mode() is not None:  # of a recording
+        return values.topk(k, dim=1, sorted=False).values.amin(1)
+    # three times as fast as torch's topk on a CPU
+    place = values.shape[1] - k
+    return torch.from_numpy(np.partition(values.numpy(), place, axis=1)[:, place])
+
+
 def most_samples(features: int, allowed: int) -> int:
     """Return how many samples to keep, in so many bytes with the covariance.
 
@@ -372,7 +382,7 @@ class FeatureBank:
         neighbour = min(_NEIGHBOUR, max(1, round(count**0.5)))
         unit = normalize(self._fitting(features)).float()
         cosines = [
-            (batch @ bank.T).topk(neighbour, dim=1, sorted=False).values.amin(1)
+            _kth_largest(batch @ bank.T, neighbour)
             for batch in torch.split(unit, max(1, _AT_ONCE // (4 * count)))
         ]
         # of unit vectors: the cosine is 1 - d^2 / 2
