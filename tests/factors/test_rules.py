@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from draws import noise
 from engines import Uses, same_as_the_loop
-from scodkit.factors.rules.layer import _IN_CACHE, Summed
+from scodkit.factors.rules.rows import _IN_CACHE, Summed
 
 FEW = settings(deadline=None, max_examples=15)
 SOME = settings(deadline=None, max_examples=40)

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from scodkit.factors.live_bytes import Memory
-from scodkit.factors.rules.layer import activations_along, project_whole
+from scodkit.factors.rules.rows import activations_along, project_whole
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network

@@ -21,7 +21,7 @@ from scodkit.factors.engine import (
     Tall,
 )
 from scodkit.factors.rules import Derived, Layer, Place, Rows
-from scodkit.factors.rules.layer import project_whole
+from scodkit.factors.rules.rows import Outer, Summed, dense, project_whole
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.torch_private import out_of_map, pull_back
 
@@ -275,7 +275,7 @@ class HookFactors(Factors):
         """Return the rows, materialised as the gradients arrive at each layer."""
         blocks: list[tuple[slice, Tensor]] = []
         small = _Neighbours(self._limit)
-        self._each(lambda columns, rows: blocks.extend(small.add(columns, _dense(rows))))
+        self.each(lambda columns, rows: blocks.extend(small.add(columns, dense(rows))))
         return HeldFactors([*blocks, *small.rest()])
 
     def project(self, matrix: Tall) -> tuple[Tensor, Tensor]:
@@ -294,15 +294,16 @@ class HookFactors(Factors):
                 # in one product: in a small network, call overhead dominates the time
                 return project_whole(self._all_columns().to(part.dtype), part)
         sums, small = Sums(), _Neighbours(self._limit)
+        in_factors = (Outer,) if device.type == "cuda" else (Outer, Summed)
 
         def use(columns: slice, rows: Rows) -> None:
-            if not isinstance(rows, Tensor) and rows.nbytes > _TINY:
+            if isinstance(rows, in_factors) and rows.nbytes > _TINY:
                 sums.add(*rows.energies(matrix[columns].to(device)))
                 return
-            for span, together in small.add(columns, _dense(rows)):
+            for span, together in small.add(columns, dense(rows)):
                 sums.add_rows(together, matrix[span].to(device))
 
-        self._each(use)
+        self.each(use)
         for span, together in small.rest():
             sums.add_rows(together, matrix[span].to(device))
         return sums.result
@@ -312,20 +313,23 @@ class HookFactors(Factors):
         parts: dict[int, Tensor] = {}
 
         def keep(columns: slice, rows: Rows) -> None:
-            parts[columns.start] = rows if isinstance(rows, Tensor) else rows.dense()
+            parts[columns.start] = dense(rows)
 
-        self._each(keep)
+        self.each(keep)
         return torch.cat([parts[start] for start in sorted(parts)], dim=2)
 
     @torch.no_grad()
-    def _each(self, use: Callable[[slice, Rows], None]) -> None:
+    def each(self, use: Callable[[slice, Rows], None], sums: Uses | None = None) -> None:
         """Run the backward pass, and pass on the rows of each chosen parameter.
 
-        All uses of a parameter are summed; rows are zero if none affects the output.
+        Args:
+            use: Called with the columns of each parameter and its rows, which are zero if no
+                use of it affects the output.
+            sums: Adds up the uses of a parameter with several; by default as one tensor.
         """
         linear, layers = self._linear, self._linear.layers
-        missing = linear.parameters.by_start.copy()
-        sums: dict[int, Tensor] = {}
+        sums = _Totals(self._rows) if sums is None else sums
+        missing = linear.parameters.in_full().by_start.copy()
         of_derived: dict[int, Tensor] = {}
 
         def take(i: int, delta: Tensor) -> None:
@@ -334,28 +338,21 @@ class HookFactors(Factors):
                 if isinstance(place, Derived):
                     before = of_derived.get(place.index)
                     of_derived[place.index] = (
-                        _dense(rows) if before is None else before + _dense(rows)
+                        dense(rows) if before is None else before + dense(rows)
                     )
                 elif place.block.start not in linear.edges.shared:
                     use(missing.pop(place.block.start), rows)
                 else:
-                    add(place, _dense(rows))
-
-        def add(place: Place, rows: Tensor) -> None:
-            start = place.block.start
-            if start not in sums:
-                sums[start] = self._zeros(place.block)
-            part = slice(place.columns.start - start, place.columns.stop - start)
-            sums[start][:, :, part] += rows
+                    sums.add(place, rows)
 
         # there are no gradients without layers, or without a graph
         if layers and linear.graph.requires_grad:
             few = linear.few_kernels
             backward(linear.graph, linear.edges, self._rows, take, few_kernels=few)
         for index, rows in of_derived.items():
-            self._pull_further(linear.derived[index], rows, add)
-        for start, columns in missing.items():
-            use(columns, sums.pop(start) if start in sums else self._zeros(columns))
+            self._pull_further(linear.derived[index], rows, sums.add)
+        for columns in missing.values():
+            use(columns, sums.pop(columns))
 
     def _pull_further(
         self, derived: Tensor, rows: Tensor, add: Callable[[Place, Tensor], None]
@@ -374,9 +371,6 @@ class HookFactors(Factors):
             if gradient is not None:
                 add(place, gradient.reshape(*rows.shape[:2], -1))
 
-    def _zeros(self, columns: slice) -> Tensor:
-        return self._rows.new_zeros(*self._rows.shape[:2], columns.stop - columns.start)
-
     @property
     def _limit(self) -> int:
         if not self._rows.is_cuda:
@@ -385,8 +379,44 @@ class HookFactors(Factors):
         return min(_LARGE_ON_GPU, max(_TINY, widest))
 
 
-def _dense(rows: Rows) -> Tensor:
-    return rows if isinstance(rows, Tensor) else rows.dense()
+class Uses(Protocol):
+    """Adds up the rows of parameters with several uses."""
+
+    def add(self, place: Place, rows: Rows) -> None:
+        """Add rows of a use of a parameter, or of a part of it."""
+        ...
+
+    def pop(self, columns: slice) -> Rows:
+        """Return the rows of a parameter, and forget them; zeros if none were added."""
+        ...
+
+
+class _Totals:
+    """Adds up rows as tensors of all of the parameter's columns.
+
+    Args:
+        rows: At the output, ``(b, q, d)``.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+        self._sums: dict[int, Tensor] = {}
+
+    def add(self, place: Place, rows: Rows) -> None:
+        """See `Uses.add`."""
+        start = place.block.start
+        if start not in self._sums:
+            self._sums[start] = self._zeros(place.block)
+        part = slice(place.columns.start - start, place.columns.stop - start)
+        self._sums[start][:, :, part] += dense(rows)
+
+    def pop(self, columns: slice) -> Rows:
+        """See `Uses.pop`."""
+        rows = self._sums.pop(columns.start, None)
+        return self._zeros(columns) if rows is None else rows
+
+    def _zeros(self, columns: slice) -> Tensor:
+        return self._rows.new_zeros(*self._rows.shape[:2], columns.stop - columns.start)
 
 
 class _Neighbours:

@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from scodkit.baselines.features import Moments
 from scodkit.baselines.mahalanobis import whitening
 from scodkit.errors import BatchError, MergeError
-from scodkit.factors.rules.layer import activations_along
+from scodkit.factors.rules.rows import activations_along
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.numerics.hashing import hashed, signs

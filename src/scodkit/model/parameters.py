@@ -114,6 +114,19 @@ class ParameterSet:
         """Qualified names, in order."""
         return tuple(block.name for block in self.blocks)
 
+    @property
+    def selection(self) -> Selection:
+        """What to type to choose them again."""
+        return self.names
+
+    def in_full(self) -> ParameterSet:
+        """Return the weights themselves, with the columns of the flat vector of all."""
+        return self
+
+    def spread(self, directions: Tensor) -> Tensor:
+        """Return directions ``(t, N)`` as directions in the flat vector of all weights."""
+        return directions
+
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the chosen weights by name, detached, sharing memory with the model."""
         named = dict(model.named_parameters())

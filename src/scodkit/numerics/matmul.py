@@ -147,6 +147,31 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.addmm_(a.to(total.dtype), b)
 
 
+def thin_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a @ b`` for a few columns ``b``, accumulated in the wider dtype.
+
+    Args:
+        a: ``(..., n)``, in any floating dtype.
+        b: ``(n, r)``; not rounded to the dtype of ``a``.
+
+    Returns:
+        ``(..., r)`` in float32, or in float64 if one of them is.
+    """
+    if _on_matrix_units(a, a) and b.dtype == torch.float32:
+        parts = matmul(a.reshape(-1, a.shape[-1]), _in_parts(b, a.dtype))
+        return parts.view(-1, _PARTS, b.shape[1]).sum(1).view(*a.shape[:-1], -1)
+    wide = sum_dtype(a, b)
+    return a.to(wide) @ b.to(wide)
+
+
+def wide_bmm(a: Tensor, b: Tensor) -> Tensor:
+    """Return the batched ``a @ b`` in float32, or in float64 if one of them is."""
+    if _on_matrix_units(a, b):
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    wide = sum_dtype(a, b)
+    return torch.bmm(a.to(wide), b.to(wide))
+
+
 def _is_long(a: Tensor, b: Tensor) -> bool:
     return max(a.shape[0], b.shape[1]) <= _NARROW and a.shape[1] >= 2 * _LONGEST
 

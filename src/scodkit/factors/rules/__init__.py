@@ -17,15 +17,14 @@ from scodkit.factors.rules.layer import (
     Derived,
     Layer,
     Linear,
-    Outer,
     Place,
     Product,
-    Rows,
     TransposedConvolution,
     UnsupportedCallError,
     biased_product,
 )
 from scodkit.factors.rules.recurrent import UNROLLED, unrolled
+from scodkit.factors.rules.rows import Outer, Rows
 
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 _NORMS = (F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.rms_norm)

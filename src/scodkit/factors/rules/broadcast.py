@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from scodkit.factors.rules.layer import Batch, Derived, Layer, Place, Rows, UnsupportedCallError
+from scodkit.factors.rules.layer import Batch, Derived, Layer, Place, UnsupportedCallError
+from scodkit.factors.rules.rows import Rows
 
 # positions from which a matrix product beats an element-wise product and a sum, on a GPU
 _MANY = 64

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from scodkit.factors.rules.layer import Batch, Derived, Layer, Place, Rows, UnsupportedCallError
+from scodkit.factors.rules.layer import Batch, Derived, Layer, Place, UnsupportedCallError
+from scodkit.factors.rules.rows import LookedUp, Rows
 
 
 class Embedding(Layer):
@@ -39,6 +40,4 @@ class Embedding(Layer):
         delta = batch.split(delta, axis=1).transpose(0, 1)  # (b, q, m, e)
         if self._padding is not None:
             delta = delta.masked_fill((places == self._padding % entries)[:, None, :, None], 0)
-        rows = delta.new_zeros(*delta.shape[:2], entries, width)
-        rows.scatter_add_(2, places[:, None, :, None].expand_as(delta), delta)
-        yield place, rows.flatten(2)
+        yield place, LookedUp(places, delta, entries)

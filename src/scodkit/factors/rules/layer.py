@@ -21,8 +21,10 @@ from typing_extensions import Self
 
 from scodkit.errors import BatchError
 from scodkit.factors.layout import FIRST, Lay
+from scodkit.factors.rules.rows import Factored, Outer, Rows, Summed, Transposed, compressed
+from scodkit.model.projected import Pair
 from scodkit.numerics import kernels
-from scodkit.numerics.matmul import convolution_bmm, matmul, squared_norms, sum_dtype
+from scodkit.numerics.matmul import convolution_bmm
 
 Size = int | Sequence[int]
 
@@ -43,9 +45,6 @@ _FILL = 16
 _WORTH_FILLING = 1024
 
 _MATRIX = 2  # axes of a matrix
-
-# bytes of rows that stay in a CPU's cache between two uses
-_IN_CACHE = 1 << 21
 
 _version = attrgetter("_version")
 
@@ -96,120 +95,6 @@ class Batch:
 def unflatten(tensor: Tensor, axis: int, sizes: tuple[int, int]) -> Tensor:
     """Return a view with one axis split in two (``Tensor.unflatten``, with less overhead)."""
     return tensor.view(*tensor.shape[:axis], *sizes, *tensor.shape[axis + 1 :])
-
-
-class Outer:
-    """Rows that are outer products ``delta_j a^T``, materialised by `dense` only.
-
-    Args:
-        delta: ``(b, q, o)``.
-        a: ``(b, i)``.
-    """
-
-    def __init__(self, delta: Tensor, a: Tensor) -> None:
-        self._delta = delta
-        self._a = a
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the rows if they were materialised, in bytes."""
-        return self._delta.nbytes * self._a.shape[1]
-
-    def dense(self) -> Tensor:
-        """Return the rows ``(b, q, o i)``."""
-        # not indexing with None, which takes as long as the product for a small layer
-        return (self._delta.unsqueeze(3) * self._a.unsqueeze(1).unsqueeze(1)).flatten(2)
-
-    def energies(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return squared norms ``(b,)`` and rows times ``matrix (o i, k)``, ``(b, q, k)``."""
-        return self.squared_norms(), self.project(matrix)
-
-    def squared_norms(self) -> Tensor:
-        """Return the squared norms ``|delta|^2 |a|^2``, ``(b,)`` in float64."""
-        wide = sum_dtype(self._a)
-        norm = torch.linalg.vector_norm(self._delta, dim=(1, 2), dtype=wide).double()
-        squares: Tensor = (norm * torch.linalg.vector_norm(self._a, dim=1, dtype=wide)).square()
-        return squares
-
-    def project(self, matrix: Tensor) -> Tensor:
-        """Return rows times ``matrix (o i, k)``, ``(b, q, k)``.
-
-        The directions share the activations, so these are multiplied first: ``q`` times fewer
-        operations than with the rows themselves. A single direction is multiplied before the
-        activations, in one product over contiguous memory.
-        """
-        wide = sum_dtype(matrix)
-        delta, a, matrix = self._delta.to(wide), self._a.to(wide), matrix.to(wide)
-        outputs, inputs = delta.shape[2], a.shape[1]
-        if delta.shape[1] == 1:
-            along = (delta[:, 0] @ matrix.view(outputs, -1)).view(len(a), inputs, -1)
-            return torch.bmm(a[:, None], along)
-        return torch.bmm(delta, activations_along(a, matrix).transpose(0, 1))
-
-
-class Summed:
-    """Rows that are sums of outer products over positions, ``sum_m delta_jm a_m^T``.
-
-    Read on a CPU, they are materialised a few samples at a time: written to memory and read
-    again, they take three times as long as in its cache.
-
-    Args:
-        delta: ``(b, q, m, o)``.
-        a: ``(b, m, i)``.
-    """
-
-    def __init__(self, delta: Tensor, a: Tensor) -> None:
-        self._delta = delta
-        self._a = a
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the rows if they were materialised, in bytes."""
-        samples, count, _, outputs = self._delta.shape
-        return samples * count * outputs * self._a.shape[2] * self._a.itemsize
-
-    def dense(self) -> Tensor:
-        """Return the rows ``(b, q, o i)``."""
-        rows = torch.bmm(self._delta.mT.flatten(1, 2), self._a)
-        return rows.view(*self._delta.shape[:2], -1)
-
-    def energies(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return squared norms ``(b,)`` and rows times ``matrix (o i, k)``, ``(b, q, k)``."""
-        at_once = max(1, _IN_CACHE * len(self._a) // self.nbytes)
-        norms, along = [], []
-        parts = (torch.split(own, at_once) for own in (self._delta, self._a))
-        for delta, a in zip(*parts, strict=True):
-            rows = Summed(delta, a).dense()
-            norms.append(squared_norms(rows))
-            along.append(matmul(rows.flatten(0, 1), matrix).view(*rows.shape[:2], -1))
-        return torch.cat(norms), torch.cat(along)
-
-
-def project_whole(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the result of `Factors.project` for all columns at once.
-
-    Args:
-        rows: ``(b, q, N)``, on a CPU.
-        matrix: ``(N, k)``, of the same dtype.
-    """
-    along = rows.view(-1, len(matrix)) @ matrix
-    # in float64: a score is a difference of near-equal sums
-    norms = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=torch.float64)
-    return norms.square(), along.view(*rows.shape[:2], -1).double()
-
-
-def activations_along(a: Tensor, matrix: Tensor) -> Tensor:
-    """Return ``U_k a`` for the weight matrix ``U_k`` in each column, ``(o, b, k)``.
-
-    Args:
-        a: Activations ``(b, i)``.
-        matrix: ``(o i, k)``, in the same dtype.
-    """
-    columns = matrix.view(-1, a.shape[1], matrix.shape[1])
-    return torch.bmm(a.expand(len(columns), *a.shape), columns)
-
-
-Rows = Tensor | Outer | Summed
 
 
 @dataclass(frozen=True)
@@ -337,8 +222,7 @@ class Linear(Layer):
         # (b, q, m, o)
         delta = batch.split(delta.flatten(1, -2), axis=1).transpose(0, 1)
         if weight is not None:
-            rows = Summed(delta, batch.split(a.flatten(0, -2)))
-            yield weight, rows.dense() if delta.is_cuda else rows
+            yield weight, Summed(delta, batch.split(a.flatten(0, -2)))
         if bias is not None:
             yield bias, delta.sum(2)
 
@@ -370,9 +254,11 @@ class Product(Linear):
         weight = self.places.get(id(self.weight))
         for place, rows in super().gradients(delta):
             if place is weight:
-                rows = rows if isinstance(rows, Tensor) else rows.dense()
-                rows = rows.view(*rows.shape[:2], *self.weight.shape[::-1]).mT.flatten(2)
-            yield place, rows
+                assert isinstance(rows, (Outer, Summed))
+                inputs, outputs = self.weight.shape
+                yield place, Transposed(rows, (outputs, inputs))
+            else:
+                yield place, rows
 
 
 def biased_product(
@@ -409,21 +295,22 @@ class Convolution(Layer):
         groups: int = 1,
     ) -> None:
         super().__init__(batch, [weight, bias], input)
-        self._weight, self._bias = weight, bias
+        self.weight, self._bias = weight, bias
         self._groups = groups
         self._window = _Window(input, weight, stride, dilation)
         self._margins = self._window.margins(padding)
 
     def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
         """See `Layer.gradients`."""
-        weight, bias = self.places.get(id(self._weight)), self.places.get(id(self._bias))
+        weight, bias = self.places.get(id(self.weight)), self.places.get(id(self._bias))
         if weight is not None:
-            yield weight, self._weight_rows(delta)
+            yield weight, Patches(self, delta)
         if bias is not None:
             sums = self.batch.sum_places(delta.flatten(3).sum(-1), axis=1)
             yield bias, sums.transpose(0, 1)
 
-    def _weight_rows(self, delta: Tensor) -> Tensor:
+    def weight_rows(self, delta: Tensor) -> Tensor:
+        """Return the rows of the weight, ``(b, q, n)``; the argument is that of `gradients`."""
         input = self.inputs[0].to(delta.dtype)
         if delta.is_cuda and kernels.run_on(delta) and self._is_plain:
             return self._by_kernels(input, delta)
@@ -433,11 +320,22 @@ class Convolution(Layer):
         )
         return rows.transpose(1, 2).flatten(2)
 
+    def summed(self, delta: Tensor) -> Summed | None:
+        """Return the same rows as sums over positions; None if they are no such sums."""
+        if self._groups > 1:
+            return None
+        input = _padded(self.inputs[0].to(delta.dtype), self._margins)
+        axes = delta.ndim - 3
+        patches = _matrices(self._apart(self._window.places(input), 0)[None], axes)
+        left = self._apart(delta, 1).transpose(0, 1)  # (B, q, m, 1, o, *positions)
+        left = left.flatten(5).permute(0, 1, 2, 5, 3, 4).flatten(4).flatten(2, 3)
+        return Summed(left, patches.mT)
+
     @property
     def _is_plain(self) -> bool:
         """Whether this is an ungrouped 2d convolution, one image per sample, small kernel."""
         images = self.inputs[0].ndim == _IMAGES and len(self.inputs[0]) == self.batch.size
-        places = math.prod(self._weight.shape[2:])
+        places = math.prod(self.weight.shape[2:])
         return images and self._groups == 1 and places <= _FEW_PLACES
 
     def _by_kernels(self, input: Tensor, delta: Tensor) -> Tensor:
@@ -458,6 +356,41 @@ class Convolution(Layer):
         return unflatten(self.batch.split(tensor, axis), axis + 2, (self._groups, -1))
 
 
+class Patches(Factored):
+    """Rows of a convolution: sums over positions of gradients times patches of the input.
+
+    Args:
+        layer: The convolution.
+        delta: Gradients at its output, ``(q, *shape of the output)``.
+    """
+
+    def __init__(self, layer: Convolution, delta: Tensor) -> None:
+        self._layer, self._delta = layer, delta
+        self._size = layer.weight.numel()
+        self.sides = (layer.weight.shape[0], self._size // layer.weight.shape[0])
+        self.nbytes = layer.batch.size * len(delta) * self._size * delta.itemsize
+
+    def dense(self) -> Tensor:
+        """See `Factored.dense`."""
+        return self._layer.weight_rows(self._delta)
+
+    def summed(self) -> Summed | None:
+        """See `Convolution.summed`."""
+        return self._layer.summed(self._delta)
+
+    def compressed(self, pair: Pair) -> tuple[Tensor, Tensor]:
+        """See `Factored.compressed`; one direction at a time where rows are materialised."""
+        count, outputs = len(self._delta), pair.sides[0]
+        places = self._delta.numel() // (count * outputs * self._layer.batch.size)
+        if places * (pair.sides[1] + count * outputs) < count * self._size:
+            summed = self.summed()
+            if summed is not None:
+                return summed.compressed(pair)
+        each = [compressed(self._layer.weight_rows(d[None]), pair) for d in self._delta]
+        rows, squares = zip(*each, strict=True)
+        return torch.cat(rows, dim=1), torch.cat(squares, dim=1)
+
+
 class TransposedConvolution(Convolution):
     """Input and output swap roles; the arguments are ``F.conv_transpose1d``'s to ``3d``'s."""
 
@@ -475,7 +408,12 @@ class TransposedConvolution(Convolution):
     ) -> None:
         super().__init__(batch, input, weight, bias, stride, padding, dilation, groups)
 
-    def _weight_rows(self, delta: Tensor) -> Tensor:
+    def summed(self, delta: Tensor) -> Summed | None:
+        """See `Convolution.summed`."""
+        return None
+
+    def weight_rows(self, delta: Tensor) -> Tensor:
+        """See `Convolution.weight_rows`."""
         padded, (input,) = _padded(delta.flatten(0, 1), self._margins), self.inputs
         # output_padding may add positions that no input reaches
         places = self._window.places(padded, positions=input.shape[2:])

@@ -1,0 +1,311 @@
+"""Projected weights: of each layer's gradient ``G`` only ``P_out^T G P_in`` is looked at.
+
+The columns of ``P_out`` and ``P_in`` are orthonormal, so that the gradient's entries in the
+projected space are coordinates in weight space: those of the weights along ``u v^T`` for
+columns ``u`` of ``P_out`` and ``v`` of ``P_in``. `scodkit.fit.learn` finds the columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from scodkit.errors import ParameterSelectionError
+from scodkit.model.parameters import Block, ParameterSet, Selection
+from scodkit.numerics.hashing import digest_of
+from scodkit.numerics.matmul import thin_product
+
+Moments = Literal["gradient", "kfac", "random"]
+
+# parameters with up to so many times rank^2 weights are kept whole
+_FEW = 4
+
+_MATRIX = 2  # axes of a matrix
+
+
+@dataclass(frozen=True)
+class Projected:
+    """Weights of which each layer is looked at through ``rank x rank`` numbers.
+
+    A fit learns the projections in a short pass over its first samples: it reads these ahead
+    and fits them, too, so that data has to be read once only. A shuffled loader is best: what
+    the first samples do not move is left to the prior.
+
+    Args:
+        rank: Columns of ``P_in`` and ``P_out``; sides that are no longer are kept whole.
+        layers: Which weights: ``"all"``, `LastLayers`, names or glob patterns, or a callable.
+        moments: What the columns are leading eigenvectors of. ``"gradient"``: the mean of
+            ``G^T G`` and of ``G G^T`` over gradients ``G``. ``"kfac"``: the mean of ``a a^T``
+            and of ``d d^T`` over activations and gradients at the outputs. ``"random"``: none,
+            for comparison; random ones are worth little.
+        samples: How many samples to learn from.
+        given: Projections to use, not to learn: ``monitor.projections`` of another fit. Fits of
+            parts of the data merge if they have the same.
+        seed: Of the random numbers that learning starts from.
+
+    Examples:
+        >>> Projected(rank=8).rank
+        8
+    """
+
+    rank: int = 16
+    layers: Selection = "all"
+    moments: Moments = "gradient"
+    samples: int = 256
+    given: Projections | None = field(default=None, repr=False)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problem = None
+        for name in ("rank", "samples"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                problem = f"{name} as a whole number >= 1, got {value!r}; type {name}=16"
+        if type(self.seed) is not int:
+            problem = f"seed as a whole number, got {self.seed!r}"
+        if self.moments not in get_args(Moments):
+            problem = f"moments='gradient', 'kfac' or 'random', got {self.moments!r}"
+        if isinstance(self.layers, Projected):
+            problem = "layers to project, got projected ones; type Projected(layers='all')"
+        if self.given is not None and not isinstance(self.given, Projections):
+            problem = (
+                f"projections as of another fit, got {self.given!r}; type "
+                "Projected(given=monitor.projections)"
+            )
+        if problem:
+            raise ParameterSelectionError(f"expected {problem}")
+
+    def sides(self, shape: Sequence[int]) -> tuple[int, int] | None:
+        """Return outputs and inputs of a weight to be projected; None if it is kept whole.
+
+        Args:
+            shape: Of the weight; that of a convolution counts as ``(outputs, patch)``.
+        """
+        sides = sides_of(shape)
+        if sides is None or math.prod(sides) <= _FEW * self.rank**2:
+            return None
+        return None if max(sides) <= self.rank else sides
+
+    def size(self, parameters: ParameterSet) -> int:
+        """Return how many coordinates there will be, ``N'``."""
+        total = 0
+        for block in parameters.blocks:
+            sides = self.sides(block.shape) or (math.prod(block.shape), 1)
+            projected = self.sides(block.shape) is not None
+            total += math.prod(min(s, self.rank) if projected else s for s in sides)
+        return total
+
+
+def sides_of(shape: Sequence[int]) -> tuple[int, int] | None:
+    """Return the sides of a weight as a matrix; None for vectors and single numbers.
+
+    Examples:
+        >>> sides_of((8, 3, 5, 5)), sides_of((1, 9, 4)), sides_of((7,))
+        ((8, 75), (9, 4), None)
+    """
+    sizes = list(shape)
+    while sizes and sizes[0] == 1:
+        sizes.pop(0)
+    return (sizes[0], math.prod(sizes[1:])) if len(sizes) >= _MATRIX else None
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The projections of one weight ``(o, i)``.
+
+    Args:
+        sides: ``o`` and ``i``.
+        out: ``P_out (o, r)``, orthonormal columns; None for the identity.
+        into: ``P_in (i, s)``, likewise.
+    """
+
+    sides: tuple[int, int]
+    out: Tensor | None
+    into: Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(r, s)``, of a projected gradient."""
+        own = zip((self.out, self.into), self.sides, strict=True)
+        rows, columns = (side if p is None else p.shape[1] for p, side in own)
+        return rows, columns
+
+    @property
+    def swapped(self) -> Pair:
+        """The projections of the transposed weight."""
+        return Pair(self.sides[::-1], self.into, self.out)
+
+    def of_outputs(self, which: slice) -> Pair:
+        """Return the projections of some of the weight's rows, from the first to the last."""
+        return Pair((which.stop - which.start, self.sides[1]), self.out_rows(which), self.into)
+
+    def out_rows(self, which: slice) -> Tensor:
+        """Return some rows of ``P_out``, those of the identity if it is that."""
+        if self.out is not None:
+            return self.out[which]
+        like = self.into
+        assert like is not None
+        return torch.eye(self.sides[0], dtype=like.dtype, device=like.device)[which]
+
+    def left(self, delta: Tensor) -> Tensor:
+        """Return gradients at outputs ``(..., o)`` times ``P_out``."""
+        return delta if self.out is None else thin_product(delta, self.out)
+
+    def right(self, a: Tensor) -> Tensor:
+        """Return activations ``(..., i)`` times ``P_in``."""
+        return a if self.into is None else thin_product(a, self.into)
+
+    def of_gradients(self, rows: Tensor) -> Tensor:
+        """Return ``P_out^T G P_in``, flat, of gradients ``(..., o i)``."""
+        wide = self.right(rows.unflatten(-1, self.sides))
+        return self.left(wide.mT).mT.flatten(-2)
+
+    def to_weights(self, coordinates: Tensor) -> Tensor:
+        """Return ``P_out C P_in^T``, flat, of coordinates ``(..., r s)``."""
+        whole = coordinates.unflatten(-1, self.shape)
+        if self.into is not None:
+            whole = whole @ self.into.mT.to(whole)
+        if self.out is not None:
+            whole = self.out.to(whole) @ whole
+        return whole.flatten(-2)
+
+    def to(self, device: torch.device) -> Pair:
+        """Return the pair on another device."""
+        out, into = (p if p is None else p.to(device) for p in (self.out, self.into))
+        return Pair(self.sides, out, into)
+
+
+class Projections:
+    """The projections of a fit: a pair of matrices for each weight that is projected.
+
+    Args:
+        options: How they were found.
+        names: All weights of the fit, projected or whole, in the model's order.
+        pairs: Of those that are projected, by name.
+    """
+
+    def __init__(
+        self, options: Projected, names: tuple[str, ...], pairs: Mapping[str, Pair]
+    ) -> None:
+        self.options = replace(options, layers=names, given=None)
+        self.names, self.pairs = names, dict(pairs)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all of it: fits with the same one merge."""
+        return digest_of(self.tensors(), salt=" ".join(self.names))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the matrices, by the name of the weight and ``out`` or ``in``."""
+        named = {}
+        for name, pair in self.pairs.items():
+            named |= {f"{name}.out": pair.out, f"{name}.in": pair.into}
+        return {name: matrix for name, matrix in named.items() if matrix is not None}
+
+    def of(self, whole: ParameterSet) -> ProjectedSet:
+        """Return the projected weights of a model.
+
+        Args:
+            whole: The weights.
+
+        Raises:
+            ParameterSelectionError: If they are not those of the projections.
+        """
+        shapes = {block.name: block.shape for block in whole.blocks}
+        sides = {name: sides_of(shapes.get(name, ())) for name in self.pairs}
+        if whole.names != self.names or any(
+            sides[name] != pair.sides for name, pair in self.pairs.items()
+        ):
+            raise ParameterSelectionError(
+                f"expected the {len(self.names)} weights of the projections, "
+                f"{self.names[0]} to {self.names[-1]}, got others, or of other shapes; type "
+                "Projected(given=...) for a model of the same shapes, or leave out given="
+            )
+        blocks, start = [], 0
+        for block in whole.blocks:
+            pair = self.pairs.get(block.name)
+            shape = block.shape if pair is None else pair.shape
+            stop = start + math.prod(shape)
+            blocks.append(Block(block.name, shape, slice(start, stop)))
+            start = stop
+        return ProjectedSet(tuple(blocks), whole, self)
+
+    def to(self, device: torch.device | str) -> Projections:
+        """Return the projections on another device; the digest stays the same."""
+        pairs = {name: pair.to(torch.device(device)) for name, pair in self.pairs.items()}
+        return Projections(self.options, self.names, pairs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Projections) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Projections({len(self.pairs)} of {len(self.names)} weights, {self.digest[:8]})"
+
+
+@dataclass(frozen=True)
+class ProjectedSet(ParameterSet):
+    """Chosen weights in projected coordinates: blocks and columns are those of the latter.
+
+    Args:
+        full: The weights themselves.
+        projections: Of them.
+    """
+
+    full: ParameterSet
+    projections: Projections
+
+    def in_full(self) -> ParameterSet:
+        """See `ParameterSet.in_full`."""
+        return self.full
+
+    @property
+    def selection(self) -> Projected:  # type: ignore[override]
+        """See `ParameterSet.selection`."""
+        return self.projections.options
+
+    def pairs_at(self, device: torch.device) -> dict[int, tuple[int, Block, Pair | None]]:
+        """Return place, block and projections of each weight, by its first column in full."""
+        held = self._at
+        if held.get("device") != device:
+            own = self.projections.to(device).pairs
+            pairs = {
+                full.columns.start: (i, block, own.get(block.name))
+                for i, (full, block) in enumerate(
+                    zip(self.full.blocks, self.blocks, strict=True)
+                )
+            }
+            held |= {"device": device, "pairs": pairs}
+        found: dict[int, tuple[int, Block, Pair | None]] = held["pairs"]
+        return found
+
+    @cached_property
+    def _at(self) -> dict[str, object]:
+        return {}
+
+    def spread(self, directions: Tensor) -> Tensor:
+        """See `ParameterSet.spread`."""
+        pairs = self.pairs_at(directions.device).values()
+        parts = [(directions[:, block.columns], pair) for _, block, pair in pairs]
+        return torch.cat([z if p is None else p.to_weights(z) for z, p in parts], dim=1)
+
+    def divided(self, index: int, count: int) -> tuple[tuple[str, ...], range]:
+        """See `ParameterSet.divided`.
+
+        Raises:
+            ParameterSelectionError: If there is more than one part.
+        """
+        if count > 1:
+            raise ParameterSelectionError(
+                "expected weights to be divided among processes, got projected ones, which "
+                "are few; type Monitor(..., parameters=Projected(...))"
+            )
+        return super().divided(index, count)
