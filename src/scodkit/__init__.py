@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from scodkit.likelihoods import MonteCarlo as MonteCarlo
     from scodkit.likelihoods.task import Task as Task
     from scodkit.model.parameters import LastLayers as LastLayers
+    from scodkit.model.projected import Projected as Projected
     from scodkit.monitor import Monitor as Monitor
     from scodkit.scoring.score import Certificate as Certificate
     from scodkit.scoring.score import Scored as Scored
@@ -59,6 +60,7 @@ _MODULES = {
     "MonteCarlo": "likelihoods",
     "OnlineDiscoveries": "alarms",
     "Plan": "fit.memory",
+    "Projected": "model.projected",
     "RolloutAlarm": "alarms",
     "Scored": "scoring.score",
     "Summary": "summary",

@@ -33,6 +33,7 @@ from scodkit.likelihoods.task import Task
 from scodkit.model.kinds import over_batches
 from scodkit.model.network import Network, StateWatch, state_to_copy
 from scodkit.model.parameters import ParameterSet, Selection
+from scodkit.model.projected import Projected, ProjectedSet, Projections
 from scodkit.numerics import artifact
 from scodkit.scoring import score as scoring
 from scodkit.scoring.evidence import (
@@ -62,7 +63,8 @@ class Monitor:
         rank: ``k``, the number of directions of the training data's curvature to keep.
         sketch: How the curvature is summarised in one pass; `Nystrom` by default.
         parameters: Which weights: ``"all"``, ``LastLayers(...)``, names or glob patterns, or a
-            callable on ``(name, parameter)``.
+            callable on ``(name, parameter)``; or ``Projected(...)`` for any of these in
+            projected coordinates.
         prior_scale: ``eps``, standard deviation of the prior of a weight.
         task: The part of the prediction that matters downstream; all of it by default.
         inputs: Picks the model's inputs from a batch: a tensor, a tuple (positional) or a dict
@@ -97,7 +99,7 @@ class Monitor:
         rank: int = 50,
         *,
         sketch: Sketch | None = None,
-        parameters: Selection = "all",
+        parameters: Selection | Projected = "all",
         prior_scale: float = 1.0,
         task: Task | None = None,
         inputs: Callable[[Any], Any] | None = None,
@@ -305,7 +307,7 @@ class Monitor:
         before = dict(vars(self))
         try:
             if isinstance(self._selection, ParameterSet):  # from a file, with outdated shapes
-                self._selection = self._selection.names
+                self._selection = self._selection.selection
             self.fit(loader, **options)
             if heldout is not None:
                 progress = options.get("progress", True)
@@ -618,6 +620,21 @@ class Monitor:
         options = FitOptions(precision=precision, products=products)
         with self._network.evaluating():
             return Preparation(self._network, self._recipe, options, batch, num_data).plan()
+
+    @property
+    def projections(self) -> Projections:
+        """The projections of the fit, to be given to others that it is to be merged with.
+
+        Raises:
+            OptionError: If weights are not projected.
+        """
+        parameters = self._ready().fitted.parameters
+        if not isinstance(parameters, ProjectedSet):
+            raise OptionError(
+                "expected a monitor of projected weights, got one of whole ones; type "
+                "Monitor(..., parameters=Projected(rank=16))"
+            )
+        return parameters.projections
 
     @property
     def basis(self) -> Eigenbasis:

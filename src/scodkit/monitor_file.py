@@ -21,6 +21,7 @@ from scodkit.likelihoods import Likelihood
 from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form
 from scodkit.model.parameters import Fingerprints, ParameterSet, select_names
+from scodkit.model.projected import PROJECTED, ProjectedSet, Projections
 from scodkit.numerics import artifact
 from scodkit.numerics.files import file_errors
 from scodkit.numerics.matmul import sum_dtype, tall_chunks
@@ -35,8 +36,10 @@ _FUNCTIONS = ("inputs", "outputs", "task", "by")
 # prefixes of the names of tensors: of the sketch's state, of answers to probes, and of what is
 # known of the columns of tables
 _STATE = "sketch."
+_NUMBERS_OF_STATE = ("squared_norm", "outside")
 _PROBE = "probe."
 _COLUMNS = "columns."
+_PROJECTION = "projection."
 
 # random directions along which vectors are checked to be orthonormal
 _TRIED = 4
@@ -84,7 +87,7 @@ _HEADER = artifact.fields(
         "fingerprints": artifact.fields({"parameters": artifact.TEXT, "model": artifact.TEXT}),
         "output_shape": artifact.each(_COUNT),
         "skipped": _COUNT,
-        "basis": artifact.fields(_BASIS_NUMBERS),
+        "basis": artifact.fields(_BASIS_NUMBERS, {"outside": _NUMBER}),
     },
     {
         "exempt": artifact.each(artifact.TEXT),
@@ -102,6 +105,7 @@ _HEADER = artifact.fields(
         "state": documents.STATE,
         "probes": artifact.OBJECT,
         "precision": artifact.that("'bfloat16'", lambda value: value == _HALF),
+        "projected": PROJECTED,
     },
     others=True,
 )
@@ -149,9 +153,6 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
         part: Which part of the weights its basis and sketch cover, from 0, of how many.
     """
     basis = fitted.basis
-    numbers = {name: getattr(basis, name) for name in _BASIS_NUMBERS}
-    if basis.residual_norm == math.inf:  # JSON has no infinity
-        numbers["residual_norm"] = None
     header: dict[str, Any] = {
         "scodkit_version": __version__,
         "torch_version": torch.__version__,
@@ -160,11 +161,11 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
         "rank": recipe.rank,
         "prior_scale": prior_scale,
         "functions": {name: name in functions for name in _FUNCTIONS},
-        "parameters": {b.name: list(b.shape) for b in fitted.parameters.blocks},
+        "parameters": {b.name: list(b.shape) for b in fitted.parameters.in_full().blocks},
         "fingerprints": fitted.fingerprints.document(),
         "output_shape": list(fitted.shape),
         "skipped": fitted.skipped,
-        "basis": numbers,
+        "basis": _numbers_of(basis),
         "exempt": list(fitted.fingerprints.exempt),
         "engine": fitted.engine,
         "form": fitted.form and fitted.form.document(),
@@ -174,6 +175,9 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
     if fitted.precision is not None:
         header["precision"] = _HALF
     tensors = {"values": basis.values, "vectors": basis.vectors}
+    if isinstance(fitted.parameters, ProjectedSet):
+        header["projected"], matrices = fitted.parameters.projections.pack(_PROJECTION)
+        tensors |= matrices
     tensors |= {_COLUMNS + name: own for name, own in fitted.columns.pack().items()}
     index, count = part
     if count > 1:
@@ -195,6 +199,16 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
     artifact.write(path, _KIND, header, tensors)
     if count == 1:
         remove_replaced(Path(path), files_of_all(Path(path)))
+
+
+def _numbers_of(basis: Eigenbasis) -> dict[str, Any]:
+    """Return the plain numbers of a basis."""
+    numbers = {name: getattr(basis, name) for name in _BASIS_NUMBERS}
+    if basis.residual_norm == math.inf:  # JSON has no infinity
+        numbers["residual_norm"] = None
+    if basis.outside:  # of projected weights only
+        numbers["outside"] = basis.outside
+    return numbers
 
 
 def remove_replaced(path: Path, files: Iterable[Path]) -> None:
@@ -306,7 +320,9 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         artifact.whole(start, size)(f"the end of the shard {name}", stop)
         size = stop - start
     state = documents.state_checks(tensors, _STATE) if "state" in header else {}
-    named = {n: artifact.ANY_TENSOR for n in tensors if n.startswith((_PROBE, _COLUMNS))}
+    named = {
+        n: artifact.ANY_TENSOR for n in tensors if n.startswith((_PROBE, _COLUMNS, _PROJECTION))
+    }
     artifact.fields({**_BASIS_TENSORS, **state}, {**_OTHER_TENSORS, **named})(name, tensors)
     rank = len(tensors["values"])
     artifact.whole(0, header["rank"])(f"the number of values of {name}", rank)
@@ -320,12 +336,15 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _size(header: Mapping[str, Any]) -> int:
-    return sum(math.prod(shape) for shape in header["parameters"].values())
+    shapes = header["parameters"] | header.get("projected", {}).get("shapes", {})
+    return sum(math.prod(shape) for shape in shapes.values())
 
 
 def _is_tall(name: str) -> bool:
     """Return whether a tensor of a file has a row for each weight."""
-    return name == "vectors" or (name.startswith(_STATE) and not name.endswith("squared_norm"))
+    return name == "vectors" or (
+        name.startswith(_STATE) and not name.endswith(_NUMBERS_OF_STATE)
+    )
 
 
 def _check_columns(path: str | Path, parts: Sequence[Tensor]) -> None:
@@ -386,6 +405,9 @@ def load(
             "pass the same inputs=, outputs=, task= and by= to Monitor.load"
         )
     parameters = _parameters_in(model, header["parameters"])
+    if "projected" in header:
+        told = header["projected"]
+        parameters = Projections.unpack(told, shards[0][1], _PROJECTION, parameters)
     _, weights = parameters.divided(*part)
     tensors = _joined(shards, weights)
     options = {
@@ -486,7 +508,7 @@ def _check_state(state: SketchState, basis: Eigenbasis, size: int, rank: int) ->
     Raises:
         CorruptArtifactError: If it does not.
     """
-    trace = float(state.squared_norm) / max(1, state.num_data)
+    trace = (float(state.squared_norm) + float(state.outside)) / max(1, state.num_data)
     try:
         fewest = state.sketch.columns(size, rank)
     except OptionError as error:

@@ -229,10 +229,12 @@ def _by_parameter(
                 vectors = basis.vectors[start:stop].to(rows.device)
                 # as if each row were a sample: for the norm of every direction
                 sums[i].add_rows(part.flatten(0, 1)[:, None], vectors)
-    results = {i: block_sums.result for i, block_sums in sums.items()}
-    return {
-        i: (norms.view(shape), along.view(*shape, -1)) for i, (norms, along) in results.items()
-    }
+    results = {}
+    for i, block_sums in sums.items():
+        norms, along = (sum_.view(*shape, -1) for sum_ in block_sums.result)
+        outside = 0.0 if factors.outside is None else factors.outside[:, :, i]
+        results[i] = (norms[:, :, 0] + outside, along)
+    return results
 
 
 def _by_layer(shares: Shares) -> Shares:

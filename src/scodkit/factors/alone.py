@@ -10,9 +10,11 @@ from torch.func import vjp, vmap
 
 from scodkit.factors.engine import Engine, Factors, HeldFactors, Linearization
 from scodkit.factors.pieces import check_alone
+from scodkit.factors.projected import held_factors
 from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
+from scodkit.model.projected import ProjectedSet
 from scodkit.numerics.torch_private import flattened, pull_back
 
 
@@ -65,7 +67,7 @@ class LoopEngine(AloneEngine):
         samples = [call] if size == 1 else [call.samples(slice(i, i + 1)) for i in range(size)]
         weights = {**self._others(), **leaves}
         outputs = [self.network.at(weights, sample) for sample in samples]
-        return _LoopLinearization(leaves, outputs, self.graph)
+        return _LoopLinearization(self.parameters, leaves, outputs, self.graph)
 
 
 class SingleEngine(LoopEngine):
@@ -81,13 +83,19 @@ class SingleEngine(LoopEngine):
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return the network linearised at the single sample."""
-        return _LoopLinearization(self._leaves, [self.network.run_at(self._leaves, call)])
+        outputs = [self.network.run_at(self._leaves, call)]
+        return _LoopLinearization(self.parameters, self._leaves, outputs)
 
 
 class _LoopLinearization(Linearization):
     def __init__(
-        self, leaves: dict[str, Tensor], outputs: list[Tensor], graph: bool = False
+        self,
+        parameters: ParameterSet,
+        leaves: dict[str, Tensor],
+        outputs: list[Tensor],
+        graph: bool = False,
     ) -> None:
+        self._projected = parameters if isinstance(parameters, ProjectedSet) else None
         self._leaves, self._outputs, self._graph = list(leaves.values()), outputs, graph
         shown = outputs if graph else [output.detach() for output in outputs]
         self.output = torch.cat(shown) if len(shown) > 1 else shown[0]
@@ -95,9 +103,25 @@ class _LoopLinearization(Linearization):
     def pull_back(self, rows: Tensor) -> Factors:
         count = rows.shape[1]
         flat_rows = [rows] if rows.shape[:2] == (1, 1) else rows.flatten(0, 1).unbind()
+        if self._projected is not None:  # one whole row at a time
+            return self._projected_rows(self._projected, rows)
         pulled = [self._pulled(self._outputs[i // count], r) for i, r in enumerate(flat_rows)]
         flat = pulled[0] if len(pulled) == 1 else torch.stack(pulled)
         return HeldFactors([(slice(0, flat.shape[-1]), flat.view(*rows.shape[:2], -1))])
+
+    def _projected_rows(self, parameters: ProjectedSet, rows: Tensor) -> Factors:
+        """Return rows in projected coordinates, each from a whole gradient."""
+        parts, outside = [], []
+        for i, row in enumerate(rows.flatten(0, 1)):
+            pulled = self._pulled(self._outputs[i // rows.shape[1]], row)[None, None]
+            columns = {b.name: pulled[:, :, b.columns] for b in parameters.full.blocks}
+            held = held_factors(parameters, columns)
+            assert held.outside is not None
+            parts += [own for _, own in held.blocks()]
+            outside.append(held.outside)
+        whole = torch.cat(parts).view(*rows.shape[:2], -1)
+        outside_all = torch.cat(outside).view(*rows.shape[:2], -1)
+        return HeldFactors([(slice(0, whole.shape[2]), whole)], outside_all)
 
     def _pulled(self, output: Tensor, row: Tensor) -> Tensor:
         """Return ``J^T r`` of one sample, ``(N,)``."""
@@ -158,4 +182,4 @@ class _FunctionalLinearization(Linearization):
             check_alone(network, self.output.flatten(1), alone)
         if not self._engine.graph:
             pulled = {name: rows.detach() for name, rows in pulled.items()}
-        return HeldFactors.of(parameters, pulled)
+        return held_factors(parameters, pulled)

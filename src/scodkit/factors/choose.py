@@ -175,7 +175,8 @@ class _Trial:
         self.alone = Alone(self._few, exact.output)
         shape = (len(exact.output), _DIRECTIONS, exact.output[0].numel())
         self._rows = _random(shape, exact.output)
-        self._expected = _whole(exact.pull_back(self._rows))
+        factors = exact.pull_back(self._rows).hold()
+        self._expected, self._norms = _whole(factors), factors.squared_norms()
 
     def objection(self, engine: Engine) -> str | None:
         """Return why an engine is not right for the model, or None.
@@ -187,7 +188,13 @@ class _Trial:
         except Exception as error:  # whatever a third-party module raises under a transform
             return f"it raised {first_line(error)}"
         check_alone(self._network, linear.output, self.alone.output)
-        return self._verdict("gradients", self._distance(_whole(factors)))
+        objection = self._verdict("gradients", self._distance(_whole(factors)))
+        if objection is None and factors.outside is not None:
+            norms = factors.squared_norms()
+            usable = norms.isfinite() & self._norms.isfinite()
+            distance = relative_distance(norms[usable], self._norms[usable])
+            objection = self._verdict("squared norms", distance)
+        return objection
 
     def _pulled_back(self, engine: Engine) -> tuple[Linearization, Factors]:
         live = LiveBytes()

@@ -49,9 +49,13 @@ class Factors(ABC):
 
     Attributes:
         num_rows: ``b q``.
+        outside: What is not in the columns but belongs to the squared norms, in rows of
+            projected weights: squares of each parameter, ``(b, q, parameters)`` in float64,
+            known if rows are held; None if the columns are all there is.
     """
 
     num_rows: int
+    outside: Tensor | None = None
 
     @abstractmethod
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
@@ -88,11 +92,16 @@ class Factors(ABC):
         sums = Sums()
         for columns, rows in self.blocks():
             sums.add_rows(rows, matrix[columns].to(rows.device))
-        return sums.result
+        norms, along = sums.result
+        return self._with_outside(norms), along
 
     def squared_norms(self) -> Tensor:
         """Return ``|L|_F^2``, ``(b,)`` in float64; NaN or inf if an entry is."""
-        return torch.stack([squared_norms(rows) for _, rows in self.blocks()]).sum(0)
+        inside = torch.stack([squared_norms(rows) for _, rows in self.blocks()]).sum(0)
+        return self._with_outside(inside)
+
+    def _with_outside(self, norms: Tensor) -> Tensor:
+        return norms if self.outside is None else norms + self.outside.sum((1, 2))
 
 
 class Sums:
@@ -128,21 +137,15 @@ class HeldFactors(Factors):
 
     Args:
         blocks: Ranges of columns with their rows ``(b, q, n)``.
+        outside: See `Factors`.
     """
 
-    def __init__(self, blocks: list[tuple[slice, Tensor]]) -> None:
+    def __init__(
+        self, blocks: list[tuple[slice, Tensor]], outside: Tensor | None = None
+    ) -> None:
         self._blocks = blocks
         self.num_rows = blocks[0][1].shape[0] * blocks[0][1].shape[1]
-
-    @staticmethod
-    def of(parameters: ParameterSet, rows: dict[str, Tensor]) -> HeldFactors:
-        """Return factors from rows by name, ``(b, q, *shape of the parameter)``."""
-        return HeldFactors(
-            [
-                (b.columns, rows[b.name].reshape(*rows[b.name].shape[:2], -1))
-                for b in parameters.blocks
-            ]
-        )
+        self.outside = outside
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Return each range of columns with its rows."""
@@ -158,7 +161,8 @@ class HeldFactors(Factors):
         if len(self._blocks) == 1 and not rows.is_cuda and rows.nbytes <= _FEW_BYTES:
             part = matrix if isinstance(matrix, Tensor) else matrix[columns]
             if part.dtype == rows.dtype and part.device == rows.device:
-                return project_whole(rows, part)
+                norms, along = project_whole(rows, part)
+                return self._with_outside(norms), along
         return super().project(matrix)
 
 
@@ -173,6 +177,7 @@ class FactorsOf(Factors):
     def __init__(self, factors: Factors, kept: Tensor) -> None:
         self._factors = factors
         self._kept = kept
+        self.outside = None if factors.outside is None else factors.outside[kept]
         self.num_rows = factors.num_rows // max(1, len(kept)) * int(kept.sum())
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:

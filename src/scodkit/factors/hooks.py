@@ -18,10 +18,11 @@ from torch import Tensor
 
 from scodkit.errors import first_line
 from scodkit.factors.alone import LoopEngine, SingleEngine
-from scodkit.factors.engine import Engine, Linearization
+from scodkit.factors.engine import Engine, Head, Linearization
 from scodkit.factors.pieces import Alone, check_some_alone, finite_samples, num_alone, tolerance
 from scodkit.factors.products import Jacobian
-from scodkit.factors.pullback import HookLinearization
+from scodkit.factors.projected import ProjectedLinearization
+from scodkit.factors.pullback import HookLinearization, Watched
 from scodkit.factors.recorder import Recorder
 from scodkit.factors.rules import UnsupportedCallError
 from scodkit.factors.samples import Strangers, constants_of
@@ -29,6 +30,7 @@ from scodkit.factors.script import OtherCallsError, Replay, Script
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
+from scodkit.model.projected import ProjectedSet
 from scodkit.numerics.torch_private import as_if_traced
 
 # bytes of the layers' outputs up to which directions are run as copies of the samples
@@ -127,7 +129,7 @@ class HookEngine(Engine):
         if differs:
             self._other_calls += 1
             return None
-        return HookLinearization(replay, output, self.parameters, self.recording, None)
+        return self._linearization(replay, output, None)
 
     def _followed(self, call: Inputs) -> Linearization:
         """Return a pass that tracks its samples, its rows checked if a check is due.
@@ -165,12 +167,19 @@ class HookEngine(Engine):
         self._delta_bytes += recorder.derived_bytes
         if self.network.precision is not None:
             row_bytes = recorder.row_bytes(output.itemsize)
-            self._itemsize = row_bytes / self.parameters.num_parameters
-        head = recorder.head(output)
+            self._itemsize = row_bytes / self.parameters.in_full().num_parameters
+        projected = isinstance(self.parameters, ProjectedSet)
+        head = None if projected else recorder.head(output)
         self.finds_head = head is not None
         recorder.script.edges = replace(recorder.edges, of_layers=[])
-        linear = HookLinearization(recorder, output, self.parameters, self.recording, head)
-        return linear, recorder
+        return self._linearization(recorder, output, head), recorder
+
+    def _linearization(
+        self, watched: Watched, output: Tensor, head: Head | None
+    ) -> HookLinearization:
+        projected = isinstance(self.parameters, ProjectedSet)
+        kind = ProjectedLinearization if projected else HookLinearization
+        return kind(watched, output, self.parameters, self.recording, head)
 
     def _first_followed(self, call: Inputs) -> tuple[Recorder, Tensor]:
         """Return a recording of a pass, run in the first way in which it can be followed.
@@ -210,7 +219,7 @@ class HookEngine(Engine):
             self._constants = constants_of(module)
         return Recorder(
             module,
-            self.parameters,
+            self.parameters.in_full(),
             call.batch_size,
             self._constants,
             self._older,
@@ -302,9 +311,10 @@ class HookEngine(Engine):
         """See `Engine.for_single`.
 
         Returns:
-            Plain autograd, unless the model has tensors created in inference mode.
+            Plain autograd, unless the model has tensors created in inference mode, or weights
+            are projected: then no whole gradient is formed.
         """
-        if self._copies:
+        if self._copies or isinstance(self.parameters, ProjectedSet):
             return self
         if self._single is None:
             self._single = SingleEngine(self.network, self.parameters)
@@ -354,7 +364,7 @@ class Checksum:
     def __init__(self, network: Network, parameters: ParameterSet) -> None:
         self._network, self._parameters = network, parameters
         # the methods still in use: forward mode, plain autograd; by halves if none is left
-        few = parameters.num_parameters <= _MANY_WEIGHTS
+        few = parameters.in_full().num_parameters <= _MANY_WEIGHTS
         self._ways = [self._forward_mode, self._plain_autograd] if few else []
         self._count = 0  # of checks; the seed of the next one
 
@@ -394,8 +404,9 @@ class Checksum:
 
     def _forward_mode(self, call: Inputs, rows: Tensor, direction: Tensor) -> Tensor:
         """Return directional derivatives ``r_i . (J_i v)`` by forward mode, ``(B,)``."""
-        jacobian = Jacobian(self._network, self._parameters, call)
-        return (jacobian.push(direction[None])[0] * rows[:, 0]).double().sum(1)
+        jacobian = Jacobian(self._network, self._parameters.in_full(), call)
+        pushed = jacobian.push(self._parameters.spread(direction[None]))[0]
+        return (pushed * rows[:, 0]).double().sum(1)
 
     def _plain_autograd(self, call: Inputs, rows: Tensor, direction: Tensor) -> Tensor:
         """Return the same by plain autograd, one sample at a time: all may not fit memory."""

@@ -22,6 +22,7 @@ from scodkit.factors.engine import (
 )
 from scodkit.factors.rules import Derived, Layer, Place, Rows
 from scodkit.factors.rules.rows import Outer, Summed, dense, project_whole
+from scodkit.factors.uses import InFactors, Totals, Uses
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.torch_private import out_of_map, pull_back
 
@@ -328,7 +329,7 @@ class HookFactors(Factors):
             sums: Adds up the uses of a parameter with several; by default as one tensor.
         """
         linear, layers = self._linear, self._linear.layers
-        sums = _Totals(self._rows) if sums is None else sums
+        sums = Totals(self._rows) if sums is None else sums
         missing = linear.parameters.in_full().by_start.copy()
         of_derived: dict[int, Tensor] = {}
 
@@ -371,52 +372,16 @@ class HookFactors(Factors):
             if gradient is not None:
                 add(place, gradient.reshape(*rows.shape[:2], -1))
 
+    def in_factors(self) -> Uses:
+        """Return what adds up uses of parameters without materialising them, for `each`."""
+        return InFactors(self._linear.parameters.in_full(), self._rows)
+
     @property
     def _limit(self) -> int:
         if not self._rows.is_cuda:
             return _TINY
         widest = self._linear.parameters.widest * self.num_rows * self._rows.itemsize
         return min(_LARGE_ON_GPU, max(_TINY, widest))
-
-
-class Uses(Protocol):
-    """Adds up the rows of parameters with several uses."""
-
-    def add(self, place: Place, rows: Rows) -> None:
-        """Add rows of a use of a parameter, or of a part of it."""
-        ...
-
-    def pop(self, columns: slice) -> Rows:
-        """Return the rows of a parameter, and forget them; zeros if none were added."""
-        ...
-
-
-class _Totals:
-    """Adds up rows as tensors of all of the parameter's columns.
-
-    Args:
-        rows: At the output, ``(b, q, d)``.
-    """
-
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-        self._sums: dict[int, Tensor] = {}
-
-    def add(self, place: Place, rows: Rows) -> None:
-        """See `Uses.add`."""
-        start = place.block.start
-        if start not in self._sums:
-            self._sums[start] = self._zeros(place.block)
-        part = slice(place.columns.start - start, place.columns.stop - start)
-        self._sums[start][:, :, part] += dense(rows)
-
-    def pop(self, columns: slice) -> Rows:
-        """See `Uses.pop`."""
-        rows = self._sums.pop(columns.start, None)
-        return self._zeros(columns) if rows is None else rows
-
-    def _zeros(self, columns: slice) -> Tensor:
-        return self._rows.new_zeros(*self._rows.shape[:2], columns.stop - columns.start)
 
 
 class _Neighbours:

@@ -24,11 +24,13 @@ from scodkit.factors.engine import row_bytes
 from scodkit.factors.pieces import MANY, FactorSource, distinct
 from scodkit.factors.products import Portions, ProductSource, count_passes
 from scodkit.fit.fitted import FitOptions, Recipe
+from scodkit.fit.learn import learn
 from scodkit.fit.memory import Costs, Plan, available_bytes, compare
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
-from scodkit.model.parameters import select
+from scodkit.model.parameters import ParameterSet, select
+from scodkit.model.projected import Projected, ProjectedSet
 from scodkit.numerics.matmul import sum_dtype
 from scodkit.parts import read_by_position
 
@@ -71,7 +73,17 @@ class Preparation:
         self.call = self.example = network.inputs_of(batch)
         self.output = first_output(network, recipe.likelihood, batch, self.call)
         self.shape = tuple(self.output.shape[1:])
-        self.parameters = select(recipe.selection, network, self.call)
+        self.parameters = self._selected()
+
+    def _selected(self) -> ParameterSet:
+        """Return the weights; those to be projected with the projections that are given."""
+        selection = self.recipe.selection
+        if not isinstance(selection, Projected):
+            return select(selection, self.network, self.call)
+        if selection.given is None:
+            return select(selection.layers, self.network, self.call)
+        names = selection.given.names
+        return selection.given.of(select(names, self.network, self.call))
 
     def sources(self) -> tuple[FactorSource, ProductSource | None]:
         """Choose how to compute.
@@ -92,6 +104,20 @@ class Preparation:
         Returns:
             A rough plan, if not even sketch and basis fit.
         """
+        selection = self.recipe.selection
+        if isinstance(selection, Projected) and not isinstance(self.parameters, ProjectedSet):
+            # of the same shapes as those to be learnt
+            random = replace(selection, moments="random")
+            learnt = learn(
+                random,
+                self.network,
+                self.parameters,
+                self.recipe.likelihood,
+                self.shape,
+                [self.call],
+                self.recipe.budget,
+            )
+            self.parameters = learnt.of(self.parameters)
         rough = self._rough_plan()
         if not rough.fits:
             return rough
@@ -186,6 +212,8 @@ class Preparation:
         recipe, demanded, objection = self.recipe, self.options.products, None
         if not recipe.sketch.takes_products:
             objection = f"{recipe.sketch} takes rows only: type sketch=Nystrom() or TwoSided()"
+        elif isinstance(self.parameters, ProjectedSet):
+            objection = "gradients of projected weights are short, and formed as rows"
         elif recipe.likelihood.draws:
             objection = f"{recipe.likelihood} draws a few rows, which are cheap"
         elif self.parameters.itemsize(self.network.model) < torch.float32.itemsize:

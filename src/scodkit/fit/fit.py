@@ -24,12 +24,14 @@ from scodkit.fit import data
 from scodkit.fit.checkpoint import Progress
 from scodkit.fit.first_batch import Preparation, check_deterministic, with_example
 from scodkit.fit.fitted import FitOptions, Fitted, OnBad, Recipe
+from scodkit.fit.learn import learn, read_ahead
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import Processes
 from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form, Inputs, joined_ranges
 from scodkit.model.network import Network
 from scodkit.model.parameters import Fingerprints, ParameterSet, select_names
+from scodkit.model.projected import Projected, ProjectedSet, Projections
 from scodkit.numerics.matmul import sum_dtype
 from scodkit.sketch import documents
 
@@ -59,7 +61,10 @@ def fit(
     loader = data.as_loader(loader)
     fit_pass = _Pass(network, recipe, loader, options, processes)
     with processes.failing_together():
-        begun = fit_pass.begin()
+        opened = fit_pass.open()
+    opened = fit_pass.project(opened)
+    with processes.failing_together():
+        begun = None if opened is None else fit_pass.begin(opened)
     terms = fit_pass.agree(begun)
     # processes that share every batch fail in the same place anyway
     with contextlib.nullcontext() if options.sharded else processes.failing_together():
@@ -105,6 +110,21 @@ def fit(
         probes=next((report["probes"] for report in reports if report["probes"]), None),
     )
     return fitted, source
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The data of a process.
+
+    Args:
+        first: The first batch.
+        batches: All batches.
+        prepared: What was chosen on the first batch.
+    """
+
+    first: Any
+    batches: Iterable[Any]
+    prepared: Preparation
 
 
 @dataclass(frozen=True)
@@ -157,24 +177,69 @@ class _Pass:
     options: FitOptions
     processes: Processes
 
-    def begin(self) -> _Begun | None:
-        """Return what is chosen on the first batch; None where only other processes have one.
+    def open(self) -> _Opened | None:
+        """Return the data and its first batch; None where only other processes have some.
 
         Raises:
             EmptyLoaderError: If there is no batch, and no other process may have one.
         """
-        network, recipe, options = self.network, self.recipe, self.options
-        if options.checkpoint:
-            self.processes.check_files(options.checkpoint)
+        if self.options.checkpoint:
+            self.processes.check_files(self.options.checkpoint)
         try:
             first, batches = data.open_stream(self.loader)
         except errors.EmptyLoaderError:
-            if self.processes.count == 1 or options.sharded:
+            if self.processes.count == 1 or self.options.sharded:
                 raise
             return None
-        with network.evaluating():
+        with self.network.evaluating():
             samples = data.num_samples(self.loader)
-            prepared = Preparation(network, recipe, options, first, samples)
+            prepared = Preparation(self.network, self.recipe, self.options, first, samples)
+        return _Opened(first, batches, prepared)
+
+    def project(self, opened: _Opened | None) -> _Opened | None:
+        """Return the data, read again from its start, once projections are known if any are.
+
+        One process learns them, the first that has data; the others are given its.
+        """
+        selection, rank = self.recipe.selection, self.processes.rank
+        if not isinstance(selection, Projected) or selection.given is not None:
+            return opened
+        having = self.processes.gathered(opened is not None)
+        learnt = None
+        with self.processes.failing_together():
+            if opened is not None and rank == having.index(True):
+                opened, learnt = self._learnt(opened, selection)
+        if True in having:
+            learnt = self.processes.gathered(learnt)[having.index(True)]
+        if opened is not None and learnt is not None:
+            parameters = opened.prepared.parameters
+            opened.prepared.parameters = learnt.of(parameters)
+        return opened
+
+    def _learnt(self, opened: _Opened, projected: Projected) -> tuple[_Opened, Projections]:
+        """Return projections learnt from the first samples, and all of the data again."""
+        prepared = opened.prepared
+        network = self.network.at_precision(self.options.precision)
+        with network.evaluating():
+            calls, batches = read_ahead(
+                network, prepared.call, opened.batches, projected.samples
+            )
+            learnt = learn(
+                projected,
+                network,
+                prepared.parameters,
+                self.recipe.likelihood,
+                prepared.shape,
+                calls,
+                self.recipe.budget,
+            )
+        return replace(opened, batches=batches), learnt
+
+    def begin(self, opened: _Opened) -> _Begun:
+        """Return what is chosen on the first batch."""
+        network, recipe, options = self.network, self.recipe, self.options
+        first, batches, prepared = opened.first, opened.batches, opened.prepared
+        with network.evaluating():
             call, output, parameters = prepared.call, prepared.output, prepared.parameters
             if options.check_deterministic:
                 check_deterministic(network, call, output, self.loader)
@@ -193,6 +258,8 @@ class _Pass:
             "output shape": prepared.shape,
             "dtype": sum_dtype(output),
         }
+        if isinstance(parameters, ProjectedSet):
+            terms["projections"] = parameters.projections
         if options.sharded:
             terms["first batch"] = data.batch_digest(call)
         return _Begun(batches, terms, Form.of(first, call), source, products, probes)
@@ -215,6 +282,8 @@ class _Pass:
         self._compare({**(begun.terms if begun else terms), **self._identity})
         with self.processes.failing_together():
             parameters = select_names(self.network.model, terms["parameters"])
+            if "projections" in terms:
+                parameters = terms["projections"].of(parameters)
             exempt = {name for *_, volatile in proposals for name in volatile}
             fingerprints = Fingerprints.of(self.network.model, parameters, exempt)
         self._compare({"weights": fingerprints.document()})
@@ -316,6 +385,8 @@ class _Pass:
             "samples": data.num_samples(self.loader),
             "batches": data.num_batches(self.loader),
         }
+        if isinstance(terms.parameters, ProjectedSet):
+            identity["projections"] = terms.parameters.projections.digest
         own_file = self.processes.own_file(checkpoint)
         progress.resume(own_file, identity, self.options.every)
 

@@ -22,6 +22,7 @@ from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form, Inputs, Ranges, joined_ranges
 from scodkit.model.network import Network, StateWatch
 from scodkit.model.parameters import Fingerprints, ParameterSet, Selection
+from scodkit.model.projected import Projected, ProjectedSet
 from scodkit.sketch import Sketch, SketchState
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -79,7 +80,7 @@ class Recipe:
     likelihood: Likelihood
     rank: int
     sketch: Sketch
-    selection: Selection
+    selection: Selection | Projected
     budget: int
     check_every: int = CHECK_EVERY
 
@@ -282,6 +283,13 @@ class Fitted:
         difference = self.fingerprints.difference(other.fingerprints)
         if self.parameters != other.parameters:
             difference = "other parameters were chosen"
+            if isinstance(self.parameters, ProjectedSet) and isinstance(
+                other.parameters, ProjectedSet
+            ):
+                difference = (
+                    "other projections were learnt: fit every part but the first with "
+                    "parameters=Projected(given=first.projections)"
+                )
         if self.likelihood != other.likelihood:
             difference = f"the likelihoods are {self.likelihood} and {other.likelihood}"
         if difference:

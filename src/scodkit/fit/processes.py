@@ -152,7 +152,7 @@ class Processes:
             return state
         if not state.sketch.takes_products:  # what it holds is more than sums
             return self._merged_in_turn(state)
-        for tensor in (*state.tensors.values(), state.squared_norm):
+        for tensor in (*state.tensors.values(), state.squared_norm, state.outside):
             for bucket in torch.split(tensor.view(-1), _BUCKET):
                 _add_up(bucket)
         others = self.gathered((state.num_data, state.num_rows, state.num_updates))

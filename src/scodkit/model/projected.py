@@ -11,13 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from scodkit.errors import ParameterSelectionError
 from scodkit.model.parameters import Block, ParameterSet, Selection
+from scodkit.numerics import artifact
 from scodkit.numerics.hashing import digest_of
 from scodkit.numerics.matmul import thin_product
 
@@ -27,6 +28,21 @@ Moments = Literal["gradient", "kfac", "random"]
 _FEW = 4
 
 _MATRIX = 2  # axes of a matrix
+
+# options in a file
+_OPTIONS: dict[str, artifact.Check] = {
+    "rank": artifact.whole(1),
+    "moments": artifact.that("the name of moments", lambda name: name in get_args(Moments)),
+    "samples": artifact.whole(1),
+    "seed": artifact.INTEGER,
+}
+PROJECTED = artifact.fields(
+    {
+        **_OPTIONS,
+        "digest": artifact.TEXT,
+        "shapes": artifact.table(artifact.each(artifact.whole(1))),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -163,12 +179,12 @@ class Pair:
 
     def of_gradients(self, rows: Tensor) -> Tensor:
         """Return ``P_out^T G P_in``, flat, of gradients ``(..., o i)``."""
-        wide = self.right(rows.unflatten(-1, self.sides))
+        wide = self.right(rows.reshape(*rows.shape[:-1], *self.sides))
         return self.left(wide.mT).mT.flatten(-2)
 
     def to_weights(self, coordinates: Tensor) -> Tensor:
         """Return ``P_out C P_in^T``, flat, of coordinates ``(..., r s)``."""
-        whole = coordinates.unflatten(-1, self.shape)
+        whole = coordinates.reshape(*coordinates.shape[:-1], *self.shape)
         if self.into is not None:
             whole = whole @ self.into.mT.to(whole)
         if self.out is not None:
@@ -203,7 +219,7 @@ class Projections:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the matrices, by the name of the weight and ``out`` or ``in``."""
-        named = {}
+        named: dict[str, Tensor | None] = {}
         for name, pair in self.pairs.items():
             named |= {f"{name}.out": pair.out, f"{name}.in": pair.into}
         return {name: matrix for name, matrix in named.items() if matrix is not None}
@@ -236,6 +252,47 @@ class Projections:
             start = stop
         return ProjectedSet(tuple(blocks), whole, self)
 
+    def pack(self, prefix: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return header data, and tensors with prefixed names."""
+        header = {name: getattr(self.options, name) for name in _OPTIONS}
+        header |= {"digest": self.digest}
+        header["shapes"] = {name: list(pair.shape) for name, pair in self.pairs.items()}
+        return header, {prefix + name: matrix for name, matrix in self.tensors().items()}
+
+    @staticmethod
+    def unpack(
+        header: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        prefix: str,
+        whole: ParameterSet,
+    ) -> ProjectedSet:
+        """Return the weights of a model, with the projections that `pack` took apart.
+
+        Args:
+            header: As `PROJECTED` allows.
+            tensors: Those of the projections, and others.
+            prefix: Of the names of those of the projections.
+            whole: The weights.
+
+        Raises:
+            CorruptArtifactError: If the projections are not as they were saved.
+        """
+        sides = {block.name: sides_of(block.shape) for block in whole.blocks}
+        pairs = {}
+        for name, shape in header["shapes"].items():
+            own = sides.get(name)
+            if own is None or len(shape) != _MATRIX:
+                artifact.refuse("projections of a matrix", f"some of {name}")
+            out, into = (tensors.get(f"{prefix}{name}.{end}") for end in ("out", "in"))
+            for matrix, side, rank in zip((out, into), own, shape, strict=True):
+                _check(name, matrix, side, rank)
+            pairs[name] = Pair(own, out, into)
+        options = Projected(**{name: header[name] for name in _OPTIONS})
+        found = Projections(options, whole.names, pairs)
+        if found.digest != header["digest"]:
+            artifact.refuse("projections as they were saved", "others")
+        return found.of(whole)
+
     def to(self, device: torch.device | str) -> Projections:
         """Return the projections on another device; the digest stays the same."""
         pairs = {name: pair.to(torch.device(device)) for name, pair in self.pairs.items()}
@@ -251,6 +308,22 @@ class Projections:
         return f"Projections({len(self.pairs)} of {len(self.names)} weights, {self.digest[:8]})"
 
 
+def _check(name: str, matrix: Tensor | None, side: int, rank: int) -> None:
+    """Check a projection from a file: the identity, or orthonormal columns.
+
+    Raises:
+        CorruptArtifactError: If it is neither.
+    """
+    if matrix is None:
+        artifact.whole(side, side)(f"the whole side of {name}", rank)
+        return
+    artifact.tensor((side, rank), artifact.WIDE)(f"a projection of {name}", matrix)
+    gram = matrix.double().mT @ matrix.double()
+    off = (gram - torch.eye(rank, dtype=gram.dtype)).abs().max()
+    if not float(off) <= math.sqrt(torch.finfo(matrix.dtype).eps):
+        artifact.refuse(f"orthonormal columns in the projections of {name}", "others")
+
+
 @dataclass(frozen=True)
 class ProjectedSet(ParameterSet):
     """Chosen weights in projected coordinates: blocks and columns are those of the latter.
@@ -264,41 +337,56 @@ class ProjectedSet(ParameterSet):
     projections: Projections
 
     def in_full(self) -> ParameterSet:
-        """See `ParameterSet.in_full`."""
+        """See `ParameterSet.in_full`.
+
+        Returns:
+            The weights that are projected.
+        """
         return self.full
 
     @property
     def selection(self) -> Projected:  # type: ignore[override]
-        """See `ParameterSet.selection`."""
+        """See `ParameterSet.selection`.
+
+        Returns:
+            How they were projected; the projections are learnt again.
+        """
         return self.projections.options
 
     def pairs_at(self, device: torch.device) -> dict[int, tuple[int, Block, Pair | None]]:
         """Return place, block and projections of each weight, by its first column in full."""
-        held = self._at
-        if held.get("device") != device:
-            own = self.projections.to(device).pairs
-            pairs = {
-                full.columns.start: (i, block, own.get(block.name))
+        found = self._by_device.get(device)
+        if found is None:
+            pairs = self.projections.to(device).pairs
+            found = {
+                full.columns.start: (i, block, pairs.get(block.name))
                 for i, (full, block) in enumerate(
                     zip(self.full.blocks, self.blocks, strict=True)
                 )
             }
-            held |= {"device": device, "pairs": pairs}
-        found: dict[int, tuple[int, Block, Pair | None]] = held["pairs"]
+            self._by_device.clear()  # of the device that the model was on
+            self._by_device[device] = found
         return found
 
     @cached_property
-    def _at(self) -> dict[str, object]:
+    def _by_device(self) -> dict[torch.device, dict[int, tuple[int, Block, Pair | None]]]:
         return {}
 
     def spread(self, directions: Tensor) -> Tensor:
-        """See `ParameterSet.spread`."""
+        """See `ParameterSet.spread`.
+
+        Returns:
+            ``P y`` for each direction ``y``.
+        """
         pairs = self.pairs_at(directions.device).values()
         parts = [(directions[:, block.columns], pair) for _, block, pair in pairs]
         return torch.cat([z if p is None else p.to_weights(z) for z, p in parts], dim=1)
 
     def divided(self, index: int, count: int) -> tuple[tuple[str, ...], range]:
         """See `ParameterSet.divided`.
+
+        Returns:
+            All of them.
 
         Raises:
             ParameterSelectionError: If there is more than one part.

@@ -31,6 +31,7 @@ from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.likelihoods.task import Task
 from scodkit.model.inputs import Inputs, RangeWatch
 from scodkit.model.network import Network, StateWatch
+from scodkit.model.projected import ProjectedSet
 from scodkit.scoring.compiled import Captured, capture
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -47,10 +48,13 @@ class Energies:
     Args:
         total: ``|L|_F^2``, ``(b,)`` in float64.
         along: ``|u_j^T L|^2`` for each basis vector, ``(b, k)`` in float64.
+        inside: ``|P^T L|_F^2`` in the space of projected weights, likewise; None where it is
+            the total, or was not asked for.
     """
 
     total: Tensor
     along: Tensor
+    inside: Tensor | None = None
 
     @staticmethod
     def none(basis: Eigenbasis) -> Energies:
@@ -86,12 +90,16 @@ class Certificate:
     All of shape ``(B,)``, squared units, larger = more atypical; ``lower <= exact <= upper``.
 
     Args:
-        score: As `Monitor.score` returns it. Over-estimates the exact score, up to rounding.
-        lower: Lower bound: the score, less the most that the sketch can have lost.
+        score: As `Monitor.score` returns it. Over-estimates the exact score, up to rounding;
+            of projected weights it may lie on either side.
+        lower: Lower bound: the score, less the most that the sketch can have lost. Of projected
+            weights: the score in their space alone, less the same.
         upper: Upper bound: the score, widened by the rounding error (in the usual model of
-            rounding as independent noise).
+            rounding as independent noise). Of projected weights: ``eps^2 |L|_F^2``, the score
+            without any data.
         paper_gap: The SCOD paper's bound on ``score - exact``, with the unknown eigenvalues
-            replaced by the worst case for their known sum. Always the looser bound.
+            replaced by the worst case for their known sum. Always the looser bound. Of
+            projected weights: ``eps^2 |L|_F^2`` again.
     """
 
     score: Tensor
@@ -258,6 +266,18 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def _outside(source: FactorSource, call: Inputs) -> Tensor:
+    """Return the part of ``|L|_F^2`` outside of the space of projected weights, ``(B,)``."""
+    parts: dict[int, Tensor] = {}
+    for piece in source.pieces(call, hold=True):
+        assert piece.factors.outside is not None
+        own = piece.factors.outside.sum((1, 2))
+        own = torch.where(piece.finite, own, 0.0)
+        start = piece.samples.start
+        parts[start] = parts[start] + own if start in parts else own
+    return torch.cat(list(parts.values()))
+
+
 def features(source: FactorSource, call: Inputs, basis: Eigenbasis) -> Tensor:
     """Return ``U^T L`` of a batch that is not empty, ``(B, p, k)``."""
     parts: dict[int, list[Tensor]] = {}
@@ -284,8 +304,13 @@ def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certi
     With ``F_hat - slack <= F <= F_hat + rho`` and the inverse being operator antitone, the
     exact score lies between the scores at ``c + rho`` and ``c - slack``, rescaled.
 
+    Of projected weights these bounds are on ``P^T F P``. The exact score of ``x`` is, but for a
+    factor, ``x^T (F + c)^-1 x = sup_y 2 x^T y - y^T (F + c) y``; among ``y = P z`` alone the
+    supremum is the score of ``P^T x`` under ``P^T F P``: the lower bound holds for ``F``, too.
+    The upper one does not, as the projections of ``F`` and what they leave out may interact.
+
     Args:
-        parts: From `energies`.
+        parts: From `energies`; with what is inside of the space of projected weights.
         basis: The same basis.
         prior_scale: ``eps``.
 
@@ -306,10 +331,15 @@ def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certi
     c = _regulariser(basis, prior_scale)
     squared = prior_scale**2
     rho = basis.residual_norm + basis.slack
+    projected = parts.inside is not None
     lower = _unexplained(
-        parts, (c + rho) / (basis.values.double() + c + rho), squared * c / (c + rho)
+        Energies(parts.total if parts.inside is None else parts.inside, parts.along),
+        (c + rho) / (basis.values.double() + c + rho),
+        squared * c / (c + rho),
     )
     upper = squared * parts.total
+    if projected:
+        return Certificate(score(parts, basis, prior_scale), lower, upper, upper)
     if basis.slack < c:
         shifted = c - basis.slack
         left_over = shifted / (basis.values.double() + shifted)
@@ -536,6 +566,9 @@ class Scorer:
             )
         parts = self(batch, budget, parts=True).parts
         assert parts is not None
+        if isinstance(self.fitted.parameters, ProjectedSet) and len(parts.total):
+            with self.prepared(batch, budget, "a certificate") as (call, source, _):
+                parts = replace(parts, inside=parts.total - _outside(source, call))
         return certificate(parts, self.basis(), self._prior_scale)
 
     @contextmanager

@@ -35,7 +35,8 @@ class SketchState:
         num_parameters: ``N``.
         columns: ``T``, the vectors of ``N`` numbers it holds or may come to hold.
         tensors: The sums, rows or products of the sketch, by name.
-        squared_norm: Sum of ``|L_i|_F^2``, a float64 scalar on the sketch's device.
+        squared_norm: Sum of ``|L_i|_F^2`` over its ``N`` columns, a float64 scalar on the
+            sketch's device.
         num_data: Samples seen.
         num_rows: Rows seen (samples times directions).
         num_updates: Additions made to the sums, each of which rounded them.
@@ -44,6 +45,8 @@ class SketchState:
         add_up: Adds up sums over weights, over those processes; not part of the state.
         matrices: Cache of test matrices, by tensor, from the first use to the next basis; not
             part of the state.
+        outside: What projections of the weights have left out of ``squared_norm``, likewise a
+            float64 scalar; see `Factors.outside`.
     """
 
     sketch: Sketch
@@ -58,6 +61,10 @@ class SketchState:
     weights: range | None = None
     add_up: AddUp = field(default=alone, repr=False, compare=False)
     matrices: dict[str, SeededMatrix] = field(default_factory=dict, repr=False, compare=False)
+    outside: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outside = torch.zeros_like(self.squared_norm)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -91,18 +98,21 @@ class SketchState:
 
     def copy(self) -> SketchState:
         """Return the same state in memory of its own."""
-        return replace(
+        copied = replace(
             self,
             tensors={name: tensor.clone() for name, tensor in self.tensors.items()},
             squared_norm=self.squared_norm.clone(),
             numbers=dict(self.numbers),
             matrices={},
         )
+        copied.outside += self.outside
+        return copied
 
     def to(self, device: torch.device | str) -> SketchState:
         """Return the state itself, its tensors moved."""
         self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         self.squared_norm = self.squared_norm.to(device)
+        self.outside = self.outside.to(device)
         self.matrices = {}
         return self
 
@@ -244,12 +254,17 @@ class Sketch(ABC):
             state: Changed in place.
             factors: Rows in weight space, all finite.
             squared_norm: Their sum of squares, a scalar (`Factors.squared_norms`, summed).
+                Of projected weights it has squares outside of the columns, too.
             num_data: How many samples these rows complete: the directions of a sample may come
                 in several pieces, but it counts once.
         """
         if factors.num_rows == 0:
             return
         self.absorb(state, factors)
+        if factors.outside is not None:
+            outside = factors.outside.sum()
+            state.outside += outside.to(state.outside)
+            squared_norm = squared_norm - outside
         state.squared_norm += squared_norm.to(state.squared_norm)
         state.num_data += num_data
         state.num_rows += factors.num_rows
@@ -309,6 +324,7 @@ class Sketch(ABC):
             )
         self._merge_tensors(state, other)
         state.squared_norm += other.squared_norm.to(state.squared_norm.device)
+        state.outside += other.outside.to(state.outside.device)
         state.num_data += other.num_data
         state.num_rows += other.num_rows
         state.num_updates += other.num_updates + 1
@@ -345,11 +361,13 @@ class Sketch(ABC):
         trace = float(state.squared_norm)
         if state.num_estimated:  # but the curvature that was found is certain
             trace = max(trace, float(values.sum()))
+        outside = float(state.outside)
         basis = Eigenbasis(
             values=(values / num_data).to(vectors.dtype),
             vectors=vectors,
             num_data=state.num_data,
-            trace=trace / num_data,
+            trace=(trace + outside) / num_data,
+            outside=outside / num_data,
             certified=self.certified and not state.num_estimated,
             residual_norm=residual_norm / num_data,
             residual_rank=residual_rank,

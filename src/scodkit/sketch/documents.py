@@ -102,6 +102,8 @@ def pack_state(state: SketchState, prefix: str) -> tuple[dict[str, Any], dict[st
     """Return a sketch's state as header data and tensors with prefixed names."""
     header = {name: getattr(state, name) for name in _STATE_FIELDS}
     tensors = {**state.tensors, "squared_norm": state.squared_norm}
+    if bool(state.outside):  # of projected weights only
+        tensors["outside"] = state.outside
     return header, {prefix + name: tensor for name, tensor in tensors.items()}
 
 
@@ -131,10 +133,12 @@ def unpack_state(
     }
     plain = {name: header[name] for name in _STATE_FIELDS}
     plain["numbers"] = dict(plain["numbers"])  # which updates of the state change
-    squared_norm = of_state.pop("squared_norm")
+    squared_norm, outside = of_state.pop("squared_norm"), of_state.pop("outside", None)
     state = SketchState(
         sketch=sketch, tensors=of_state, squared_norm=squared_norm, weights=weights, **plain
     )
+    if outside is not None:
+        state.outside = outside
     if not sketch.can_have(state):
         artifact.refuse(
             f"a state of {sketch} with {state.columns} columns for {state.num_parameters} "
@@ -152,7 +156,8 @@ def state_checks(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, artifa
         prefix: Of the names of those of the state.
     """
     checks = {name: artifact.FINITE for name in tensors if name.startswith(prefix)}
-    return {**checks, prefix + "squared_norm": _SQUARED_NORM}
+    outside = [name for name in checks if name == prefix + "outside"]
+    return {**checks, **dict.fromkeys([prefix + "squared_norm", *outside], _SQUARED_NORM)}
 
 
 def _plain(value: object) -> object:

@@ -21,7 +21,7 @@ class Eigenbasis:
         vectors: Orthonormal columns ``U`` ``(N, k)``.
         num_data: ``M``, the number of samples behind it.
         trace: ``tr F``, exactly: the mean of ``|L|_F^2`` over the samples. After a fit by
-            products an estimate.
+            products an estimate. Of projected weights it is that of all weights.
         certified: True when ``F_hat <= F`` (in the Loewner order, up to ``slack``): then every
             score is an over-estimate of the exact one.
         residual_norm: A bound on the largest eigenvalue of ``F - F_hat``; infinite when
@@ -31,6 +31,8 @@ class Eigenbasis:
         clamped: How many eigenvalues came out negative and were set to zero or dropped.
         offloaded: Whether the vectors stay in the CPU's memory, or in a file, wherever the
             model goes.
+        outside: The part of the trace that is not in the projected space, where weights are
+            projected. Then ``F_hat``, and what is said of it, is of ``P^T F P``.
     """
 
     values: Tensor
@@ -43,6 +45,7 @@ class Eigenbasis:
     slack: float = 0.0
     clamped: int = 0
     offloaded: bool = False
+    outside: float = 0.0
 
     @property
     def rank(self) -> int:
@@ -62,9 +65,14 @@ class Eigenbasis:
         return float(self.values.double().sum()) / self.trace
 
     @property
+    def inside(self) -> float:
+        """Share of ``tr F`` in the projected space, exactly; 1 if weights are not projected."""
+        return 1.0 - self.outside / self.trace if self.trace else 1.0
+
+    @property
     def residual_trace(self) -> float:
         """``tr(F - F_hat)``; for a certified basis the exact nuclear-norm error."""
-        return max(0.0, self.trace - float(self.values.double().sum()))
+        return max(0.0, self.trace - self.outside - float(self.values.double().sum()))
 
     def bounded_by_trace(self) -> Eigenbasis:
         """Return the basis with ``residual_norm`` bounded by the residual's trace if certified.

@@ -371,15 +371,15 @@ class Patches(Factored):
         self.nbytes = layer.batch.size * len(delta) * self._size * delta.itemsize
 
     def dense(self) -> Tensor:
-        """See `Factored.dense`."""
+        """Return what `Factored.dense` describes."""
         return self._layer.weight_rows(self._delta)
 
     def summed(self) -> Summed | None:
-        """See `Convolution.summed`."""
+        """Return what `Convolution.summed` describes."""
         return self._layer.summed(self._delta)
 
     def compressed(self, pair: Pair) -> tuple[Tensor, Tensor]:
-        """See `Factored.compressed`; one direction at a time where rows are materialised."""
+        """Return what `Factored.compressed` describes; whole rows one by one."""
         count, outputs = len(self._delta), pair.sides[0]
         places = self._delta.numel() // (count * outputs * self._layer.batch.size)
         if places * (pair.sides[1] + count * outputs) < count * self._size:
@@ -409,11 +409,11 @@ class TransposedConvolution(Convolution):
         super().__init__(batch, input, weight, bias, stride, padding, dilation, groups)
 
     def summed(self, delta: Tensor) -> Summed | None:
-        """See `Convolution.summed`."""
+        """Return what `Convolution.summed` describes."""
         return None
 
     def weight_rows(self, delta: Tensor) -> Tensor:
-        """See `Convolution.weight_rows`."""
+        """Return what `Convolution.weight_rows` describes."""
         padded, (input,) = _padded(delta.flatten(0, 1), self._margins), self.inputs
         # output_padding may add positions that no input reaches
         places = self._window.places(padded, positions=input.shape[2:])

@@ -1,4 +1,4 @@
-"""Per-sample gradients of a weight as sums of outer products, materialised when they have to be.
+"""Per-sample gradients of a weight as sums of outer products, materialised if they must be.
 
 A projected gradient ``P_out^T G P_in`` is formed from its projected terms, and ``|G|^2`` beside
 it, of each direction and exactly: from the inner products of the terms, or from ``G`` itself in
@@ -47,8 +47,8 @@ class Factored(ABC):
             pair: Of the weight.
 
         Returns:
-            ``P_out^T G P_in`` as ``(b, q, r s)`` in float32 or float64, and ``|G|^2``, ``(b, q)``
-            in float64.
+            ``P_out^T G P_in`` as ``(b, q, r s)`` in float32 or float64, and ``|G|^2`` as
+            ``(b, q)`` in float64.
         """
 
 
@@ -70,9 +70,7 @@ def each_squared(rows: Tensor) -> Tensor:
     return squared_norms(rows.flatten(0, 1)[:, None]).view(rows.shape[:2])
 
 
-def _in_pieces(
-    run: Callable[..., _Part], bytes_each: int, *tensors: Tensor
-) -> list[_Part]:
+def _in_pieces(run: Callable[..., _Part], bytes_each: int, *tensors: Tensor) -> list[_Part]:
     """Return a function of tensors, a few samples at a time.
 
     Args:
@@ -110,7 +108,7 @@ class Outer(Factored):
         return Summed(self.delta[:, :, None], self.a[:, None])
 
     def compressed(self, pair: Pair) -> tuple[Tensor, Tensor]:
-        """See `Factored.compressed`."""
+        """Return what `Factored.compressed` describes."""
         left, right = pair.left(self.delta), pair.right(self.a)
         rows = left[..., None] * right[:, None, None]
         wide = sum_dtype(rows)
@@ -180,7 +178,7 @@ class Summed(Factored):
         return torch.cat(norms), torch.cat(along)
 
     def compressed(self, pair: Pair) -> tuple[Tensor, Tensor]:
-        """See `Factored.compressed`."""
+        """Return what `Factored.compressed` describes."""
         left, right = pair.left(self.delta), pair.right(self.a)
         rows = wide_bmm(left.mT.flatten(1, 2), right)
         return rows.view(*left.shape[:2], -1), self.each_squared()
@@ -252,14 +250,14 @@ class LookedUp(Factored):
         return (self.tokens[:, :, None] == self.tokens[:, None])[:, None]
 
     def dense(self) -> Tensor:
-        """See `Factored.dense`."""
+        """Return what `Factored.dense` describes."""
         samples, count, _, width = self.delta.shape
         rows = self.delta.new_zeros(samples, count, self.entries, width)
         rows.scatter_add_(2, self.tokens[:, None, :, None].expand_as(self.delta), self.delta)
         return rows.flatten(2)
 
     def compressed(self, pair: Pair) -> tuple[Tensor, Tensor]:
-        """See `Factored.compressed`."""
+        """Return what `Factored.compressed` describes."""
         if pair.out is None:
             return compressed(self.dense(), pair)
         right, left = pair.right(self.delta).to(pair.out.dtype), pair.out[self.tokens]
@@ -280,9 +278,9 @@ class LookedUp(Factored):
 
     def along(self, other: Summed) -> Tensor:
         """Return the inner products with other rows of the same weight, ``(b, q)`` float64."""
-        inner = wide_bmm(
-            self.delta.flatten(1, 2), other.a.mT
-        ).view(*self.delta.shape[:3], -1)  # (b, q, m, m of the other)
+        inner = wide_bmm(self.delta.flatten(1, 2), other.a.mT).view(
+            *self.delta.shape[:3], -1
+        )  # (b, q, m, m of the other)
         where = self.tokens[:, None, None, :].expand(*other.delta.shape[:3], -1)
         return _inner(inner, other.delta.gather(3, where).mT)
 
@@ -296,17 +294,17 @@ class Transposed(Factored):
     """
 
     def __init__(self, rows: Outer | Summed, shape: tuple[int, int]) -> None:
-        self.rows, self._shape = rows, shape
+        self.rows = rows
         self.sides, self.nbytes = shape[::-1], rows.nbytes
 
     def dense(self) -> Tensor:
-        """See `Factored.dense`."""
-        return self.rows.dense().unflatten(2, self._shape).mT.flatten(2)
+        """Return what `Factored.dense` describes."""
+        return _transposed(self.rows.dense(), self.sides[::-1])
 
     def compressed(self, pair: Pair) -> tuple[Tensor, Tensor]:
-        """See `Factored.compressed`."""
+        """Return what `Factored.compressed` describes."""
         rows, squares = compressed(self.rows, pair.swapped)
-        return rows.unflatten(2, pair.shape[::-1]).mT.flatten(2), squares
+        return _transposed(rows, pair.shape[::-1]), squares
 
 
 class Several(Factored):
@@ -322,7 +320,7 @@ class Several(Factored):
         self.nbytes = sum(rows.nbytes for _, rows in uses)
 
     def dense(self) -> Tensor:
-        """See `Factored.dense`."""
+        """Return what `Factored.dense` describes."""
         total: Tensor | None = None
         for which, rows in self.uses:
             part = dense(rows)
@@ -333,7 +331,7 @@ class Several(Factored):
         return total
 
     def compressed(self, pair: Pair) -> tuple[Tensor, Tensor]:
-        """See `Factored.compressed`; materialised where terms are not those of known kinds."""
+        """Return what `Factored.compressed` describes; of whole rows if kinds are mixed."""
         (one, first), *others = self.uses
         if not others:
             return compressed(first, pair.of_outputs(self._outputs(one)))
@@ -345,8 +343,7 @@ class Several(Factored):
         if not apart or any((w.start % width, w.stop % width) != (0, 0) for w, _ in self.uses):
             return compressed(self.dense(), pair)
         parts = [
-            compressed(rows, pair.of_outputs(self._outputs(which)))
-            for which, rows in self.uses
+            compressed(rows, pair.of_outputs(self._outputs(which))) for which, rows in self.uses
         ]
         rows, squares = zip(*parts, strict=True)
         return torch.stack(rows).sum(0), torch.stack(squares).sum(0)
@@ -395,10 +392,15 @@ def _as_one(same: list[Rows]) -> list[Rows]:
     return [LookedUp(tokens, delta, looked_up[0].entries)]
 
 
+def _transposed(rows: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return flat matrices ``(b, q, n)``, transposed."""
+    return rows.view(*rows.shape[:2], *shape).mT.flatten(2)
+
+
 def _grams(vectors: Tensor) -> Tensor:
     """Return inner products of vectors ``(b, q, m, n)``, ``(b, q, m, m)``."""
     flat = vectors.flatten(0, 1)
-    return wide_bmm(flat, flat.mT).unflatten(0, vectors.shape[:2])
+    return wide_bmm(flat, flat.mT).view(*vectors.shape[:2], *[vectors.shape[2]] * 2)
 
 
 def _inner(one: Tensor, other: Tensor) -> Tensor:

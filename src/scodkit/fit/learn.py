@@ -1,0 +1,219 @@
+"""A short first pass that learns projections from the gradients of a fit's first samples.
+
+The columns of ``P_in`` are the leading eigenvectors of the mean of ``G^T G`` over per-sample
+gradients ``G`` of a weight, those of ``P_out`` of ``G G^T``. For short sides the moment is
+summed up whole. For longer ones it is multiplied with a few more columns than are wanted, which
+are then made orthonormal, in several rounds over the samples (subspace iteration).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from scodkit.errors import NonFiniteError
+from scodkit.factors.alone import LoopEngine
+from scodkit.factors.engine import Engine
+from scodkit.factors.hooks import HookEngine
+from scodkit.factors.moments import Moments
+from scodkit.factors.pieces import FactorSource, finite_samples, pick
+from scodkit.factors.pullback import HookFactors
+from scodkit.factors.rules import Rows
+from scodkit.likelihoods import Likelihood
+from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
+from scodkit.model.parameters import ParameterSet
+from scodkit.model.projected import Pair, Projected, Projections
+from scodkit.numerics.matmul import sum_dtype
+
+# sides whose moment is summed up whole; rounds over the samples for others, and columns for
+# each one that is wanted
+_SHORT = 512
+_ROUNDS = 3
+_PER_COLUMN = 4
+
+
+def read_ahead(
+    network: Network, first: Inputs, batches: Iterable[Any], samples: int
+) -> tuple[list[Inputs], Iterable[Any]]:
+    """Return the inputs of the first batches, with so many samples, and all batches again.
+
+    Args:
+        network: Takes inputs out of batches.
+        first: The inputs of the first batch.
+        batches: All of them.
+        samples: How many to read.
+    """
+    stream = iter(batches)
+    calls, read, count = [first], [next(stream)], first.batch_size
+    while count < samples:
+        more = list(itertools.islice(stream, 1))
+        if not more:
+            break
+        read += more
+        calls.append(network.inputs_of(more[0]))
+        count += calls[-1].batch_size
+    calls[-1] = calls[-1].first(calls[-1].batch_size - max(0, count - samples))
+    return calls, itertools.chain(read, stream)
+
+
+def learn(
+    projected: Projected,
+    network: Network,
+    parameters: ParameterSet,
+    likelihood: Likelihood,
+    shape: tuple[int, ...],
+    calls: list[Inputs],
+    budget: int,
+) -> Projections:
+    """Return projections for a model's weights.
+
+    Args:
+        projected: How.
+        network: The model, held in eval mode.
+        parameters: The weights.
+        likelihood: Of its outputs.
+        shape: Of a typical sample's output.
+        calls: Samples to learn from.
+        budget: Bytes for gradients at a time.
+    """
+    engine = _engine_for(network, parameters, calls[0])
+    source = FactorSource(engine, likelihood, shape, budget)
+    weights = parameters.weights(network.model)
+    ends: dict[int, tuple[str, _End, _End]] = {}
+    for block in parameters.blocks:
+        sides = projected.sides(block.shape)
+        if sides is not None:
+            name, like = block.name, weights[block.name]
+            out, into = (
+                _End(side, projected, f"{name} {end}", like)
+                for side, end in zip(sides, ("out", "in"), strict=True)
+            )
+            ends[block.columns.start] = (name, out, into)
+    for _ in range(_ROUNDS):
+        moments = {
+            start: Moments(
+                (out.size, into.size), out.probe, into.probe, projected.moments == "kfac"
+            )
+            for start, (_, out, into) in ends.items()
+            if out.probe is not None or into.probe is not None
+        }
+        if not moments:
+            break
+        _add_samples(moments, source, calls)
+        for start, found in moments.items():
+            _, out, into = ends[start]
+            out.take(found.of_out)
+            into.take(found.of_in)
+    pairs = {
+        name: Pair((out.size, into.size), out.found, into.found)
+        for name, out, into in ends.values()
+    }
+    return Projections(projected, parameters.names, pairs).to("cpu")
+
+
+class _End:
+    """Finds the leading directions of one side of a weight.
+
+    Args:
+        size: Of the side.
+        projected: How.
+        name: Of the side: it sets where the search starts.
+        weight: The weight.
+
+    Attributes:
+        probe: Columns to multiply the moment with in the next round; None if it is over.
+        found: The directions, ``(size, rank)``; None for all of them.
+    """
+
+    def __init__(self, size: int, projected: Projected, name: str, weight: Tensor) -> None:
+        self.size, self._rank = size, projected.rank
+        self.probe: Tensor | None = None
+        self.found: Tensor | None = None
+        if size <= self._rank:
+            return
+        dtype = sum_dtype(weight)
+        generator = torch.Generator().manual_seed(crc32(f"{projected.seed} {name}".encode()))
+        if projected.moments == "random":
+            start = torch.randn(size, self._rank, generator=generator, dtype=torch.float64)
+            self.found = torch.linalg.qr(start).Q.to(weight.device, dtype)
+            return
+        self._rounds = 1
+        width = _PER_COLUMN * self._rank
+        if size <= max(_SHORT, width):
+            self.probe = torch.eye(size, dtype=dtype, device=weight.device)
+            return
+        self._rounds = _ROUNDS
+        start = torch.randn(size, width, generator=generator, dtype=dtype)
+        self.probe = torch.linalg.qr(start.to(weight.device)).Q
+
+    def take(self, moment: Tensor | None) -> None:
+        """Use the moment times the columns.
+
+        Args:
+            moment: ``(size, l)``; None if there were no columns.
+
+        Raises:
+            NonFiniteError: If it has overflowed.
+        """
+        if moment is None or self.probe is None:
+            return
+        if not bool(moment.isfinite().all()):
+            raise NonFiniteError(
+                "expected finite gradients to learn projections from, but they overflow; type "
+                "Projected(given=...) with those of other data, or monitor fewer layers"
+            )
+        self._rounds -= 1
+        if self._rounds:
+            self.probe = torch.linalg.qr(moment).Q
+            return
+        core = (self.probe.mT @ moment).double()
+        _, turned = torch.linalg.eigh((core + core.mT) / 2)
+        leading = turned.flip(1)[:, : self._rank]
+        found = self.probe.double() @ leading
+        self.probe, self.found = None, torch.linalg.qr(found).Q.to(moment.dtype)
+
+
+def _add_samples(
+    moments: Mapping[int, Moments], source: FactorSource, calls: Iterable[Inputs]
+) -> None:
+    """Add the gradients of samples to the moments of weights.
+
+    Args:
+        moments: By the first column of the weight.
+        source: Computes the gradients.
+        calls: Inputs of the samples; those with a NaN or an infinity are left out.
+    """
+    blocks = source.engine.parameters.blocks
+
+    def use(columns: slice, rows: Rows) -> None:
+        if columns.start in moments:
+            moments[columns.start].add(rows)
+
+    for call in calls:
+        with torch.no_grad():
+            finite = finite_samples(call, source.engine.network(call))
+        if not bool(finite.any()):
+            continue
+        for piece in source.pieces(pick(call, finite.nonzero()[:, 0].tolist())):
+            if isinstance(piece.factors, HookFactors):
+                piece.factors.each(use, piece.factors.in_factors())
+                continue
+            for columns, rows in piece.factors.blocks():
+                for own in (block.columns for block in blocks):
+                    use(own, rows[:, :, own.start - columns.start : own.stop - columns.start])
+
+
+def _engine_for(network: Network, parameters: ParameterSet, call: Inputs) -> Engine:
+    """Return the fastest engine that runs: its rows are checked once they are projected."""
+    engine = HookEngine(network, parameters)
+    try:
+        engine.linearize(call.first(2))
+    except Exception:  # whatever a third-party module raises under a torch function mode
+        return LoopEngine(network, parameters)
+    return engine
