@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from scodkit.model.parameters import LastLayers as LastLayers
     from scodkit.model.projected import Projected as Projected
     from scodkit.monitor import Monitor as Monitor
-    from scodkit.scoring.score import Certificate as Certificate
+    from scodkit.scoring.certificate import Certificate as Certificate
     from scodkit.scoring.score import Scored as Scored
     from scodkit.sketch.eigenbasis import Eigenbasis as Eigenbasis
     from scodkit.summary import Summary as Summary
@@ -46,7 +46,7 @@ _MODULES = {
     "Budget": "fused",
     "Calibration": "calibration",
     "Categorical": "likelihoods",
-    "Certificate": "scoring.score",
+    "Certificate": "scoring.certificate",
     "Comparison": "comparison",
     "DriftAlarm": "alarms",
     "Eigenbasis": "sketch.eigenbasis",

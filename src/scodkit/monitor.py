@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -33,9 +32,10 @@ from scodkit.likelihoods.task import Task
 from scodkit.model.kinds import over_batches
 from scodkit.model.network import Network, StateWatch, state_to_copy
 from scodkit.model.parameters import ParameterSet, Selection
-from scodkit.model.projected import Projected, ProjectedSet, Projections
+from scodkit.model.projected import Projected, Projections
 from scodkit.numerics import artifact
 from scodkit.scoring import score as scoring
+from scodkit.scoring.certificate import Certificate, certified
 from scodkit.scoring.evidence import (
     Evidence,
     OutputVariances,
@@ -415,7 +415,7 @@ class Monitor:
         """
         return self._ready().selftest(batch, self.memory_budget)
 
-    def certify(self, batch: object) -> scoring.Certificate:
+    def certify(self, batch: object) -> Certificate:
         """Return bounds on the exact score, the one from the whole Fisher information.
 
         Args:
@@ -424,7 +424,7 @@ class Monitor:
         Returns:
             The score with its lower and upper bounds and the paper's bound, each ``(B,)``.
         """
-        return self._ready().certificate(batch, self.memory_budget)
+        return certified(self._ready(), batch, self.memory_budget, self.prior_scale)
 
     def features(self, batch: object) -> Tensor:
         """Return ``U^T L`` as ``(B, p, k)``, for detectors built on top of this one.
@@ -522,7 +522,7 @@ class Monitor:
         return summarise(
             self.basis,
             self.prior_scale,
-            {b.name: math.prod(b.shape) for b in scorer.fitted.parameters.blocks},
+            scorer.fitted.parameters.sizes,
             self.skipped,
             scores if scored is None else scored.score,
             None if scored is None else scored.parts,
@@ -623,18 +623,8 @@ class Monitor:
 
     @property
     def projections(self) -> Projections:
-        """The projections of the fit, to be given to others that it is to be merged with.
-
-        Raises:
-            OptionError: If weights are not projected.
-        """
-        parameters = self._ready().fitted.parameters
-        if not isinstance(parameters, ProjectedSet):
-            raise OptionError(
-                "expected a monitor of projected weights, got one of whole ones; type "
-                "Monitor(..., parameters=Projected(rank=16))"
-            )
-        return parameters.projections
+        """The projections of `Projected` weights, to be given to fits to be merged with."""
+        return self.fitted.projections
 
     @property
     def basis(self) -> Eigenbasis:

@@ -23,6 +23,7 @@ from scodkit.model.network import Network, StateWatch
 from scodkit.model.parameters import Selection, select_names
 from scodkit.numerics.artifact import check_place
 from scodkit.scoring import score as scoring
+from scodkit.scoring.certificate import Certificate, certificate
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -119,13 +120,13 @@ class ShardedMonitor:
         parts = self._energies(batch)
         return scoring.score(parts, self.basis, self.prior_scale).to(self.basis.values.dtype)
 
-    def certify(self, batch: Any) -> scoring.Certificate:
+    def certify(self, batch: Any) -> Certificate:
         """Return bounds on the exact scores, as `Monitor.certify` does.
 
         Args:
             batch: As the loader yields it; the same in every process.
         """
-        return scoring.certificate(self._energies(batch), self.basis, self.prior_scale)
+        return certificate(self._energies(batch), self.basis, self.prior_scale)
 
     @property
     def basis(self) -> Eigenbasis:

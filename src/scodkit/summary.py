@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scodkit.explain import plots
 from scodkit.scoring import score as scoring
+from scodkit.scoring.certificate import certificate
 from scodkit.scoring.score import Energies
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -156,9 +157,9 @@ def summarise(
         if bool(positive.any()):
             shares = parts.along[positive].sum(1) / parts.total[positive]
             explained = float(shares.clamp_max(1).mean())
-        if basis.certified and bool(finite.any()):
-            certificate = scoring.certificate(parts, basis, prior_scale)
-            bounds = _quantiles(certificate.lower)[1], _quantiles(certificate.upper)[1]
+        if basis.over_estimates and bool(finite.any()):
+            bounded = certificate(parts, basis, prior_scale)
+            bounds = _quantiles(bounded.lower)[1], _quantiles(bounded.upper)[1]
     layers: dict[str, int] = {}
     for name, count in weights.items():
         layer = name.rpartition(".")[0] or "the model itself"
@@ -172,7 +173,7 @@ def summarise(
         effective_rank=float(spread.exp()) if values.any() else 0.0,
         values=values,
         determined=determined,
-        certified=basis.certified,
+        certified=basis.over_estimates,
         scores=scores,
         explained=explained,
         bounds=bounds,

@@ -24,7 +24,8 @@ from contracts import (
 )
 from oracles import dense_fisher, dense_score
 from scodkit.errors import UncertifiedError
-from scodkit.scoring.score import Energies, certificate, energies, score
+from scodkit.scoring.certificate import certificate
+from scodkit.scoring.score import Energies, energies, score
 from scodkit.sketch import Exact, Nystrom, TwoSided
 from scodkit.sketch.eigenbasis import Eigenbasis
 

@@ -22,7 +22,7 @@ from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form, Inputs, Ranges, joined_ranges
 from scodkit.model.network import Network, StateWatch
 from scodkit.model.parameters import Fingerprints, ParameterSet, Selection
-from scodkit.model.projected import Projected, ProjectedSet
+from scodkit.model.projected import Projected, ProjectedSet, Projections
 from scodkit.sketch import Sketch, SketchState
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -200,6 +200,20 @@ class Fitted:
         """
         fingerprints = watch.settled(self.fingerprints, self.parameters, doing)
         return replace(self, fingerprints=fingerprints)
+
+    @property
+    def projections(self) -> Projections:
+        """The projections of the weights.
+
+        Raises:
+            OptionError: If there are none.
+        """
+        if not isinstance(self.parameters, ProjectedSet):
+            raise OptionError(
+                "expected a monitor of projected weights, got one of whole ones; type "
+                "Monitor(..., parameters=Projected(rank=16))"
+            )
+        return self.parameters.projections
 
     def needed_state(self) -> SketchState:
         """Return the sketch, which data can be added to.

@@ -31,6 +31,7 @@ from scodkit.fused.standard import FusedExplanation as FusedExplanation
 from scodkit.fused.standard import Standard
 from scodkit.likelihoods import Likelihood
 from scodkit.model.parameters import Selection
+from scodkit.model.projected import Projected
 from scodkit.monitor import Monitor
 from scodkit.scoring.score import Scored, Scorer
 
@@ -81,7 +82,7 @@ class Fused:
         model: nn.Module,
         likelihood: Likelihood,
         *,
-        parameters: Selection | None = None,
+        parameters: Selection | Projected | None = None,
         rank: int | None = None,
         prior_scale: float = 1.0,
         layer: str | None = None,
@@ -500,7 +501,7 @@ class Fused:
             model,
             monitor.likelihood,
             # what was chosen is chosen again, and what was given was chosen
-            parameters=None if parts.closed else monitor.fitted.parameters.names,
+            parameters=None if parts.closed else monitor.fitted.parameters.selection,
             rank=monitor.rank,
             prior_scale=monitor.prior_scale,
             layer=parts.layer,

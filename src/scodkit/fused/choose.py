@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -25,6 +25,7 @@ from scodkit.model.parameters import (
     endings,
     select,
 )
+from scodkit.model.projected import Projected
 from scodkit.monitor import Monitor
 from scodkit.scoring.evidence import is_classifier
 from scodkit.sketch import Nystrom
@@ -76,6 +77,7 @@ class Choice:
         most: Features to keep.
         closed: Whether one Linear layer, whose weights these are, makes the outputs.
         why: In words.
+        projected: How the weights are projected; None for whole ones.
     """
 
     names: tuple[str, ...]
@@ -86,6 +88,7 @@ class Choice:
     most: int
     closed: bool
     why: tuple[str, ...]
+    projected: Projected | None = None
 
     def parts(self, monitor: Monitor, **options: Any) -> Parts:
         """Return the parts, to be fitted.
@@ -99,7 +102,7 @@ class Choice:
             monitor.likelihood,
             self.rank,
             sketch=Nystrom(size=self.columns),
-            parameters=self.names,
+            parameters=self.projected or self.names,
             **options,
         )
         bank = None if self.layer is None else FeatureBank(self.classes, self.most)
@@ -110,7 +113,7 @@ def choose(
     monitor: Monitor,
     batch: object,
     *,
-    parameters: Selection | None,
+    parameters: Selection | Projected | None,
     rank: int | None,
     layer: str | None,
     budget: Budget,
@@ -128,7 +131,9 @@ def choose(
         options: Of the monitor to be made.
     """
     network, likelihood = monitor._network, monitor.likelihood
-    selection, why = parameters, "weights: as given"
+    projected = parameters if isinstance(parameters, Projected) else None
+    selection = parameters if projected is None else projected.layers
+    why = "weights: as given"
     closed, classes, most = False, 1, 1
     with network.evaluating():
         call = network.inputs_of(batch)
@@ -146,12 +151,14 @@ def choose(
             layer = None
         if selection is None:
             selection, why = _last_layers(monitor, call, rank, budget)
-        sized = _sized(monitor, selection, call, rank, budget)
+        sized = _sized(monitor, selection, call, rank, budget, projected)
     seen = () if layer is None else (f"features: what goes into {layer!r}",)
 
     def choice() -> Choice:
         names, kept, columns, size = sized
-        return Choice(names, kept, columns, layer, classes, most, closed, (why, size, *seen))
+        words = (why, size, *seen)
+        view = None if projected is None else replace(projected, layers=names)
+        return Choice(names, kept, columns, layer, classes, most, closed, words, view)
 
     if budget.milliseconds is not None and parameters is None and not closed:
         taken = _milliseconds(choice().parts(monitor, **options).monitor, call)
@@ -198,12 +205,14 @@ def _sized(
     call: Inputs,
     rank: int | None,
     budget: Budget,
+    projected: Projected | None = None,
 ) -> tuple[tuple[str, ...], int, int, str]:
     """Return names of weights, rank and columns of a sketch within the budget, and why."""
     chosen = select(selection, monitor._network, call)
-    weights, allowed = chosen.num_parameters, budget.bytes // 4  # numbers in float32
+    weights = chosen.num_parameters if projected is None else projected.size(chosen)
+    allowed = budget.bytes // 4  # numbers in float32
     if rank is None:  # the basis in half of the memory
-        rank = min(_MOST_RANK, max(_LEAST_RANK, _directions(chosen, budget)), weights)
+        rank = min(_MOST_RANK, max(_LEAST_RANK, allowed // (2 * weights)), weights)
     columns = min(_PER_RANK * rank + _MORE, max(2 * rank, 4 * allowed // weights))
     listed = ", ".join(chosen.names[:4]) + (", ..." if len(chosen.names) > 4 else "")
     why = f"sketch of {listed}: {columns} vectors for a rank of {rank}, "

@@ -115,6 +115,11 @@ class ParameterSet:
         return tuple(block.name for block in self.blocks)
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """How many of the ``N`` columns each parameter has, by its name."""
+        return {b.name: int(b.columns.stop - b.columns.start) for b in self.blocks}
+
+    @property
     def selection(self) -> Selection:
         """What to type to choose them again."""
         return self.names

@@ -240,7 +240,7 @@ def _settings(monitor: Monitor) -> Table:
         "output of a sample": str(tuple(fitted.shape)),
         "samples fitted": f"{basis.num_data}, {monitor.skipped} skipped",
         "captured curvature": f"{basis.captured:.4f} of {basis.trace:.4g}",
-        "scores are upper bounds of exact ones": "yes" if basis.certified else "not known",
+        "scores are upper bounds of exact ones": "yes" if basis.over_estimates else "not known",
         "calibration": calibrated_on,
         "fingerprint of the chosen weights": fitted.fingerprints.parameters,
         "fingerprint of the model": fitted.fingerprints.model,

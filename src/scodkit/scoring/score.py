@@ -22,7 +22,6 @@ from scodkit.errors import (
     BatchError,
     CaptureError,
     CaptureWarning,
-    UncertifiedError,
 )
 from scodkit.factors.alone import LoopEngine
 from scodkit.factors.engine import Factors
@@ -31,7 +30,6 @@ from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.likelihoods.task import Task
 from scodkit.model.inputs import Inputs, RangeWatch
 from scodkit.model.network import Network, StateWatch
-from scodkit.model.projected import ProjectedSet
 from scodkit.scoring.compiled import Captured, capture
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -48,13 +46,10 @@ class Energies:
     Args:
         total: ``|L|_F^2``, ``(b,)`` in float64.
         along: ``|u_j^T L|^2`` for each basis vector, ``(b, k)`` in float64.
-        inside: ``|P^T L|_F^2`` in the space of projected weights, likewise; None where it is
-            the total, or was not asked for.
     """
 
     total: Tensor
     along: Tensor
-    inside: Tensor | None = None
 
     @staticmethod
     def none(basis: Eigenbasis) -> Energies:
@@ -81,31 +76,6 @@ class Scored:
     output: Tensor
     score: Tensor
     p_value: Tensor | None
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """An interval around the exact score, the one from all of ``F``, for certified sketches.
-
-    All of shape ``(B,)``, squared units, larger = more atypical; ``lower <= exact <= upper``.
-
-    Args:
-        score: As `Monitor.score` returns it. Over-estimates the exact score, up to rounding;
-            of projected weights it may lie on either side.
-        lower: Lower bound: the score, less the most that the sketch can have lost. Of projected
-            weights: the score in their space alone, less the same.
-        upper: Upper bound: the score, widened by the rounding error (in the usual model of
-            rounding as independent noise). Of projected weights: ``eps^2 |L|_F^2``, the score
-            without any data.
-        paper_gap: The SCOD paper's bound on ``score - exact``, with the unknown eigenvalues
-            replaced by the worst case for their known sum. Always the looser bound. Of
-            projected weights: ``eps^2 |L|_F^2`` again.
-    """
-
-    score: Tensor
-    lower: Tensor
-    upper: Tensor
-    paper_gap: Tensor
 
 
 @dataclass(frozen=True)
@@ -266,18 +236,6 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _outside(source: FactorSource, call: Inputs) -> Tensor:
-    """Return the part of ``|L|_F^2`` outside of the space of projected weights, ``(B,)``."""
-    parts: dict[int, Tensor] = {}
-    for piece in source.pieces(call, hold=True):
-        assert piece.factors.outside is not None
-        own = piece.factors.outside.sum((1, 2))
-        own = torch.where(piece.finite, own, 0.0)
-        start = piece.samples.start
-        parts[start] = parts[start] + own if start in parts else own
-    return torch.cat(list(parts.values()))
-
-
 def features(source: FactorSource, call: Inputs, basis: Eigenbasis) -> Tensor:
     """Return ``U^T L`` of a batch that is not empty, ``(B, p, k)``."""
     parts: dict[int, list[Tensor]] = {}
@@ -295,59 +253,7 @@ def score(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Tensor:
         basis: The same basis.
         prior_scale: ``eps``, the standard deviation of the prior of a weight.
     """
-    return _unexplained(parts, _left_over(basis, prior_scale), prior_scale**2)
-
-
-def certificate(parts: Energies, basis: Eigenbasis, prior_scale: float) -> Certificate:
-    """Return proven bounds on the exact score.
-
-    With ``F_hat - slack <= F <= F_hat + rho`` and the inverse being operator antitone, the
-    exact score lies between the scores at ``c + rho`` and ``c - slack``, rescaled.
-
-    Of projected weights these bounds are on ``P^T F P``. The exact score of ``x`` is, but for a
-    factor, ``x^T (F + c)^-1 x = sup_y 2 x^T y - y^T (F + c) y``; among ``y = P z`` alone the
-    supremum is the score of ``P^T x`` under ``P^T F P``: the lower bound holds for ``F``, too.
-    The upper one does not, as the projections of ``F`` and what they leave out may interact.
-
-    Args:
-        parts: From `energies`; with what is inside of the space of projected weights.
-        basis: The same basis.
-        prior_scale: ``eps``.
-
-    Returns:
-        The bounds, in float64.
-
-    Raises:
-        UncertifiedError: If the sketch behind the basis gives no certificate.
-    """
-    if not basis.certified:
-        raise UncertifiedError(
-            "expected a basis from a sketch with F_hat <= F, got one without (TwoSided is "
-            "indefinite, a fit in bfloat16 or a compressed basis is rounded, a fit by products "
-            "has no exact trace); fit with sketch=Nystrom(), FrequentDirections() or Exact(), "
-            "in the model's precision, with products=False, and certify before "
-            "monitor.compress()"
-        )
-    c = _regulariser(basis, prior_scale)
-    squared = prior_scale**2
-    rho = basis.residual_norm + basis.slack
-    projected = parts.inside is not None
-    lower = _unexplained(
-        Energies(parts.total if parts.inside is None else parts.inside, parts.along),
-        (c + rho) / (basis.values.double() + c + rho),
-        squared * c / (c + rho),
-    )
-    upper = squared * parts.total
-    if projected:
-        return Certificate(score(parts, basis, prior_scale), lower, upper, upper)
-    if basis.slack < c:
-        shifted = c - basis.slack
-        left_over = shifted / (basis.values.double() + shifted)
-        upper = upper.minimum(_unexplained(parts, left_over, squared * c / shifted))
-    # sum of t/(t + c) over at most m eigenvalues with sum t: largest when they are equal
-    tail, m = max(basis.residual_trace, rho), max(1, basis.residual_rank)
-    paper_gap = squared * parts.total * (m * tail / (tail + m * c))
-    return Certificate(score(parts, basis, prior_scale), lower, upper, paper_gap)
+    return unexplained(parts, _left_over(basis, prior_scale), prior_scale**2)
 
 
 def determined(basis: Eigenbasis, prior_scale: float) -> Tensor:
@@ -361,21 +267,33 @@ def determined(basis: Eigenbasis, prior_scale: float) -> Tensor:
         ``values / (values + c)``, ``(k,)`` in float64, in [0, 1): 0 is the prior alone.
     """
     values = basis.values.double()
-    return values / (values + _regulariser(basis, prior_scale))
+    return values / (values + regulariser(basis, prior_scale))
 
 
-def _regulariser(basis: Eigenbasis, prior_scale: float) -> float:
+def regulariser(basis: Eigenbasis, prior_scale: float) -> float:
+    """Return ``c``.
+
+    Args:
+        basis: The eigenbasis.
+        prior_scale: ``eps``.
+    """
     return 1.0 / (2.0 * max(1, basis.num_data) * prior_scale**2)
 
 
 def _left_over(basis: Eigenbasis, prior_scale: float) -> Tensor:
     """Return ``c / (values + c)``, ``(k,)`` in float64: 1 where data adds no information."""
-    c = _regulariser(basis, prior_scale)
+    c = regulariser(basis, prior_scale)
     return c / (basis.values.double() + c)
 
 
-def _unexplained(parts: Energies, left_over: Tensor, times: float) -> Tensor:
-    """Return ``times tr L^T c (F_hat + c)^-1 L`` as two sums, neither of them negative."""
+def unexplained(parts: Energies, left_over: Tensor, times: float) -> Tensor:
+    """Return ``times tr L^T c (F_hat + c)^-1 L`` as two sums, neither of them negative.
+
+    Args:
+        parts: From `energies`.
+        left_over: ``c / (values + c)``, ``(k,)`` in float64.
+        times: A factor.
+    """
     outside = (parts.total - parts.along.sum(1)).clamp_min(0)
     return torch.addmv(outside, parts.along, left_over, beta=times, alpha=times)
 
@@ -549,28 +467,6 @@ class Scorer:
             slow = torch.cat([self._scores(sample, basis, plain).score for sample in alone])
         return SelfTest(type(source.engine).__name__, fast, slow)
 
-    def certificate(self, batch: object, budget: int | None) -> Certificate:
-        """Return bounds on the exact scores of a batch.
-
-        Args:
-            batch: As the loader yields it.
-            budget: As in scoring.
-
-        Raises:
-            UncertifiedError: If scores are rounded, or the sketch gives no certificate.
-        """
-        if self._network.precision is not None:
-            raise UncertifiedError(
-                "expected scores in the model's own precision, got scores in "
-                f"{self._network.precision}, which are rounded; type monitor.precision = None"
-            )
-        parts = self(batch, budget, parts=True).parts
-        assert parts is not None
-        if isinstance(self.fitted.parameters, ProjectedSet) and len(parts.total):
-            with self.prepared(batch, budget, "a certificate") as (call, source, _):
-                parts = replace(parts, inside=parts.total - _outside(source, call))
-        return certificate(parts, self.basis(), self._prior_scale)
-
     @contextmanager
     def prepared(
         self, batch: object, budget: int | None, doing: str
@@ -621,7 +517,7 @@ class Scorer:
         output, parts = score_batch(source, call, basis, finite)
         if self._left_over is None or self._of is not basis:
             self._of, self._left_over = basis, _left_over(basis, self._prior_scale)
-        scores = _unexplained(parts, self._left_over, self._prior_scale**2)
+        scores = unexplained(parts, self._left_over, self._prior_scale**2)
         return Scores(output, scores.to(basis.values.dtype), parts)
 
     def _source_for(self, call: Inputs, budget: int | None, basis: Eigenbasis) -> FactorSource:

@@ -23,7 +23,7 @@ class Eigenbasis:
         trace: ``tr F``, exactly: the mean of ``|L|_F^2`` over the samples. After a fit by
             products an estimate. Of projected weights it is that of all weights.
         certified: True when ``F_hat <= F`` (in the Loewner order, up to ``slack``): then every
-            score is an over-estimate of the exact one.
+            score is an over-estimate of the exact one, unless weights are projected.
         residual_norm: A bound on the largest eigenvalue of ``F - F_hat``; infinite when
             nothing is known.
         residual_rank: A bound on the rank of ``F - F_hat``.
@@ -68,6 +68,11 @@ class Eigenbasis:
     def inside(self) -> float:
         """Share of ``tr F`` in the projected space, exactly; 1 if weights are not projected."""
         return 1.0 - self.outside / self.trace if self.trace else 1.0
+
+    @property
+    def over_estimates(self) -> bool:
+        """Whether every score is known to be an over-estimate of the exact one."""
+        return self.certified and not self.outside
 
     @property
     def residual_trace(self) -> float:
