@@ -327,11 +327,14 @@ class _Scores:
         By plain products: the kernels of `Factors.project` have no derivatives.
         """
         norms, along = [], []
-        for columns, pulled in linear.pull_back(rows).blocks():
+        factors = linear.pull_back(rows)
+        for columns, pulled in factors.blocks():
             vectors = self.basis.vectors[columns].to(pulled.device)
             wide = torch.promote_types(pulled.dtype, vectors.dtype)
             norms.append(pulled.square().sum((1, 2), dtype=torch.float64))
             along.append((pulled.to(wide) @ vectors.to(wide)).double())
+        if factors.outside is not None:
+            norms.append(factors.outside.sum((1, 2)))
         total = torch.stack(norms).sum(0)
         return Energies(total, torch.stack(along).sum(0).square().sum(1))
 

@@ -132,7 +132,7 @@ def choose(
     """
     network, likelihood = monitor._network, monitor.likelihood
     projected = parameters if isinstance(parameters, Projected) else None
-    selection = parameters if projected is None else projected.layers
+    selection = parameters.layers if isinstance(parameters, Projected) else parameters
     why = "weights: as given"
     closed, classes, most = False, 1, 1
     with network.evaluating():

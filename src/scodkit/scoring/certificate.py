@@ -6,8 +6,8 @@ score lies between the scores at ``c + rho`` and ``c - slack``, rescaled.
 Of projected weights those are bounds on the score in the space of ``P``, under ``P^T F P``. The
 exact score of ``x`` is, but for a factor, ``x^T (F + c)^-1 x = sup_y 2 x^T y - y^T (F + c) y``.
 Among ``y = P z`` alone the supremum is the score of ``P^T x`` under ``P^T F P``: the lower
-bound on that one holds for the exact one, too. The upper bound does not, as ``F`` may join what is in
-that space with what is not; without any data the score is ``eps^2 |x|^2``, which is one.
+bound on that one holds for the exact one, too. The upper bound does not, as ``F`` may join what
+is in that space with what is not; ``eps^2 |x|^2``, the score without any data, is one.
 """
 
 from __future__ import annotations

@@ -1,0 +1,197 @@
+"""Learning projections from the first samples of a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oracles import dense_factors
+from scodkit import Categorical, Gaussian, Monitor, Projected
+from scodkit.errors import NonFiniteError, ParameterSelectionError
+from scodkit.fit import learn as learning
+from scodkit.model.inputs import Inputs
+from scodkit.model.projected import Projections
+
+LIKELIHOOD = Categorical()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv1d(2, 12, 3),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(72, 20),
+        nn.Tanh(),
+        nn.Linear(20, 4),
+    ).double()
+
+
+def data(size: int = 60, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, 2, 8, generator=generator, dtype=torch.float64)
+
+
+def fitted(x: Any, **options: Any) -> Monitor:
+    monitor = Monitor(network(), LIKELIHOOD, rank=6, parameters=Projected(**options))
+    return monitor.fit(x, progress=False)
+
+
+def gradients(x: Tensor, name: str) -> Tensor:
+    """Of a weight, ``(n, o, i)``."""
+    model = network()
+    shape = dict(model.named_parameters())[name].shape
+    rows = dense_factors(model, Inputs((x,), {}), LIKELIHOOD, [name])
+    return rows.flatten(0, 1).view(-1, shape[0], shape[1:].numel())
+
+
+def leading(moment: Tensor, rank: int) -> Tensor:
+    """Projector on the leading eigenvectors."""
+    vectors = torch.linalg.eigh(moment)[1][:, -rank:]
+    return vectors @ vectors.T
+
+
+def assert_spans(found: Tensor | None, expected: Tensor, tolerance: float = 1e-7) -> None:
+    assert found is not None
+    torch.testing.assert_close(found.T @ found, torch.eye(found.shape[1]).double())
+    torch.testing.assert_close(found @ found.T, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["3.weight", "0.weight"])
+@pytest.mark.parametrize("short", [512, 4])
+def test_columns_are_leading_eigenvectors(
+    name: str, short: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "_SHORT", short)
+    monkeypatch.setattr(learning, "_ROUNDS", 40)  # subspace iteration converges
+    pair = fitted([data()], rank=3).projections.pairs[name]
+    g = gradients(data(), name)
+    assert_spans(pair.into, leading((g.mT @ g).sum(0), 3))
+    assert_spans(pair.out, leading((g @ g.mT).sum(0), 3))
+
+
+def test_a_few_rounds_find_what_a_few_columns_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "_SHORT", 4)
+    few = data(3)  # gradients of the linear layer have three inputs, less than 4 x rank
+    g = gradients(few, "3.weight")
+    pair = fitted([few], rank=3).projections.pairs["3.weight"]
+    assert_spans(pair.into, leading((g.mT @ g).sum(0), 3))
+
+
+def test_kfac_takes_activations_and_gradients_at_outputs_apart() -> None:
+    x = data()
+    pair = fitted([x], rank=3, moments="kfac").projections.pairs["3.weight"]
+    model = network()
+    with torch.no_grad():
+        a = model[:3](x)
+    assert_spans(pair.into, leading(a.T @ a, 3))
+    head = dense_factors(model, Inputs((x,), {}), LIKELIHOOD, ["3.bias"]).flatten(0, 1)
+    assert_spans(pair.out, leading(head.T @ head, 3))
+
+
+def test_kfac_of_a_convolution_is_of_its_patches() -> None:
+    x = data()
+    pair = fitted([x], rank=3, moments="kfac").projections.pairs["0.weight"]
+    patches = x.unfold(2, 3, 1).transpose(1, 2).flatten(0, 1).flatten(1)
+    assert_spans(pair.into, leading(patches.T @ patches, 3))
+
+
+def test_samples_are_read_ahead_of_a_stream_that_is_read_once() -> None:
+    x = data()
+
+    def stream() -> Iterator[Tensor]:
+        yield from x.split(10)
+
+    one, other = fitted(stream(), rank=3, samples=25), fitted([x], rank=3, samples=25)
+    assert one.basis.num_data == len(x)
+    into = other.projections.pairs["3.weight"].into
+    assert into is not None
+    assert_spans(one.projections.pairs["3.weight"].into, into @ into.T)
+    assert other.projections == fitted([x[:25], x[25:]], rank=3, samples=25).projections
+    assert other.projections != fitted([x], rank=3, samples=26).projections
+    torch.testing.assert_close(one.score(data(seed=1)), other.score(data(seed=1)))
+
+
+def test_bad_samples_are_left_out() -> None:
+    x = data()
+    x[4, 0, 2] = torch.nan
+    monitor = Monitor(network(), LIKELIHOOD, rank=6, parameters=Projected(rank=3))
+    monitor.fit([x], progress=False, on_bad="skip")
+    assert monitor.skipped == 1
+    good = torch.cat([x[:4], x[5:]])
+    assert_spans(
+        monitor.projections.pairs["3.weight"].into,
+        leading((g := gradients(good, "3.weight")).mT.matmul(g).sum(0), 3),
+    )
+
+
+def test_gradients_that_overflow_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9))
+    monitor = Monitor(model, Gaussian(), rank=2, parameters=Projected(rank=2))
+    with pytest.raises(NonFiniteError, match="given"):
+        monitor.fit([torch.full((5, 9), 1e38)], progress=False, on_bad="skip")
+
+
+def test_a_model_without_rules_is_learnt_from_by_plain_autograd() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(9).double())
+
+        def forward(self, x: Tensor) -> Tensor:
+            mixed = torch.linalg.matrix_exp(0.1 * self.weight).mul(x[:, None]).sum(2)
+            return mixed * torch.arange(1, 10)
+
+    x = torch.randn(20, 9, generator=torch.Generator().manual_seed(0)).double()
+    monitor = Monitor(Odd(), Gaussian(), rank=4, parameters=Projected(rank=2))
+    monitor.fit([x], progress=False)
+    g = dense_factors(Odd(), Inputs((x,), {}), Gaussian()).view(-1, 9, 9)
+    pair = monitor.projections.pairs["weight"]
+    assert_spans(pair.into, leading((g.mT @ g).sum(0), 2))
+    assert_spans(pair.out, leading((g @ g.mT).sum(0), 2))
+
+
+def test_random_ones_need_no_data_and_depend_on_the_seed() -> None:
+    one = fitted([data()], rank=3, moments="random").projections
+    assert one == fitted([data(seed=1)], rank=3, moments="random").projections
+    assert one != fitted([data()], rank=3, moments="random", seed=1).projections
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rank": 0}, "rank as a whole number"),
+        ({"samples": 2.5}, "samples as a whole number"),
+        ({"moments": "kron"}, "moments='gradient'"),
+        ({"layers": Projected()}, "layers to project"),
+        ({"given": "file"}, "given=monitor.projections"),
+        ({"seed": "one"}, "seed as a whole number"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParameterSelectionError, match=words):
+        Projected(**options)
+
+
+def test_given_projections_must_be_those_of_the_weights() -> None:
+    given: Projections = fitted([data()], rank=3).projections
+    other = nn.Sequential(nn.Linear(30, 30)).double()
+    monitor = Monitor(other, LIKELIHOOD, parameters=Projected(given=given))
+    with pytest.raises(ParameterSelectionError):
+        monitor.fit([torch.randn(20, 30).double()], progress=False)
+
+
+def test_small_weights_stay_whole_and_the_size_is_known_ahead() -> None:
+    monitor = fitted([data()], rank=3)
+    shapes = {block.name: block.shape for block in monitor.fitted.parameters.blocks}
+    assert shapes["0.weight"] == (3, 3)
+    assert shapes["3.weight"] == (3, 3)
+    assert shapes["5.weight"] == (3, 3)
+    assert shapes["3.bias"] == (20,)
+    whole = monitor.fitted.parameters.in_full()
+    assert Projected(rank=3).size(whole) == monitor.fitted.parameters.num_parameters
+    assert monitor.plan(data()).num_parameters == monitor.fitted.parameters.num_parameters
