@@ -18,7 +18,14 @@ from scodbench.domains import DOMAINS, OPTIONAL_DOMAINS
 from scodbench.identity import check_device, device_name
 from scodbench.jobs import ALL_DOMAINS, Where
 from scodbench.methods import METHODS
-from scodbench.rows import FUSED_ROWS_FILE, FUSED_SWEEP_FILE, ROWS_FILE, SWEEPS_FILE, Row
+from scodbench.rows import (
+    FUSED_ROWS_FILE,
+    FUSED_SWEEP_FILE,
+    PROJECTED_SWEEP_FILE,
+    ROWS_FILE,
+    SWEEPS_FILE,
+    Row,
+)
 from scodbench.speed.cli import alarms, layers, sketch, speed
 from scodbench.sweeps import SWEEPS
 from scodkit import __version__
@@ -35,7 +42,7 @@ class _InOrder(TyperGroup):
 
     def list_commands(self, ctx: object) -> list[str]:
         return [
-            *("run", "sweep", "table", "figures", "fused"),
+            *("run", "sweep", "table", "figures", "fused", "projected"),
             *("data", "speed", "sketch", "alarms", "layers"),
         ]
 
@@ -224,6 +231,21 @@ def fused(
     if figures is not None:
         for path in draw_fused(found, figures):
             typer.echo(str(path))
+
+
+@app.command()
+def projected(
+    sweeps: SweepsOption = PROJECTED_SWEEP_FILE,
+    output: Annotated[Path | None, typer.Option(help="Folder for the table as well.")] = None,
+) -> None:
+    """Print the table of the study of projected weights, from rows of its sweep.
+
+    Example: scodbench projected --output results
+    """
+    from scodbench.tables.projected import projected_table
+
+    found = result_rows.latest(_rows_in(sweeps))
+    _print_tables({"projected": projected_table(found, sweeps)}, output)
 
 
 def _run(

@@ -19,6 +19,7 @@ Row = dict[str, Any]
 ROWS_FILE, SWEEPS_FILE = Path("results/rows.jsonl"), Path("results/sweeps.jsonl")
 FUSED_ROWS_FILE = Path("results/fused_methods.jsonl")
 FUSED_SWEEP_FILE = Path("results/fused_sweep.jsonl")
+PROJECTED_SWEEP_FILE = Path("results/projected_sweep.jsonl")
 
 
 class RowsInUseError(ScodError, RuntimeError):

@@ -21,6 +21,7 @@ from scodbench.sweeps.choices import (
 from scodbench.sweeps.errors import error_sweep
 from scodbench.sweeps.examples import example_sweep
 from scodbench.sweeps.fused import fused_sweep
+from scodbench.sweeps.projected import projected_sweep
 from scodbench.sweeps.size import size_sweep
 
 # more weights than this, and the exact Fisher or a dozen fits take too long
@@ -39,6 +40,7 @@ SWEEPS: dict[str, Sweep] = {
     "examples": example_sweep,
     "fused": fused_sweep,
     "aggregations": aggregation_sweep,
+    "projected": projected_sweep,
 }
 
 # those that ask for an ensemble's networks
@@ -61,6 +63,6 @@ def applies(sweep: str, domain: Domain) -> bool:
         # pictures are convolved or flattened
         return any(isinstance(m, (nn.Conv2d, nn.Flatten)) for m in network.modules())
     return (
-        sweep in ("prior", "layers", "fused", "aggregations")
+        sweep in ("prior", "layers", "fused", "aggregations", "projected")
         or sum(p.numel() for p in network.parameters()) <= _SMALL
     )
