@@ -28,7 +28,7 @@ from scodkit.fit.learn import learn
 from scodkit.fit.memory import Costs, Plan, available_bytes, compare
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
-from scodkit.model.network import Network
+from scodkit.model.network import Network, check_not_sharded
 from scodkit.model.parameters import ParameterSet, select
 from scodkit.model.projected import Projected, ProjectedSet
 from scodkit.numerics.matmul import sum_dtype
@@ -288,6 +288,7 @@ def first_output(
     """  # noqa: DOC501 (others are passed on)
     call.check_some()
     _check_not_quantised(network.model)
+    check_not_sharded(network.model)
     try:
         with torch.no_grad():
             output = network(looked_at(call))

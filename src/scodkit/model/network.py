@@ -46,6 +46,26 @@ _version = attrgetter("_version")
 _place = Tensor.data_ptr
 
 
+def check_not_sharded(model: nn.Module) -> None:
+    """Refuse models of whose weights each process has a part.
+
+    Every pass would gather them, and processes do not make the same passes.
+
+    Raises:
+        OptionError: If there are such weights.
+    """
+    for name, parameter in model.named_parameters():
+        # by name: importing DTensor takes long
+        if type(parameter).__module__.startswith("torch.distributed."):
+            raise OptionError(
+                f"expected whole weights in this process, got {name!r} sharded over several "
+                "(FSDP2's fully_shard, or tensor parallelism); load them into a model that is "
+                "not sharded: model.load_state_dict("
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict(sharded, "
+                "options=StateDictOptions(full_state_dict=True)))"
+            )
+
+
 class Network:
     """A trained model with the mappings from batches to inputs and from results to outputs.
 
@@ -68,6 +88,7 @@ class Network:
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> None:
         self.model = _bare(model)
+        check_not_sharded(self.model)
         self._pick_inputs = inputs
         self._pick_outputs = outputs
         self.precision: torch.dtype | None = None
