@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,16 +50,23 @@ def gradients(x: Tensor, name: str) -> Tensor:
     return rows.flatten(0, 1).view(-1, shape[0], shape[1:].numel())
 
 
+def kept(moment: Tensor, count: int) -> float:
+    """Sum of the leading eigenvalues."""
+    return float(torch.linalg.eigvalsh(moment)[-count:].sum())
+
+
 def leading(moment: Tensor, rank: int) -> Tensor:
     """Projector on the leading eigenvectors."""
     vectors = torch.linalg.eigh(moment)[1][:, -rank:]
     return vectors @ vectors.T
 
 
-def assert_spans(found: Tensor | None, expected: Tensor, tolerance: float = 1e-7) -> None:
+def assert_leading(found: Tensor | None, moment: Tensor) -> None:
+    """That columns span the leading eigenvectors of a moment."""
     assert found is not None
-    torch.testing.assert_close(found.T @ found, torch.eye(found.shape[1]).double())
-    torch.testing.assert_close(found @ found.T, expected, rtol=0, atol=tolerance)
+    count = found.shape[1]
+    torch.testing.assert_close(found.T @ found, torch.eye(count).double())
+    torch.testing.assert_close(found @ found.T, leading(moment, count), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["3.weight", "0.weight"])
@@ -70,8 +78,13 @@ def test_columns_are_leading_eigenvectors(
     monkeypatch.setattr(learning, "_ROUNDS", 40)  # subspace iteration converges
     pair = fitted([data()], rank=3).projections.pairs[name]
     g = gradients(data(), name)
-    assert_spans(pair.into, leading((g.mT @ g).sum(0), 3))
-    assert_spans(pair.out, leading((g @ g.mT).sum(0), 3))
+    of_in, of_out = (g.mT @ g).sum(0), (g @ g.mT).sum(0)
+    assert_leading(pair.into, of_in)
+    assert_leading(pair.out, of_out)
+    best = max(
+        (kept(of_out, out) * kept(of_in, 9 // out), (out, 9 // out)) for out in range(1, 10)
+    )
+    assert pair.shape == best[1]
 
 
 def test_a_few_rounds_find_what_a_few_columns_span(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +92,13 @@ def test_a_few_rounds_find_what_a_few_columns_span(monkeypatch: pytest.MonkeyPat
     few = data(3)  # gradients of the linear layer have three inputs, less than 4 x rank
     g = gradients(few, "3.weight")
     pair = fitted([few], rank=3).projections.pairs["3.weight"]
-    assert_spans(pair.into, leading((g.mT @ g).sum(0), 3))
+    assert pair.into is not None
+    within = pair.into @ pair.into.T
+    assert torch.linalg.matrix_rank(g.flatten(0, 1)) == 3
+    if pair.shape[1] >= 3:
+        torch.testing.assert_close(g @ within, g)
+    else:
+        assert_leading(pair.into, (g.mT @ g).sum(0))
 
 
 def test_kfac_takes_activations_and_gradients_at_outputs_apart() -> None:
@@ -88,16 +107,16 @@ def test_kfac_takes_activations_and_gradients_at_outputs_apart() -> None:
     model = network()
     with torch.no_grad():
         a = model[:3](x)
-    assert_spans(pair.into, leading(a.T @ a, 3))
+    assert_leading(pair.into, a.T @ a)
     head = dense_factors(model, Inputs((x,), {}), LIKELIHOOD, ["3.bias"]).flatten(0, 1)
-    assert_spans(pair.out, leading(head.T @ head, 3))
+    assert_leading(pair.out, head.T @ head)
 
 
 def test_kfac_of_a_convolution_is_of_its_patches() -> None:
     x = data()
     pair = fitted([x], rank=3, moments="kfac").projections.pairs["0.weight"]
     patches = x.unfold(2, 3, 1).transpose(1, 2).flatten(0, 1).flatten(1)
-    assert_spans(pair.into, leading(patches.T @ patches, 3))
+    assert_leading(pair.into, patches.T @ patches)
 
 
 def test_samples_are_read_ahead_of_a_stream_that_is_read_once() -> None:
@@ -108,9 +127,9 @@ def test_samples_are_read_ahead_of_a_stream_that_is_read_once() -> None:
 
     one, other = fitted(stream(), rank=3, samples=25), fitted([x], rank=3, samples=25)
     assert one.basis.num_data == len(x)
-    into = other.projections.pairs["3.weight"].into
-    assert into is not None
-    assert_spans(one.projections.pairs["3.weight"].into, into @ into.T)
+    g = gradients(x[:25], "3.weight")
+    for own in (one, other):
+        assert_leading(own.projections.pairs["3.weight"].into, (g.mT @ g).sum(0))
     assert other.projections == fitted([x[:25], x[25:]], rank=3, samples=25).projections
     assert other.projections != fitted([x], rank=3, samples=26).projections
     torch.testing.assert_close(one.score(data(seed=1)), other.score(data(seed=1)))
@@ -123,10 +142,8 @@ def test_bad_samples_are_left_out() -> None:
     monitor.fit([x], progress=False, on_bad="skip")
     assert monitor.skipped == 1
     good = torch.cat([x[:4], x[5:]])
-    assert_spans(
-        monitor.projections.pairs["3.weight"].into,
-        leading((g := gradients(good, "3.weight")).mT.matmul(g).sum(0), 3),
-    )
+    g = gradients(good, "3.weight")
+    assert_leading(monitor.projections.pairs["3.weight"].into, (g.mT @ g).sum(0))
 
 
 def test_gradients_that_overflow_are_refused() -> None:
@@ -151,8 +168,8 @@ def test_a_model_without_rules_is_learnt_from_by_plain_autograd() -> None:
     monitor.fit([x], progress=False)
     g = dense_factors(Odd(), Inputs((x,), {}), Gaussian()).view(-1, 9, 9)
     pair = monitor.projections.pairs["weight"]
-    assert_spans(pair.into, leading((g.mT @ g).sum(0), 2))
-    assert_spans(pair.out, leading((g @ g.mT).sum(0), 2))
+    assert_leading(pair.into, (g.mT @ g).sum(0))
+    assert_leading(pair.out, (g @ g.mT).sum(0))
 
 
 def test_random_ones_need_no_data_and_depend_on_the_seed() -> None:
@@ -188,10 +205,9 @@ def test_given_projections_must_be_those_of_the_weights() -> None:
 def test_small_weights_stay_whole_and_the_size_is_known_ahead() -> None:
     monitor = fitted([data()], rank=3)
     shapes = {block.name: block.shape for block in monitor.fitted.parameters.blocks}
-    assert shapes["0.weight"] == (3, 3)
-    assert shapes["3.weight"] == (3, 3)
-    assert shapes["5.weight"] == (3, 3)
+    assert math.prod(shapes["0.weight"]) <= 9
+    assert math.prod(shapes["3.weight"]) <= 9
     assert shapes["3.bias"] == (20,)
-    whole = monitor.fitted.parameters.in_full()
-    assert Projected(rank=3).size(whole) == monitor.fitted.parameters.num_parameters
-    assert monitor.plan(data()).num_parameters == monitor.fitted.parameters.num_parameters
+    whole, size = monitor.fitted.parameters.in_full(), monitor.fitted.parameters.num_parameters
+    most = Projected(rank=3).most(whole)
+    assert most - 6 <= size <= most == monitor.plan(data()).num_parameters

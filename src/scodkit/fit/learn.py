@@ -90,10 +90,8 @@ def learn(
         sides = projected.sides(block.shape)
         if sides is not None:
             name, like = block.name, weights[block.name]
-            out, into = (
-                _End(side, projected, f"{name} {end}", like)
-                for side, end in zip(sides, ("out", "in"), strict=True)
-            )
+            out = _End(sides[0], sides[1], projected, f"{name} out", like)
+            into = _End(sides[1], sides[0], projected, f"{name} in", like)
             ends[block.columns.start] = (name, out, into)
     for _ in range(_ROUNDS):
         moments = {
@@ -110,11 +108,25 @@ def learn(
             _, out, into = ends[start]
             out.take(found.of_out)
             into.take(found.of_in)
-    pairs = {
-        name: Pair((out.size, into.size), out.found, into.found)
-        for name, out, into in ends.values()
-    }
+    pairs = {}
+    for name, out, into in ends.values():
+        widths = _widths(out, into, projected.rank**2)
+        p_out, p_in = (end.leading(n) for end, n in zip((out, into), widths, strict=True))
+        pairs[name] = Pair((out.size, into.size), p_out, p_in)
     return Projections(projected, parameters.names, pairs).to("cpu")
+
+
+def _widths(out: _End, into: _End, numbers: int) -> tuple[int, int]:
+    """Return how many directions of either side to take: at most so many numbers together.
+
+    Those with the largest product of the sums of their eigenvalues, as if sides were
+    independent.
+    """
+    shares_out, shares_in = (end.values.clamp_min(0).cumsum(0) for end in (out, into))
+    n_out = torch.arange(1, min(len(shares_out), numbers) + 1)
+    n_in = (numbers // n_out).clamp_max(len(shares_in))
+    best = int((shares_out[n_out - 1] * shares_in[n_in - 1]).argmax())
+    return int(n_out[best]), int(n_in[best])
 
 
 class _End:
@@ -122,35 +134,33 @@ class _End:
 
     Args:
         size: Of the side.
+        other: Size of the other side.
         projected: How.
         name: Of the side: it sets where the search starts.
         weight: The weight.
 
     Attributes:
         probe: Columns to multiply the moment with in the next round; None if it is over.
-        found: The directions, ``(size, rank)``; None for all of them.
+        values: Eigenvalues of the moment, the largest first, in float64 on the CPU.
     """
 
-    def __init__(self, size: int, projected: Projected, name: str, weight: Tensor) -> None:
-        self.size, self._rank = size, projected.rank
-        self.probe: Tensor | None = None
-        self.found: Tensor | None = None
-        if size <= self._rank:
-            return
-        dtype = sum_dtype(weight)
+    def __init__(
+        self, size: int, other: int, projected: Projected, name: str, weight: Tensor
+    ) -> None:
+        self.size = size
+        dtype, width = sum_dtype(weight), min(size, _PER_COLUMN * projected.rank)
         generator = torch.Generator().manual_seed(crc32(f"{projected.seed} {name}".encode()))
-        if projected.moments == "random":
-            start = torch.randn(size, self._rank, generator=generator, dtype=torch.float64)
-            self.found = torch.linalg.qr(start).Q.to(weight.device, dtype)
-            return
-        self._rounds = 1
-        width = _PER_COLUMN * self._rank
-        if size <= max(_SHORT, width):
+        self.probe: Tensor | None = None
+        count = min(width, max(projected.rank, projected.rank**2 // other))
+        self.values = torch.ones(count, dtype=torch.float64)  # of random ones
+        self._rounds = 1 if size <= max(_SHORT, width) else _ROUNDS
+        if self._rounds == 1 and projected.moments != "random":
             self.probe = torch.eye(size, dtype=dtype, device=weight.device)
             return
-        self._rounds = _ROUNDS
-        start = torch.randn(size, width, generator=generator, dtype=dtype)
-        self.probe = torch.linalg.qr(start.to(weight.device)).Q
+        start = torch.randn(size, width, generator=generator, dtype=torch.float64)
+        self._found = torch.linalg.qr(start.to(weight.device)).Q.to(dtype)
+        if projected.moments != "random":
+            self.probe = self._found
 
     def take(self, moment: Tensor | None) -> None:
         """Use the moment times the columns.
@@ -173,10 +183,14 @@ class _End:
             self.probe = torch.linalg.qr(moment).Q
             return
         core = (self.probe.mT @ moment).double()
-        _, turned = torch.linalg.eigh((core + core.mT) / 2)
-        leading = turned.flip(1)[:, : self._rank]
-        found = self.probe.double() @ leading
-        self.probe, self.found = None, torch.linalg.qr(found).Q.to(moment.dtype)
+        values, turned = torch.linalg.eigh((core + core.mT) / 2)
+        found = torch.linalg.qr(self.probe.double() @ turned.flip(1)).Q
+        self.values, self._found = values.flip(0).cpu(), found.to(moment.dtype)
+        self.probe = None
+
+    def leading(self, count: int) -> Tensor | None:
+        """Return the first so many directions, ``(size, count)``; None for all of them."""
+        return None if count == self.size else self._found[:, :count].contiguous()
 
 
 def _add_samples(

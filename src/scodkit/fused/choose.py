@@ -209,7 +209,7 @@ def _sized(
 ) -> tuple[tuple[str, ...], int, int, str]:
     """Return names of weights, rank and columns of a sketch within the budget, and why."""
     chosen = select(selection, monitor._network, call)
-    weights = chosen.num_parameters if projected is None else projected.size(chosen)
+    weights = chosen.num_parameters if projected is None else projected.most(chosen)
     allowed = budget.bytes // 4  # numbers in float32
     if rank is None:  # the basis in half of the memory
         rank = min(_MOST_RANK, max(_LEAST_RANK, allowed // (2 * weights)), weights)

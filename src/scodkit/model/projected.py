@@ -47,14 +47,17 @@ PROJECTED = artifact.fields(
 
 @dataclass(frozen=True)
 class Projected:
-    """Weights of which each layer is looked at through ``rank x rank`` numbers.
+    """Weights of which each layer is looked at through ``rank^2`` numbers.
+
+    The columns of ``P_out`` and ``P_in`` share these: ``rank`` on either side, or more on one
+    and fewer on the other, as their eigenvalues tell.
 
     A fit learns the projections in a short pass over its first samples: it reads these ahead
     and fits them, too, so that data has to be read once only. A shuffled loader is best: what
     the first samples do not move is left to the prior.
 
     Args:
-        rank: Columns of ``P_in`` and ``P_out``; sides that are no longer are kept whole.
+        rank: The root of how many numbers of a layer's gradient are looked at.
         layers: Which weights: ``"all"``, `LastLayers`, names or glob patterns, or a callable.
         moments: What the columns are leading eigenvectors of. ``"gradient"``: the mean of
             ``G^T G`` and of ``G G^T`` over gradients ``G``. ``"kfac"``: the mean of ``a a^T``
@@ -104,18 +107,15 @@ class Projected:
             shape: Of the weight; that of a convolution counts as ``(outputs, patch)``.
         """
         sides = sides_of(shape)
-        if sides is None or math.prod(sides) <= _FEW * self.rank**2:
-            return None
-        return None if max(sides) <= self.rank else sides
+        few = sides is None or math.prod(sides) <= _FEW * self.rank**2
+        return None if few else sides
 
-    def size(self, parameters: ParameterSet) -> int:
-        """Return how many coordinates there will be, ``N'``."""
-        total = 0
-        for block in parameters.blocks:
-            sides = self.sides(block.shape) or (math.prod(block.shape), 1)
-            projected = self.sides(block.shape) is not None
-            total += math.prod(min(s, self.rank) if projected else s for s in sides)
-        return total
+    def most(self, parameters: ParameterSet) -> int:
+        """Return how many coordinates there will be at most, ``N'``."""
+        sizes = (math.prod(block.shape) for block in parameters.blocks)
+        projected = (self.sides(block.shape) is not None for block in parameters.blocks)
+        pairs = zip(sizes, projected, strict=True)
+        return sum(self.rank**2 if own else size for size, own in pairs)
 
 
 def sides_of(shape: Sequence[int]) -> tuple[int, int] | None:
