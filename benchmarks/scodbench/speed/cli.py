@@ -28,6 +28,7 @@ class Suite(str, Enum):
     CHECKS = "checks"
     FUSED = "fused"
     TRANSFORMERS = "transformers"
+    PROJECTED = "projected"
 
 
 class Device(str, Enum):
@@ -51,7 +52,7 @@ def speed(
         typer.Argument(
             help="The paper's networks; networks of millions of weights (on a GPU); thousands "
             "of outputs; fewer directions; many processes; checks for trust; fused scores; "
-            "transformers and recurrent networks."
+            "transformers and recurrent networks; projected weights of large ones."
         ),
     ] = Suite.NETS,
     device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.CPU,
@@ -72,6 +73,7 @@ def speed(
         fused,
         large_models,
         large_outputs,
+        projected,
         scaling,
         transformers,
     )
@@ -98,6 +100,7 @@ def speed(
         Suite.CHECKS: checks.measure,
         Suite.FUSED: fused.measure,
         Suite.TRANSFORMERS: transformers.measure,
+        Suite.PROJECTED: projected.measure,
     }
     measures[suite](device.value, output)
 

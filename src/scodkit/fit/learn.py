@@ -3,7 +3,8 @@
 The columns of ``P_in`` are the leading eigenvectors of the mean of ``G^T G`` over per-sample
 gradients ``G`` of a weight, those of ``P_out`` of ``G G^T``. For short sides the moment is
 summed up whole. For longer ones it is multiplied with a few more columns than are wanted, which
-are then made orthonormal, in several rounds over the samples (subspace iteration).
+are then made orthonormal, in several rounds over the samples (subspace iteration). Both sides
+of a weight share a number of coordinates, where their eigenvalues say that it serves most.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from scodkit.numerics.matmul import sum_dtype
 
 # sides whose moment is summed up whole; rounds over the samples for others, and columns for
 # each one that is wanted
-_SHORT = 512
+_SHORT = 256
 _ROUNDS = 3
 _PER_COLUMN = 4
 

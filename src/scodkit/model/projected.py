@@ -76,7 +76,7 @@ class Projected:
     rank: int = 16
     layers: Selection = "all"
     moments: Moments = "gradient"
-    samples: int = 256
+    samples: int = 512
     given: Projections | None = field(default=None, repr=False)
     seed: int = 0
 
