@@ -199,6 +199,11 @@ def _notes(basis: Eigenbasis, determined: Tensor, scores: Tensor | None) -> list
             "the prior dominates: even along the best-known direction the data decides less "
             f"than half ({float(determined[0]):.2f}); raise prior_scale, or fit on more data"
         )
+    elif basis.inside < _LITTLE:
+        notes.append(
+            f"the projections are too narrow: {basis.inside:.0%} of the curvature is in their "
+            "space; type Projected(rank=...) with twice the rank, or more samples="
+        )
     elif basis.captured < _LITTLE:
         notes.append(
             f"the rank is too small: {basis.rank} directions hold {basis.captured:.0%} of the "

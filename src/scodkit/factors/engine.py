@@ -353,9 +353,12 @@ class Engine(ABC):
 
 
 def row_bytes(network: Network, parameters: ParameterSet) -> int:
-    """Return the working memory needed to compute one row in weight space, in bytes."""
+    """Return the working memory needed to compute one row in weight space, in bytes.
+
+    Of projected weights, too: it is what plain autograd takes.
+    """
     size = parameters.itemsize(network.model)
-    return _COPIES_PER_ROW * parameters.num_parameters * size
+    return _COPIES_PER_ROW * parameters.in_full().num_parameters * size
 
 
 @dataclass(frozen=True)

@@ -344,7 +344,9 @@ class HookEngine(Engine):
         Args:
             held: Whether the whole row is in memory at once, or one block at a time.
         """
-        widest = self.parameters.widest
+        full, widest = self.parameters.in_full(), self.parameters.widest
+        if full is not self.parameters:  # for norms a whole gradient may be formed
+            widest = 2 * self.parameters.num_parameters + full.widest
         columns = self.parameters.num_parameters + widest if held else 2 * widest
         return int(columns * self._itemsize) + self._delta_bytes
 
