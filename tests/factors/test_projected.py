@@ -270,8 +270,8 @@ def test_several_uses_add_up(uses: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [[(0, 24), (24, 66)], [(0, 24), (12, 66)], [(0, 20), (20, 66)], [(0, 24), (0, 24)]],
-    ids=["apart", "overlapping", "not of whole rows", "the same"],
+    [[(0, 24), (24, 66)], [(0, 24), (12, 66)], [(0, 20), (20, 66)], [(0, 24)] * 2, [(3, 9)]],
+    ids=["apart", "overlapping", "not of whole rows", "the same", "one, across rows"],
 )
 def test_parts_of_a_weight_add_up(parts: list[tuple[int, int]]) -> None:
     uses, expected = [], torch.zeros(3, 2, 66, dtype=torch.float64)

@@ -7,6 +7,7 @@ pieces, whichever takes fewer operations.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -332,15 +333,11 @@ class Several(Factored):
 
     def compressed(self, pair: Pair) -> tuple[Tensor, Tensor]:
         """Return what `Factored.compressed` describes; of whole rows if kinds are mixed."""
-        (one, first), *others = self.uses
-        if not others:
-            return compressed(first, pair.of_outputs(self._outputs(one)))
-        if [type(first), *(type(rows) for _, rows in others)] == [LookedUp, Summed]:
+        if [type(rows) for _, rows in self.uses] == [LookedUp, Summed]:
             return self._tied(pair)
-        ends = [one.stop, *(which.stop for which, _ in others)]
-        apart = all(e <= w.start for e, (w, _) in zip(ends, others, strict=False))
-        width = self.sides[1]
-        if not apart or any((w.start % width, w.stop % width) != (0, 0) for w, _ in self.uses):
+        entries, width = [which for which, _ in self.uses], self.sides[1]
+        apart = all(a.stop <= b.start for a, b in itertools.pairwise(entries))
+        if not apart or any((e.start % width, e.stop % width) != (0, 0) for e in entries):
             return compressed(self.dense(), pair)
         parts = [
             compressed(rows, pair.of_outputs(self._outputs(which))) for which, rows in self.uses
