@@ -11,9 +11,10 @@ from torch import Tensor
 
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods.likelihood import Likelihood, between_0_and_1
+from scodkit.numerics.secular import leading_rows
 
-# squarings of a matrix: eigenvalues that differ by a thousandth are told apart
-_SQUARINGS = 13
+# classes up to which a CPU is fastest with the whole matrix: a call instead of a few hundred
+_FEW_CLASSES = 16
 # a logarithm whose exponential is zero in every dtype
 _LOG_ZERO = -1e4
 
@@ -147,14 +148,10 @@ class Categorical(Likelihood):
             return _cholesky_rows(logits)
         # in float64: for a confident prediction the entries are differences of near-equals;
         # and NaN would make eigh raise, while the caller deals with non-finite samples
-        wide = logits.double().softmax(-1).nan_to_num()
-        fisher = torch.diag_embed(wide) - wide[..., :, None] * wide[..., None, :]
-        if self.directions == 1 and fisher.is_cuda:
-            return _leading_row(fisher).to(logits.dtype)
-        values, vectors = torch.linalg.eigh(fisher)
-        values, vectors = values[..., -self.directions :], vectors[..., -self.directions :]
-        rows: Tensor = values.clamp_min(0).sqrt()[..., None] * vectors.mT
-        return rows.to(logits.dtype)
+        q = logits.double().softmax(-1).nan_to_num()
+        few = classes <= _FEW_CLASSES and not q.is_cuda
+        leading = _eigenrows if few else leading_rows
+        return leading(q, self.directions).to(logits.dtype)
 
     def class_axis(self, ndim: int) -> int:
         """Return which axis of an output holds the classes, > 0.
@@ -238,20 +235,8 @@ def _fisher_times(logits: Tensor, vectors: Tensor) -> Tensor:
     return relative.sub_(mean[..., None]).mul_(q[:, None])
 
 
-def _leading_row(fisher: Tensor) -> Tensor:
-    """Return ``sqrt(value) vector^T`` of the largest eigenpair, ``(..., 1, C)``.
-
-    By squaring the matrix over and over: no eigensolver, for which a GPU would have to wait.
-    ``F v / sqrt(v^T F v)`` never exceeds ``F``, however well ``v`` has converged.
-    """
-    tiny = torch.finfo(fisher.dtype).tiny
-    power = fisher
-    for _ in range(_SQUARINGS):
-        trace = power.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        power = power / trace.clamp_min(tiny)
-        power = power @ power
-    largest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None]
-    vector = power.gather(-1, largest.expand(*power.shape[:-1], 1))
-    image = fisher @ vector
-    size = (vector * image).sum(-2, keepdim=True)
-    return (image / size.clamp_min(tiny).sqrt()).mT
+def _eigenrows(q: Tensor, count: int) -> Tensor:
+    """Return what `leading_rows` does, by way of the whole matrix."""
+    values, vectors = torch.linalg.eigh(torch.diag_embed(q) - q[..., :, None] * q[..., None, :])
+    values, vectors = values[..., -count:], vectors[..., -count:]
+    return values.clamp_min(0).sqrt()[..., None] * vectors.mT
