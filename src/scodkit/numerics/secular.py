@@ -66,7 +66,7 @@ def leading_rows(q: Tensor, count: int) -> Tensor:
     Examples:
         >>> rows = leading_rows(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 1)
         >>> rows.square().sum()
-        tensor(0.4208, dtype=torch.float64)
+        tensor(0.3881, dtype=torch.float64)
     """
     q = q.clamp_min(_LEAST)
     top, places = q.topk(count + 1, -1)
@@ -88,7 +88,8 @@ def leading_rows(q: Tensor, count: int) -> Tensor:
     where = places[..., None, :].expand(ends.shape)
     vectors = (-negative[..., count + 1 :]).scatter(-1, where, ends)
     sizes = (second + to_second).sqrt() / torch.linalg.vector_norm(vectors, dim=-1)
-    return (sizes[..., None] * vectors).flip(-2)
+    rows: Tensor = (sizes[..., None] * vectors).flip(-2)
+    return rows
 
 
 @torch.no_grad()
