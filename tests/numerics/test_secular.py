@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from scodkit.numerics import secular
 from scodkit.numerics.secular import leading_rows
@@ -117,3 +118,10 @@ def test_rows_have_a_fixed_sign_and_rise() -> None:
     sizes = rows.square().sum(-1)
     assert (sizes.diff(dim=-1) > 0).all()
     assert (rows.gather(-1, q.argmax(-1)[:, None, None].expand(-1, 3, 1)) > 0).all()
+
+
+def test_it_reads_no_value_and_can_be_recorded() -> None:
+    traced = make_fx(lambda q: leading_rows(q, 3))(logits_of("random", 50).softmax(-1))
+    for kind in KINDS:
+        q = logits_of(kind, 50).softmax(-1)
+        torch.testing.assert_close(traced(q), leading_rows(q, 3), rtol=0, atol=0)

@@ -18,7 +18,7 @@ from scodkit.numerics.secular import leading_rows
 
 # classes up to which a CPU is fastest with the whole matrix: a call instead of a few hundred
 _FEW_CLASSES = 16
-# probabilities that classes are drawn by at a time
+# probabilities that are looked at, or drawn by, at a time
 _AT_ONCE = 1 << 22
 # what a sample's positions are pooled by
 _POOLS = ("sum", "mean", "last")
@@ -128,6 +128,7 @@ class Categorical(Likelihood):
         if not rows.is_floating_point():
             return
         rounding = max(1e-4, 4 * torch.finfo(rows.dtype).eps)
+        rows = rows[: max(2, _AT_ONCE // rows.shape[1])]
         rows = rows[rows.isfinite().all(1)].double()
         sums = bool(((rows.sum(1) - 1).abs() < rounding).all())
         # one row may sum to one by chance, and many that are all the same
@@ -158,7 +159,9 @@ class Categorical(Likelihood):
         else:
             rows = self._per_position(logits).to(vectors.dtype)
             times = torch.einsum("bqpc,bpkc,bpke->bqpe", by_position, rows, rows)
-        return self._at_output(times * self._share(logits.shape[1]), output.shape)
+        if self.pool == "mean":
+            times = times * self._share(logits.shape[1])
+        return self._at_output(times, output.shape)
 
     @property
     def closed(self) -> bool:
@@ -387,7 +390,7 @@ def _drawn_rows(logits: Tensor, samples: int, seeds: Sequence[int], scale: float
             # of the last sum, so that it is never reached
             drawn = torch.searchsorted(sums, each[at] * sums[:, -1:], right=True)
             drawn = drawn.clamp_max(classes - 1)  # of what was not finite
-            rows[i, :, at] = (-scale * q).to(rows.dtype)
             hit = scale * (1 - q.gather(-1, drawn))
+            rows[i, :, at] = q.mul_(-scale)  # in place: a vocabulary's take long to write
             rows[i, :, at].scatter_(-1, drawn.mT[..., None], hit.mT[..., None].to(rows.dtype))
     return rows
