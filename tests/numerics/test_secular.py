@@ -86,6 +86,28 @@ def test_eigenpairs_of_near_ties(drawn: tuple[Tensor, int]) -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(near_ties())
+def test_rows_never_exceed_the_whole_matrix(drawn: tuple[Tensor, int]) -> None:
+    q, rows = drawn[0], leading_rows(*drawn)
+    left = q.diag() - q.outer(q) - rows.mT @ rows
+    assert rows.isfinite().all()
+    assert float(torch.linalg.eigvalsh(left).min()) >= -4e-15  # the rounding of order one
+
+
+@pytest.mark.parametrize("classes", [3, 20, 500])
+@pytest.mark.parametrize("margin", [0.5, 5.0, 40.0, 100.0, 200.0])
+def test_values_of_confident_predictions_keep_their_digits(classes: int, margin: float) -> None:
+    """One class ahead of equal ones: the largest value is ``p rest (1 + 1 / others)``."""
+    logits = torch.zeros(classes, dtype=DOUBLE)
+    logits[1] = margin
+    q = logits.softmax(-1)
+    others = classes - 1
+    expected = q[1] * (others * q[0]) * (1 + 1 / others)
+    size = leading_rows(q, 1).square().sum()
+    torch.testing.assert_close(size, expected, rtol=1e-13, atol=0)
+
+
+@settings(deadline=None, max_examples=100)
+@given(near_ties())
 def test_no_root_needs_all_steps(drawn: tuple[Tensor, int]) -> None:
     rows = leading_rows(*drawn)
     with pytest.MonkeyPatch.context() as patch:
