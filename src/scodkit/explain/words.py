@@ -185,8 +185,10 @@ def direction_names(
         ('height', 'log-variance of height')
     """
     if isinstance(likelihood, Categorical):
+        if likelihood.samples is not None:
+            return names_of(None, likelihood.samples, "draw")
         count = shape[likelihood.class_axis(len(shape) + 1) - 1]
-        positions, names = math.prod(shape) // count, names_of(classes, count, "class")
+        positions, names = likelihood.num_positions(shape), names_of(classes, count, "class")
         if likelihood.directions is not None:
             count = likelihood.num_directions(shape) // positions
             names = names_of(None, count, "axis")

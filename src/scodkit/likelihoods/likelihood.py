@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
+import torch
 from torch import Tensor
+
+# metadata of options that came later: files leave them out while they have their default, and
+# are then as they were before
+LATER = {"later": True}
 
 
 class Likelihood(ABC):
-    """Square root of the output Fisher information of a family of distributions.
+    """Square root of the output Fisher information of a family of distributions."""
 
-    Attributes:
-        draws: True when `factor` draws random numbers, and so needs the samples' keys.
-    """
-
-    draws: ClassVar[bool] = False
+    @property
+    def draws(self) -> bool:
+        """Whether `factor` draws random numbers, and so needs the samples' keys."""
+        return False
 
     @abstractmethod
     def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
@@ -35,6 +38,16 @@ class Likelihood(ABC):
     @abstractmethod
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return ``p`` for outputs of trailing shape ``shape``."""
+
+    def groups(self, shape: Sequence[int]) -> Tensor:
+        """Return which group each row is of, ``(p,)`` in int64: pixel, token; else all of 0.
+
+        A score is a sum over rows, so that the scores of a sample's groups add up to its own.
+
+        Args:
+            shape: Of a sample's output.
+        """
+        return torch.zeros(self.num_directions(shape), dtype=torch.int64)
 
     def check_output(self, output: Tensor) -> None:  # noqa: B027 (most take anything)
         """Refuse outputs that cannot be what this likelihood takes.

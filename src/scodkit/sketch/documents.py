@@ -37,6 +37,7 @@ _OPTIONS: dict[str, artifact.Check] = {
     "int": artifact.INTEGER,
     "int | None": artifact.maybe(artifact.INTEGER),
     "bool": artifact.FLAG,
+    "str": artifact.TEXT,
     "Map": DESCRIPTION,
     "float | tuple[float, ...]": lambda name, value: (
         artifact.each(artifact.number()) if isinstance(value, list) else artifact.number()
@@ -59,7 +60,11 @@ _SQUARED_NORM = artifact.tensor((), (torch.float64,), lambda one: 0 <= float(one
 def describe(thing: object) -> dict[str, Any]:
     """Return a likelihood, sketch or map as plain data: its name and its options."""
     options = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
-    plain = {option.name: _plain(getattr(thing, option.name)) for option in options}
+    plain = {
+        option.name: _plain(getattr(thing, option.name))
+        for option in options
+        if not (_later(option) and getattr(thing, option.name) == option.default)
+    }
     return {"type": _NAMES.get(type(thing), type(thing).__name__), **plain}
 
 
@@ -84,11 +89,20 @@ def build(description: Mapping[str, Any], family: type) -> Any:
         )
     if family not in kind.__mro__:
         artifact.refuse(f"a {family.__name__}", description["type"])
-    known = {option.name: _OPTIONS[str(option.type)] for option in dataclasses.fields(kind)}
-    artifact.fields({"type": artifact.TEXT, **known})(
+    needed, later = (
+        {
+            option.name: _OPTIONS[str(option.type)]
+            for option in dataclasses.fields(kind)
+            if _later(option) == wanted
+        }
+        for wanted in (False, True)
+    )
+    artifact.fields({"type": artifact.TEXT, **needed}, later)(
         f"the options of {description['type']}", description
     )
-    options = {name: _rebuilt(description[name]) for name in known}
+    options = {
+        name: _rebuilt(description[name]) for name in [*needed, *later] if name in description
+    }
     try:
         return kind(**options)
     except OptionError as error:
@@ -153,6 +167,11 @@ def state_checks(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, artifa
     """
     checks = {name: artifact.FINITE for name in tensors if name.startswith(prefix)}
     return {**checks, prefix + "squared_norm": _SQUARED_NORM}
+
+
+def _later(option: dataclasses.Field[Any]) -> bool:
+    """Return whether an option is one that files of earlier versions do not have."""
+    return bool(option.metadata.get("later"))
 
 
 def _plain(value: object) -> object:
