@@ -20,6 +20,7 @@ _KNOWN: dict[str, type] = {
     "HeteroscedasticGaussian": likelihoods.HeteroscedasticGaussian,
     "Bernoulli": likelihoods.Bernoulli,
     "Categorical": likelihoods.Categorical,
+    "Heads": likelihoods.Heads,
     "Nystrom": sketch.Nystrom,
     "TwoSided": sketch.TwoSided,
     "FrequentDirections": sketch.FrequentDirections,
@@ -31,6 +32,9 @@ _KNOWN: dict[str, type] = {
 }
 _NAMES = {kind: name for name, kind in _KNOWN.items()}
 
+# annotation of likelihoods by name of the head
+_BY_NAME = "Mapping[str, Likelihood]"
+
 # such an object in a header, and checks of its options by their annotation
 DESCRIPTION = artifact.fields({"type": artifact.TEXT}, others=True)
 _OPTIONS: dict[str, artifact.Check] = {
@@ -38,6 +42,9 @@ _OPTIONS: dict[str, artifact.Check] = {
     "int | None": artifact.maybe(artifact.INTEGER),
     "bool": artifact.FLAG,
     "Map": DESCRIPTION,
+    "str | None": artifact.maybe(artifact.TEXT),
+    "tuple[str, ...]": artifact.each(artifact.TEXT),
+    _BY_NAME: artifact.table(DESCRIPTION),
     "float | tuple[float, ...]": lambda name, value: (
         artifact.each(artifact.number()) if isinstance(value, list) else artifact.number()
     )(name, value),
@@ -58,8 +65,7 @@ _SQUARED_NORM = artifact.tensor((), (torch.float64,), lambda one: 0 <= float(one
 
 def describe(thing: object) -> dict[str, Any]:
     """Return a likelihood, sketch or map as plain data: its name and its options."""
-    options = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
-    plain = {option.name: _plain(getattr(thing, option.name)) for option in options}
+    plain = {name: _plain(getattr(thing, name)) for name in _options(thing)}
     return {"type": _NAMES.get(type(thing), type(thing).__name__), **plain}
 
 
@@ -84,11 +90,16 @@ def build(description: Mapping[str, Any], family: type) -> Any:
         )
     if family not in kind.__mro__:
         artifact.refuse(f"a {family.__name__}", description["type"])
-    known = {option.name: _OPTIONS[str(option.type)] for option in dataclasses.fields(kind)}
+    known = {name: _OPTIONS[annotation] for name, annotation in _options(kind).items()}
     artifact.fields({"type": artifact.TEXT, **known})(
         f"the options of {description['type']}", description
     )
-    options = {name: _rebuilt(description[name]) for name in known}
+    options = {
+        name: {n: build(each, likelihoods.Likelihood) for n, each in description[name].items()}
+        if annotation == _BY_NAME
+        else _rebuilt(description[name])
+        for name, annotation in _options(kind).items()
+    }
     try:
         return kind(**options)
     except OptionError as error:
@@ -155,12 +166,20 @@ def state_checks(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, artifa
     return {**checks, prefix + "squared_norm": _SQUARED_NORM}
 
 
+def _options(thing: object) -> dict[str, str]:
+    """Return the annotations of the options of an object or its class, by name."""
+    fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
+    return {option.name: str(option.type) for option in fields if option.init}
+
+
 def _plain(value: object) -> object:
     """Return a value as plain data; functions cannot be compared, and are all the same."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, tuple):
         return list(value)
+    if isinstance(value, Mapping):
+        return {name: describe(each) for name, each in value.items()}
     if callable(value):
         return "a function"
     return describe(value)
