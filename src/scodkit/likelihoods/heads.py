@@ -162,8 +162,9 @@ class Heads(Likelihood):
             The heads by name: ``(B, *shape)``, those of boxes ``(B, Q, *shape)``; and where
             not every place has a box the mask ``(B, Q)``, under its name or ``"present"``.
         """
+        count = self.num_boxes(output.shape[1])
         parts = {
-            name: part.output.view(len(output), -1, *self.shapes[name])
+            name: part.output.view(len(output), count, *self.shapes[name])
             if name in self.boxes
             else part.output
             for name, part in self._parts(output)
