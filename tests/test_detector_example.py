@@ -1,4 +1,4 @@
-"""The detector of ``examples/detector.py``: boxes of unknown objects stand out, alarms are few."""
+"""The detector of ``examples/detector.py``: unknown objects stand out, and alarms are few."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import together
 from detectors import HEADS, HELDOUT, QUERIES, TEST, TRAIN, OneOutput, detector, monitor_of
 from engines import close
 from oracles import dense_factors, dense_fisher, dense_score
@@ -28,6 +29,7 @@ from scodkit.cli.loading import load_monitor
 from scodkit.errors import BatchError, CorruptArtifactError, EngineFallbackWarning, OptionError
 from scodkit.model.inputs import Inputs
 from scodkit.numerics import artifact
+from scodkit.report import ScoredSet
 from scodkit.sharded import ShardedMonitor
 from scodkit.sketch import Exact
 
@@ -184,6 +186,8 @@ def test_a_file_holds_heads_and_boxes(form: str, path: Path) -> None:
     assert other.p_value is not None
     assert torch.equal(one.p_value, other.p_value)
     assert torch.equal(monitor.score(TEST), loaded.score(TEST))
+    again = Monitor.load(path, detector(form), likelihood=HEADS[form])
+    assert torch.equal(again.score(TEST), loaded.score(TEST))
     with pytest.raises(OptionError, match=r"several heads \(class, box, scene\); use it in Py"):
         load_monitor(path, detector(form), None)
 
@@ -238,6 +242,20 @@ def test_weights_may_be_divided() -> None:
     close(sharded.score(TEST), two_heads().score(TEST), atol=1e-9)
 
 
+def _fit_the_first_alone(rank: int, _: int, folder: Path) -> None:
+    """The second process has no data, and scores what the first has fitted."""
+    monitor = Monitor(detector("mask"), HEADS["mask"], rank=300, sketch=Exact())
+    monitor.fit([TRAIN] if rank == 0 else [], progress=False)
+    torch.save(monitor.boxes(TEST).score, folder / f"scores.{rank}")
+
+
+@pytest.mark.slow  # a process group
+def test_a_process_without_data_learns_the_shapes(tmp_path: Path) -> None:
+    together.run(2, _fit_the_first_alone, tmp_path)
+    for rank in range(2):
+        close(torch.load(tmp_path / f"scores.{rank}"), monitor_of("mask").boxes(TEST).score)
+
+
 @pytest.mark.slow  # compiles
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
 def test_a_recording_scores_the_same() -> None:
@@ -257,6 +275,7 @@ def test_a_recording_scores_the_same() -> None:
         (lambda: Monitor(TwoHeads(), BY_NAME, task=Task(lambda out: out)), "no task for sev"),
         (lambda: Fused(TwoHeads(), BY_NAME), r"likelihood of one output.*outputs=lambda"),
         (lambda: MaxSoftmax(TwoHeads(), Heads(BY_NAME)), "for MaxSoftmax, got Heads"),
+        (lambda: ScoredSet.of(two_heads(), "new", TEST, known=True), "one output for a report"),
         (lambda: Monitor(TwoHeads(), {}), "a likelihood.*for each head"),
         (
             lambda: Monitor(TwoHeads(), "class"),

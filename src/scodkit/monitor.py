@@ -834,7 +834,7 @@ class Monitor:
         path: str | Path,
         model: nn.Module,
         *,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood | Mapping[str, Likelihood] | None = None,
         sketch: Sketch | None = None,
         task: Task | None = None,
         by: Callable[[Any], Tensor] | None = None,
@@ -862,8 +862,9 @@ class Monitor:
                 or a file that is truncated or altered.
         """
         functions = storage.given(inputs=inputs, outputs=outputs, task=task, by=by)
+        given = None if likelihood is None else as_likelihood(likelihood)
         options, fitted, calibration, notes = storage.load(
-            path, Network(model).model, likelihood, sketch, functions
+            path, Network(model).model, given, sketch, functions
         )
         monitor = cls(model, **options, task=task, inputs=inputs, outputs=outputs)
         check_probes(fitted.probes, monitor._network, task, monitor._of_shown(by))
