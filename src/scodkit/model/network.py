@@ -366,7 +366,8 @@ def state_to_copy(owner: object, *parts: object) -> dict[str, Any]:
     caller = sys._getframe(2).f_globals["__name__"]
     if caller == "copy" or "cloudpickle" in caller:  # these accept any function
         return vars(owner)
-    for part in (owner, *parts):
+    picks = [getattr(part, "_pick_outputs", None) for part in parts]  # which may hold another
+    for part in (owner, *parts, *picks):
         for name, value in getattr(part, "__dict__", {}).items():
             if isinstance(value, types.FunctionType) and "<" in value.__qualname__:
                 raise OptionError(
