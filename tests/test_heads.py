@@ -296,6 +296,11 @@ def test_a_missing_head_is_named() -> None:
         monitor.fit([TRAIN], progress=False)
 
 
+def test_one_likelihood_for_several_heads_is_refused() -> None:
+    with pytest.raises(BatchError, match=r"got dict; .*give each a likelihood.*'class': Cat"):
+        Monitor(TwoHeads(), Categorical()).fit([TRAIN], progress=False)
+
+
 def test_too_many_boxes_are_refused() -> None:
     heads = replace(HEADS["lists"], most=2)
     with pytest.raises(BatchError, match=r"at most 2 boxes an image, got 4; type Heads"):

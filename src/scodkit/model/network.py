@@ -247,7 +247,8 @@ class Network:
             part = repr(next(iter(result), 0)) if isinstance(result, Mapping) else "0"
             raise BatchError(
                 f"expected the model to return a tensor, got {type(result).__name__}; say "
-                f"which part is the prediction: Monitor(..., outputs=lambda out: out[{part}])"
+                f"which part is the prediction: Monitor(..., outputs=lambda out: out[{part}]); "
+                f"for several give each a likelihood: Monitor(model, {{{part}: Categorical()}})"
             )
         if result.ndim == 0 or result.shape[0] != batch_size:
             raise BatchError(
