@@ -244,11 +244,14 @@ class Network:
             logits = getattr(result, "logits", None)
             result = logits if isinstance(logits, Tensor) else result
         if not isinstance(result, Tensor):
-            part = repr(next(iter(result), 0)) if isinstance(result, Mapping) else "0"
+            part, several = "0", "(Categorical(), ...)"
+            if isinstance(result, Mapping):
+                part = repr(next(iter(result), 0))
+                several = f"{{{part}: Categorical(), ...}}"
             raise BatchError(
                 f"expected the model to return a tensor, got {type(result).__name__}; say "
                 f"which part is the prediction: Monitor(..., outputs=lambda out: out[{part}]); "
-                f"for several give each a likelihood: Monitor(model, {{{part}: Categorical()}})"
+                f"for several give each a likelihood: Monitor(model, {several})"
             )
         if result.ndim == 0 or result.shape[0] != batch_size:
             raise BatchError(
