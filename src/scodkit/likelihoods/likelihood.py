@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,6 +98,22 @@ class Likelihood(ABC):
         For explanations: what is scored may need fewer rows, which mix outputs.
         """
         return self
+
+    def picking(self, outputs: Callable[[Any], Any] | None) -> Callable[[Any], Tensor] | None:
+        """Return what picks this likelihood's output from a model's result; None for all of it.
+
+        Args:
+            outputs: The user's own function, if there is one.
+        """
+        return outputs
+
+    def shown(self, output: Tensor) -> Tensor | Mapping[str, Tensor]:
+        """Return the output as the user knows it, from the tensor that is scored.
+
+        Args:
+            output: ``(B, *shape)``.
+        """
+        return output
 
 
 def between_0_and_1(values: Tensor) -> bool:

@@ -20,6 +20,7 @@ _KNOWN: dict[str, type] = {
     "HeteroscedasticGaussian": likelihoods.HeteroscedasticGaussian,
     "Bernoulli": likelihoods.Bernoulli,
     "Categorical": likelihoods.Categorical,
+    "Heads": likelihoods.Heads,
     "Nystrom": sketch.Nystrom,
     "TwoSided": sketch.TwoSided,
     "FrequentDirections": sketch.FrequentDirections,
@@ -31,6 +32,9 @@ _KNOWN: dict[str, type] = {
 }
 _NAMES = {kind: name for name, kind in _KNOWN.items()}
 
+# annotation of likelihoods by name of the head
+_BY_NAME = "Mapping[str, Likelihood]"
+
 # such an object in a header, and checks of its options by their annotation
 DESCRIPTION = artifact.fields({"type": artifact.TEXT}, others=True)
 _OPTIONS: dict[str, artifact.Check] = {
@@ -39,6 +43,9 @@ _OPTIONS: dict[str, artifact.Check] = {
     "bool": artifact.FLAG,
     "str": artifact.TEXT,
     "Map": DESCRIPTION,
+    "str | None": artifact.maybe(artifact.TEXT),
+    "tuple[str, ...]": artifact.each(artifact.TEXT),
+    _BY_NAME: artifact.table(DESCRIPTION),
     "float | tuple[float, ...]": lambda name, value: (
         artifact.each(artifact.number()) if isinstance(value, list) else artifact.number()
     )(name, value),
@@ -59,11 +66,10 @@ _SQUARED_NORM = artifact.tensor((), (torch.float64,), lambda one: 0 <= float(one
 
 def describe(thing: object) -> dict[str, Any]:
     """Return a likelihood, sketch or map as plain data: its name and its options."""
-    options = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
     plain = {
-        option.name: _plain(getattr(thing, option.name))
-        for option in options
-        if not (_later(option) and getattr(thing, option.name) == option.default)
+        name: _plain(getattr(thing, name))
+        for name, option in _options(thing).items()
+        if not (_later(option) and getattr(thing, name) == option.default)
     }
     return {"type": _NAMES.get(type(thing), type(thing).__name__), **plain}
 
@@ -89,10 +95,11 @@ def build(description: Mapping[str, Any], family: type) -> Any:
         )
     if family not in kind.__mro__:
         artifact.refuse(f"a {family.__name__}", description["type"])
+    options = _options(kind)
     needed, later = (
         {
-            option.name: _OPTIONS[str(option.type)]
-            for option in dataclasses.fields(kind)
+            name: _OPTIONS[str(option.type)]
+            for name, option in options.items()
             if _later(option) == wanted
         }
         for wanted in (False, True)
@@ -100,11 +107,15 @@ def build(description: Mapping[str, Any], family: type) -> Any:
     artifact.fields({"type": artifact.TEXT, **needed}, later)(
         f"the options of {description['type']}", description
     )
-    options = {
-        name: _rebuilt(description[name]) for name in [*needed, *later] if name in description
+    given = {
+        name: {n: build(each, likelihoods.Likelihood) for n, each in description[name].items()}
+        if option.type == _BY_NAME
+        else _rebuilt(description[name])
+        for name, option in options.items()
+        if name in description
     }
     try:
-        return kind(**options)
+        return kind(**given)
     except OptionError as error:
         raise CorruptArtifactError(
             f"expected options of {description['type']} as they were saved, got others "
@@ -169,6 +180,12 @@ def state_checks(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, artifa
     return {**checks, prefix + "squared_norm": _SQUARED_NORM}
 
 
+def _options(thing: object) -> dict[str, dataclasses.Field[Any]]:
+    """Return the options of an object or its class, by name."""
+    fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
+    return {option.name: option for option in fields if option.init}
+
+
 def _later(option: dataclasses.Field[Any]) -> bool:
     """Return whether an option is one that files of earlier versions do not have."""
     return bool(option.metadata.get("later"))
@@ -180,6 +197,8 @@ def _plain(value: object) -> object:
         return value
     if isinstance(value, tuple):
         return list(value)
+    if isinstance(value, Mapping):
+        return {name: describe(each) for name, each in value.items()}
     if callable(value):
         return "a function"
     return describe(value)
