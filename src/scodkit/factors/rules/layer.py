@@ -46,7 +46,7 @@ _WORTH_FILLING = 1024
 _MATRIX = 2  # axes of a matrix
 
 # bytes of rows that stay in a CPU's cache between two uses
-_IN_CACHE = 1 << 22
+_IN_CACHE = 3 << 20
 
 _version = attrgetter("_version")
 
