@@ -1,8 +1,8 @@
 """Recurrent layers and cells, rewritten in functions that have rules.
 
-torch runs a whole LSTM in one call, which tells nothing of the steps inside. Unrolled, the
-gradients of its weights are those of two linear layers over all steps at once: one of the
-inputs, one of the states before each step.
+torch runs a whole LSTM in one call, which tells nothing of the steps inside. Given the states
+before each step, the gradients of its weights are those of two linear layers over all steps at
+once: one of the inputs, one of these states.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ UNROLLED = frozenset({*BY_FUNCTION, *_CELLS})
 
 
 def unrolled(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Return what a recurrent layer or cell returns, computed step by step.
+    """Return what a recurrent layer or cell returns, by functions that have rules.
 
     Args:
         func: One of `UNROLLED`.
