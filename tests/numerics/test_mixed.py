@@ -16,6 +16,7 @@ from scodkit.numerics.matmul import (
     _LONGEST,
     _in_parts,
     _in_slices,
+    _summed,
     add_matmul,
     matmul,
     tf32_products,
@@ -93,6 +94,11 @@ def test_parts_of_zeros_and_of_the_tiniest_stay_finite() -> None:
     sums = sum(part.double() for part in _in_parts(numbers, torch.bfloat16).chunk(3, dim=1))
     assert sums.isfinite().all()
     assert ((sums - numbers.double()).abs() <= 2.0**-133).all()
+
+
+def test_products_with_parts_sum_to_the_product() -> None:
+    a, b = noise(9, 300, dtype=torch.bfloat16), noise(300, 7, seed=1, dtype=torch.float32)
+    assert near(_summed(a.float() @ _in_parts(b, a.dtype).float()), a, b)
 
 
 @pytest.mark.parametrize("length", [_LONGEST, 2 * _LONGEST, 65_537, 600_000, 7000])

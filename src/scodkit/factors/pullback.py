@@ -344,7 +344,8 @@ class HookFactors(Factors):
         def add(place: Place, rows: Tensor) -> None:
             start = place.block.start
             if start not in sums:
-                sums[start] = self._zeros(place.block)
+                sums[start] = self._widened(rows, place)
+                return
             part = slice(place.columns.start - start, place.columns.stop - start)
             sums[start][:, :, part] += rows
 
@@ -373,6 +374,14 @@ class HookFactors(Factors):
         for place, gradient in zip(places, pulled, strict=True):
             if gradient is not None:
                 add(place, gradient.reshape(*rows.shape[:2], -1))
+
+    def _widened(self, rows: Tensor, place: Place) -> Tensor:
+        """Return rows of a part of a parameter as rows of all of it, in new memory."""
+        if place.columns == place.block:
+            return rows.to(self._rows.dtype, copy=True)
+        start, whole = place.block.start, self._zeros(place.block)
+        whole[:, :, place.columns.start - start : place.columns.stop - start] = rows
+        return whole
 
     def _zeros(self, columns: slice) -> Tensor:
         return self._rows.new_zeros(*self._rows.shape[:2], columns.stop - columns.start)

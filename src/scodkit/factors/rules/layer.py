@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ _WORTH_FILLING = 1024
 _MATRIX = 2  # axes of a matrix
 
 # bytes of rows that stay in a CPU's cache between two uses
-_IN_CACHE = 1 << 21
+_IN_CACHE = 3 << 20
 
 _version = attrgetter("_version")
 
@@ -170,18 +171,25 @@ class Summed:
 
     def dense(self) -> Tensor:
         """Return the rows ``(b, q, o i)``."""
-        rows = torch.bmm(self._delta.mT.flatten(1, 2), self._a)
-        return rows.view(*self._delta.shape[:2], -1)
+        # positions first: copied in long runs, and aligned however many positions there are
+        delta = self._delta.transpose(1, 2).flatten(2)
+        return torch.bmm(delta.mT, self._a).view(*self._delta.shape[:2], -1)
 
     def energies(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Return squared norms ``(b,)`` and rows times ``matrix (o i, k)``, ``(b, q, k)``."""
-        at_once = max(1, _IN_CACHE * len(self._a) // self.nbytes)
+        samples, count, _, outputs = self._delta.shape
+        at_once = min(samples, max(1, _IN_CACHE * samples // self.nbytes))
+        memory = self._a.new_empty(count * at_once * len(matrix))
         norms, along = [], []
         parts = (torch.split(own, at_once) for own in (self._delta, self._a))
         for delta, a in zip(*parts, strict=True):
-            rows = Summed(delta, a).dense()
-            norms.append(squared_norms(rows))
-            along.append(matmul(rows.flatten(0, 1), matrix).view(*rows.shape[:2], -1))
+            size = (count, len(a))
+            rows = memory[: count * len(a) * len(matrix)].view(*size, outputs, -1)
+            for one, out in zip(delta.unbind(1), rows, strict=True):  # nothing is copied
+                torch.bmm(one.mT, a, out=out)
+            flat = rows.view(count * len(a), -1)
+            norms.append(squared_norms(flat[:, None]).view(size).sum(0))
+            along.append(matmul(flat, matrix).view(*size, -1).transpose(0, 1))
         return torch.cat(norms), torch.cat(along)
 
 
@@ -209,7 +217,24 @@ def activations_along(a: Tensor, matrix: Tensor) -> Tensor:
     return torch.bmm(a.expand(len(columns), *a.shape), columns)
 
 
-Rows = Tensor | Outer | Summed
+class Compact(Protocol):
+    """Rows ``(b, q, n)`` that can be used without being materialised."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the rows if they were materialised, in bytes."""
+        ...
+
+    def dense(self) -> Tensor:
+        """Return the rows."""
+        ...
+
+    def energies(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return squared norms ``(b,)`` and rows times ``matrix (n, k)``, ``(b, q, k)``."""
+        ...
+
+
+Rows = Tensor | Compact
 
 
 @dataclass(frozen=True)
