@@ -67,6 +67,7 @@ results: $(STAMP)
 
 picture: $(STAMP)
 	$(BIN)/python examples/digits_picture.py docs/digits.png
+	$(BIN)/python examples/detector.py docs/detector.png
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

@@ -142,6 +142,7 @@ def poisson(output: Tensor) -> torch.distributions.Poisson:
     [
         (Gaussian(), {"inputs": lambda batch: batch}, "inputs"),
         (Gaussian(), {"outputs": lambda out: out}, "outputs"),
+        ({"0": Gaussian()}, {"outputs": lambda out: {"0": out}}, "outputs"),
         (Gaussian(), {"task": Task(lambda out: out[:, :1])}, "outcome"),
         (Gaussian(), {"parameters": lambda name, _: name == "0.weight"}, "selection"),
         (MonteCarlo(lambda out: poisson(out)), {}, "family"),

@@ -27,6 +27,7 @@ PUBLIC = {
             "Explanation",
             "Fused",
             "Gaussian",
+            "Heads",
             "HeteroscedasticGaussian",
             "LastLayers",
             "Likelihood",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from scodkit.likelihoods import Bernoulli as Bernoulli
     from scodkit.likelihoods import Categorical as Categorical
     from scodkit.likelihoods import Gaussian as Gaussian
+    from scodkit.likelihoods import Heads as Heads
     from scodkit.likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian
     from scodkit.likelihoods import Likelihood as Likelihood
     from scodkit.likelihoods import MonteCarlo as MonteCarlo
@@ -53,6 +54,7 @@ _MODULES = {
     "Explanation": "explain",
     "Fused": "fused",
     "Gaussian": "likelihoods",
+    "Heads": "likelihoods",
     "HeteroscedasticGaussian": "likelihoods",
     "LastLayers": "model.parameters",
     "Likelihood": "likelihoods",

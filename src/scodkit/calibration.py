@@ -7,7 +7,7 @@ import functools
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,7 @@ class Calibration:
             CPU, sorted; with groups sorted within each of them.
         groups: ``(n,)`` integers, the group of each sample. Kept in int64, ascending, aligned
             with the scores: ``Calibration(c.scores, c.groups)`` is the same calibration again.
+        boxes: Of the largest score of a box in each of the same images, for detectors.
 
     Examples:
         >>> calibration = Calibration(torch.arange(99.0))
@@ -58,6 +59,7 @@ class Calibration:
 
     scores: Tensor
     groups: Tensor | None = None
+    boxes: Calibration | None = None
     # groups that a warning was given for
     _warned_groups: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
 
@@ -80,6 +82,15 @@ class Calibration:
             order = order[groups[order].argsort(stable=True)]
             object.__setattr__(self, "groups", groups[order])
         object.__setattr__(self, "scores", scores[order])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the held-out scores, and their groups if there are any, by name in a file."""
+        named = {
+            "calibration": self.scores,
+            "calibration_groups": self.groups,
+            "calibration_boxes": None if self.boxes is None else self.boxes.scores,
+        }
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def slid(
         self, scores: Tensor, groups: Tensor | None = None, *, seed: int | None = None
@@ -435,14 +446,15 @@ def predicted_class(output: Tensor) -> Tensor:
     return output.argmax(1)
 
 
-def groups_of(by: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
+def groups_of(by: Callable[[Any], Tensor], output: Tensor | Mapping[str, Tensor]) -> Tensor:
     """Return the groups a function puts samples in, ``(B,)`` in int64 on the CPU.
 
     Args:
         by: Maps outputs to groups: one integer per sample.
-        output: ``(B, *shape)``.
+        output: ``(B, *shape)``, or several by name.
     """
-    return _integers(by(output), output.shape[:1])
+    first = output if isinstance(output, Tensor) else next(iter(output.values()))
+    return _integers(by(output), first.shape[:1])
 
 
 class CrowdWatch:

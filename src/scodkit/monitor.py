@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from scodkit.fit.memory import Plan
 from scodkit.fit.probes import check_probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Likelihood
+from scodkit.likelihoods.heads import as_likelihood
 from scodkit.likelihoods.task import Task
 from scodkit.model.kinds import over_batches
 from scodkit.model.network import Network, StateWatch, state_to_copy
@@ -35,6 +36,7 @@ from scodkit.model.parameters import ParameterSet, Selection
 from scodkit.model.projected import Projected, Projections
 from scodkit.numerics import artifact
 from scodkit.scoring import score as scoring
+from scodkit.scoring.boxes import BoxScores, box_scores, has_boxes
 from scodkit.scoring.certificate import Certificate, certified
 from scodkit.scoring.evidence import (
     Evidence,
@@ -43,7 +45,6 @@ from scodkit.scoring.evidence import (
     standardised_logit,
     unexplained_share,
 )
-from scodkit.scoring.score import Scorer
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.summary import Summary, summarise
@@ -59,7 +60,8 @@ class Monitor:
     Args:
         model: Any trained ``nn.Module``. Its device, dtype, buffers, mode and gradients are
             not modified.
-        likelihood: The distribution that the output parametrises.
+        likelihood: The distribution that the output parametrises; for several heads one each,
+            by name, as `Heads`.
         rank: ``k``, the number of directions of the training data's curvature to keep.
         sketch: How the curvature is summarised in one pass; `Nystrom` by default.
         parameters: Which weights: ``"all"``, ``LastLayers(...)``, names or glob patterns, or a
@@ -95,7 +97,7 @@ class Monitor:
     def __init__(  # noqa: PLR0913 (each a choice of its own)
         self,
         model: nn.Module,
-        likelihood: Likelihood,
+        likelihood: Likelihood | Mapping[str, Likelihood] | Sequence[Likelihood | None],
         rank: int = 50,
         *,
         sketch: Sketch | None = None,
@@ -103,24 +105,24 @@ class Monitor:
         prior_scale: float = 1.0,
         task: Task | None = None,
         inputs: Callable[[Any], Any] | None = None,
-        outputs: Callable[[Any], Tensor] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
     ) -> None:
+        self.likelihood = as_likelihood(likelihood)
         sketch = Nystrom() if sketch is None else sketch
-        check_options(model, likelihood, rank, sketch, prior_scale, task)
-        self.likelihood = likelihood
+        check_options(model, self.likelihood, rank, sketch, prior_scale, task)
         self.sketch = sketch
         self.calibration: Calibration | None = None
         self.notes: dict[str, Any] = {}
-        self._by: Callable[[Tensor], Tensor] | None = None
+        self._by: Callable[[Any], Tensor] | None = None
         self._check_every = CHECK_EVERY
         self._rank = rank
         self._prior_scale = prior_scale
         self._task = task
         self._selection = parameters
         self._functions = storage.given(inputs=inputs, outputs=outputs)
-        self._network = Network(model, inputs, outputs)
+        self._network = Network(model, inputs, self.likelihood.picking(outputs))
         self._state_watch = StateWatch(self._network)
-        self._scorer: Scorer | None = None
+        self._scorer: scoring.Scorer | None = None
         self._memory_budget: int | None = None  # None for the default of the device
         self._output_variances = OutputVariances()
 
@@ -260,15 +262,16 @@ class Monitor:
         self,
         loader: Iterable[Any],
         *,
-        by: Callable[[Tensor], Tensor] | None = None,
+        by: Callable[[Any], Tensor] | None = None,
         progress: bool = True,
     ) -> Self:
         """Score held-out data, so that scores get p-values and flags a false-alarm rate.
 
         Args:
             loader: In-distribution batches that were not used for fitting.
-            by: Maps outputs ``(B, *shape)`` to integer groups ``(B,)`` that are calibrated
-                separately, for instance `predicted_class`; then the rate holds in each group.
+            by: Maps outputs, as a call returns them, to integer groups ``(B,)`` that are
+                calibrated separately, for instance `predicted_class`; then the rate holds in
+                each group.
             progress: Show a progress bar.
 
         Returns:
@@ -276,6 +279,7 @@ class Monitor:
         """
         self._ready().check("a calibration", contents=True)
         scores, groups = [torch.empty(0)], [torch.empty(0, dtype=torch.int64)]
+        boxes = [torch.empty(0)]
         samples = data.Seen()
         for batch in self._batches(loader, "calibrating", progress):
             call = self._network.inputs_of(batch)
@@ -283,8 +287,12 @@ class Monitor:
             scored = self._ready()(call, self._memory_budget)
             scores.append(scored.score.cpu())
             if by is not None:
-                groups.append(groups_of(by, scored.output))
-        calibration = Calibration(torch.cat(scores), None if by is None else torch.cat(groups))
+                groups.append(groups_of(by, self.likelihood.shown(scored.output)))
+            if has_boxes(self.likelihood) and call.batch_size:
+                boxes.append(self._boxes(call).worst.cpu())
+        group = None if by is None else torch.cat(groups)
+        worst = Calibration(torch.cat(boxes), group) if len(boxes) > 1 else None
+        calibration = Calibration(torch.cat(scores), group, worst)
         self.calibration, self._by = calibration, by
         self.fitted.warn_of_held_out(samples.all())
         return self
@@ -351,13 +359,14 @@ class Monitor:
             score = scored.score.cpu()  # one transfer for both uses
             p_value = self._p_value(score, scored.output)
             self.calibration.crowd.look(score)
-        return scoring.Scored(scored.output, scored.score, p_value)
+        return scoring.Scored(self.likelihood.shown(scored.output), scored.score, p_value)
 
     def _p_value(self, score: Tensor, output: Tensor) -> Tensor | None:
         """Return p-values of scores on the CPU, where the output is; None if uncalibrated."""
         if self.calibration is None:
             return None
-        groups = None if self._by is None else groups_of(self._by, output)
+        by, shown = self._by, self.likelihood.shown(output)
+        groups = None if by is None else groups_of(by, shown)
         return self.calibration.p_value(score, groups).to(output.device)
 
     def score(self, batch: object, *, progress: bool = True) -> Tensor:
@@ -369,6 +378,25 @@ class Monitor:
         """
         scorer = self._ready()
         return self._over(lambda b: scorer(b, self._memory_budget).score, batch, progress)
+
+    def boxes(self, batch: object, *, progress: bool = True) -> BoxScores:
+        """Predict, and score every box, of a model whose `Heads` are of boxes.
+
+        Args:
+            batch: As for a call.
+            progress: Show a progress bar for a loader.
+
+        Returns:
+            The boxes with their scores and, once calibrated, p-values: of images like the
+            held-out ones, at most a share ``a`` has any box with a p-value up to ``a``.
+        """
+        return self._over(self._boxes, batch, progress)
+
+    def _boxes(self, batch: object) -> BoxScores:
+        with self._ready().prepared(batch, self._memory_budget, "scores of boxes") as prepared:
+            found = box_scores(*prepared, self.prior_scale)
+        groups = None if self._by is None else groups_of(self._by, found.output)
+        return found.judged(self.calibration and self.calibration.boxes, groups)
 
     def flag(
         self,
@@ -397,7 +425,7 @@ class Monitor:
         def flags(each: object) -> Tensor:
             scored = scorer(each, self._memory_budget)
             score = scored.score.cpu()
-            groups = None if by is None else groups_of(by, scored.output)
+            groups = by and groups_of(by, self.likelihood.shown(scored.output))
             found = calibration.flag(score, false_alarm, groups=groups, confidence=confidence)
             calibration.crowd.look(score)
             return found.to(scored.score.device)
@@ -464,7 +492,7 @@ class Monitor:
         if is_classifier(self.likelihood):
             variance = self.output_variance(batch) if len(share) else share
             logit = standardised_logit(self.likelihood, scored.output, variance)
-        return Evidence(scored.output, scored.score, share, logit)
+        return Evidence(self.likelihood.shown(scored.output), scored.score, share, logit)
 
     def explain(
         self,
@@ -494,7 +522,8 @@ class Monitor:
         names = Names.of(batch, self.notes, columns, classes)
         with self._ready().prepared(batch, self.memory_budget, "an explanation") as prepared:
             told = explain(prepared, self.fitted, self.prior_scale, names, saliency, references)
-        return replace(told, p_value=self._p_value(told.score.cpu(), told.output))
+        p_value, shown = self._p_value(told.score.cpu(), told.output), self.likelihood.shown
+        return replace(told, p_value=p_value, output=shown(told.output))
 
     def references(self, loader: Iterable[Any], *, progress: bool = True) -> References:
         """Compute the features of samples, among which `explain` finds the nearest ones.
@@ -724,6 +753,12 @@ class Monitor:
         basis = self.basis
         return f"Monitor({what}, {basis.num_data} samples, captured={basis.captured:.3f})"
 
+    def _of_shown(
+        self, by: Callable[[Any], Tensor] | None
+    ) -> Callable[[Tensor], Tensor] | None:
+        """Return a function of outputs as users see them, as one of those that are scored."""
+        return None if by is None else lambda output: by(self.likelihood.shown(output))
+
     @property
     def _recipe(self) -> Recipe:
         return Recipe(
@@ -735,14 +770,14 @@ class Monitor:
             check_every=self.check_every,
         )
 
-    def _ready(self) -> Scorer:
+    def _ready(self) -> scoring.Scorer:
         if self._scorer is None:
             raise NotFittedError(UNFITTED)
         return self._scorer
 
     def _adopt(self, fitted: Fitted, source: FactorSource | None) -> Self:
         before = self._scorer
-        self._scorer = Scorer(
+        self._scorer = scoring.Scorer(
             network=self._network,
             recipe=self._recipe,
             fitted=fitted,
@@ -786,7 +821,7 @@ class Monitor:
         """
         fitted = self._ready().check("saving", contents=True)
         if fitted.probes is not None:
-            probes = fitted.probes.answered(self._network, self.task, self._by)
+            probes = fitted.probes.answered(self._network, self.task, self._of_shown(self._by))
             fitted = replace(fitted, probes=probes)
         storage.save(
             path,
@@ -805,12 +840,12 @@ class Monitor:
         path: str | Path,
         model: nn.Module,
         *,
-        likelihood: Likelihood | None = None,
+        likelihood: Likelihood | Mapping[str, Likelihood] | None = None,
         sketch: Sketch | None = None,
         task: Task | None = None,
-        by: Callable[[Tensor], Tensor] | None = None,
+        by: Callable[[Any], Tensor] | None = None,
         inputs: Callable[[Any], Any] | None = None,
-        outputs: Callable[[Any], Tensor] | None = None,
+        outputs: Callable[[Any], Any] | None = None,
     ) -> Self:
         """Read a monitor written by `save`.
 
@@ -833,11 +868,12 @@ class Monitor:
                 or a file that is truncated or altered.
         """
         functions = storage.given(inputs=inputs, outputs=outputs, task=task, by=by)
+        given = None if likelihood is None else as_likelihood(likelihood)
         options, fitted, calibration, notes = storage.load(
-            path, Network(model).model, likelihood, sketch, functions
+            path, Network(model).model, given, sketch, functions
         )
         monitor = cls(model, **options, task=task, inputs=inputs, outputs=outputs)
-        check_probes(fitted.probes, monitor._network, task, by)
+        check_probes(fitted.probes, monitor._network, task, monitor._of_shown(by))
         monitor._adopt(fitted, None)
         monitor.calibration, monitor._by, monitor.notes = calibration, by, notes
         return monitor

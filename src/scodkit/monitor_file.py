@@ -17,7 +17,7 @@ from scodkit.factors.choose import is_engine
 from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import files_of_all
-from scodkit.likelihoods import Likelihood
+from scodkit.likelihoods import Heads, Likelihood
 from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form
 from scodkit.model.parameters import Fingerprints, ParameterSet, select_names
@@ -104,6 +104,7 @@ _HEADER = artifact.fields(
         "shard": artifact.fields(dict.fromkeys(("index", "count", "start", "stop"), _COUNT)),
         "state": documents.STATE,
         "probes": artifact.OBJECT,
+        "heads": artifact.table(artifact.each(_COUNT)),
         "precision": artifact.that("'bfloat16'", lambda value: value == _HALF),
         "projected": PROJECTED,
     },
@@ -120,6 +121,7 @@ _BASIS_TENSORS = {
 _OTHER_TENSORS = {
     "calibration": artifact.SCORES,
     "calibration_groups": artifact.ANY_TENSOR,
+    "calibration_boxes": artifact.SCORES,
     "samples": artifact.DIGESTS,
 }
 
@@ -172,6 +174,8 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
         "input_range": fitted.input_range,
         "notes": dict(notes),
     }
+    if isinstance(fitted.likelihood, Heads):
+        header["heads"] = fitted.likelihood.shapes
     if fitted.precision is not None:
         header["precision"] = _HALF
     tensors = {"values": basis.values, "vectors": basis.vectors}
@@ -192,10 +196,7 @@ def save(  # noqa: PLR0913 (each a part of a monitor)
     if fitted.probes is not None:
         header["probes"], answers = fitted.probes.pack(_PROBE)
         tensors |= answers
-    if calibration is not None:
-        tensors["calibration"] = calibration.scores
-        if calibration.groups is not None:
-            tensors["calibration_groups"] = calibration.groups
+    tensors |= {} if calibration is None else calibration.tensors()
     artifact.write(path, _KIND, header, tensors)
     if count == 1:
         remove_replaced(Path(path), files_of_all(Path(path)))
@@ -327,11 +328,13 @@ def read_file(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     rank = len(tensors["values"])
     artifact.whole(0, header["rank"])(f"the number of values of {name}", rank)
     artifact.tensor((size, rank))(f"vectors of {name}", tensors["vectors"])
-    if "calibration_groups" in tensors:
-        held_out = tensors.get("calibration", torch.empty(0))
-        artifact.tensor(held_out.shape, (torch.int64,))(
-            f"groups of {name}", tensors["calibration_groups"]
-        )
+    held_out = tensors.get("calibration", torch.empty(0))
+    for own, dtype in (
+        ("calibration_groups", torch.int64),
+        ("calibration_boxes", torch.float64),
+    ):
+        if own in tensors:
+            artifact.tensor(held_out.shape, (dtype,))(f"{own} of {name}", tensors[own])
     return header, tensors
 
 
@@ -417,6 +420,8 @@ def load(
         "parameters": parameters,
         "prior_scale": header["prior_scale"],
     }
+    if isinstance(options["likelihood"], Heads):
+        _know_shapes(options["likelihood"], header)
     fitted = _fitted(header, tensors, options, weights)
     difference = fitted.fingerprints.difference_to(model, parameters)
     if difference:
@@ -426,7 +431,9 @@ def load(
         )
     calibration = None
     if "calibration" in tensors:
-        calibration = Calibration(tensors["calibration"], tensors.get("calibration_groups"))
+        groups, worst = tensors.get("calibration_groups"), tensors.get("calibration_boxes")
+        boxes = None if worst is None else Calibration(worst, groups)
+        calibration = Calibration(tensors["calibration"], groups, boxes)
     device = next(model.parameters()).device
     return options, fitted.to(device), calibration, dict(header.get("notes", {}))
 
@@ -442,6 +449,18 @@ def _chosen(what: str, header: Mapping[str, Any], given: Any, family: type) -> A
     if documents.describe(chosen) != described:
         raise MismatchError(f"expected the {what} of the fit, {described}, got {chosen!r}")
     return chosen
+
+
+def _know_shapes(heads: Heads, header: Mapping[str, Any]) -> None:
+    """Tell heads the shapes that they had in the fit.
+
+    Raises:
+        CorruptArtifactError: If they cannot be of these heads.
+    """
+    shapes, outputs = header.get("heads", {}), header["output_shape"]
+    heads.shapes.update({name: tuple(shape) for name, shape in shapes.items()})
+    if list(shapes) != list(heads.likelihoods) or len(outputs) != 1:
+        artifact.refuse(f"the shapes of {', '.join(heads.likelihoods)}", str(shapes))
 
 
 def _fitted(

@@ -19,6 +19,7 @@ from scodkit.fit.fitted import UNFITTED, FitOptions, Fitted, Recipe, check_optio
 from scodkit.fit.probes import check_probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Likelihood
+from scodkit.likelihoods.heads import as_likelihood
 from scodkit.model.network import Network, StateWatch
 from scodkit.model.parameters import Selection, select_names
 from scodkit.numerics.artifact import check_place
@@ -71,11 +72,12 @@ class ShardedMonitor:
         outputs: Callable[[Any], Tensor] | None = None,
     ) -> None:
         sketch = Nystrom() if sketch is None else sketch
+        likelihood = as_likelihood(likelihood)
         check_options(model, likelihood, rank, sketch, prior_scale)
         self.prior_scale = prior_scale
         self._recipe = Recipe(likelihood, rank, sketch, parameters, 0)
         self._functions = storage.given(inputs=inputs, outputs=outputs)
-        self._network = Network(model, inputs, outputs)
+        self._network = Network(model, inputs, likelihood.picking(outputs))
         self._processes = Processes.here()
         self._state_watch = StateWatch(self._network, _RENEWAL)
         self._fitted: Fitted | None = None

@@ -103,7 +103,9 @@ def test_merged_shards_are_one_fit(data: str, count: int, folder: Path, tmp_path
     assert scod(*words, "-o", tmp_path / "alone.scod", cwd=folder).code == 0
     parts = [tmp_path / f"part-{index}.scod" for index in range(1, count + 1)]
     for index, part in enumerate(parts, start=1):
-        assert scod(*words, "--shard", f"{index}/{count}", "-o", part, cwd=folder).code == 0
+        fitted = scod(*words, "--shard", f"{index}/{count}", "-o", part, cwd=folder)
+        assert fitted.code == 0
+        assert f"scod merge {FIT[0]} {part} OTHER_PARTS -o" in fitted.err
     whole = tmp_path / "whole.scod"
     assert scod("merge", FIT[0], *parts, "-o", whole, cwd=folder).code == 0
     same(tmp_path / "alone.scod", whole)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -90,6 +92,16 @@ def test_pieces_are_as_large_as_the_budget_allows(budget_rows: float, expected: 
     with source.engine.network.evaluating():
         pieces = list(source.pieces(MLP.inputs(2, 3)))
     assert [(len(p.output), p.factors.num_rows, p.complete) for p in pieces] == expected
+
+
+def test_rows_at_the_output_are_kept_within_the_budget() -> None:
+    source = replace(source_of(POISSON, 1e9), shape=(10, 1000))  # two draws, three copies
+    assert replace(source, budget=7 * 2 * 3 * 40_000).samples_at_once(hold=False) == 7
+    assert replace(source, budget=1).samples_at_once(hold=False) == 1
+    exact = replace(source_of(Gaussian(), 1e9), shape=(1000,))  # a thousand rows
+    exact = replace(exact, budget=3 * 1000 * 3 * 4000)
+    assert exact.whole(MLP.inputs(4, 3)) is None
+    assert exact.samples_at_once(hold=True) == 3
 
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=lambda one: type(one).__name__)

@@ -43,6 +43,18 @@ def test_recurrent_layers_are_unrolled(kind: type[nn.RNNBase], options: dict[str
         assert right_rows(model, noise(4, 5, 3), names=names) == (HookEngine, [])
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_states_may_come_from_other_layers(kind: type[nn.RNNBase]) -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        states = tuple(m.s(x[:, i])[None].contiguous() for i in (0, 1))
+        y, ends = m.r(x, states if kind is nn.LSTM else states[0])
+        ends = ends if isinstance(ends, tuple) else (ends,)
+        return m.h(y[:, -1]) + sum(m.h(end[0]) for end in ends)
+
+    model = Uses(forward, s=nn.Linear(3, 4), r=kind(3, 4, batch_first=True), h=nn.Linear(4, 2))
+    assert right_rows(model, noise(4, 5, 3)) == (HookEngine, [])
+
+
 def test_a_relu_network_and_cells_are_unrolled() -> None:
     relu = Uses(
         lambda m, x: m.r(x)[0][:, -1], r=nn.RNN(3, 2, nonlinearity="relu", batch_first=True)

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from draws import noise
 from engines import Uses, same_as_the_loop
-from scodkit.factors.rules.rows import _IN_CACHE, Summed
+from scodkit.factors.rules.rows import _IN_CACHE, LookedUp, Summed
 
 FEW = settings(deadline=None, max_examples=15)
 SOME = settings(deadline=None, max_examples=40)
@@ -371,8 +371,8 @@ def test_a_transformer_decodes() -> None:
 
 
 def test_rows_over_positions_are_read_a_few_samples_at_a_time() -> None:
-    delta = noise(80, 3, 5, 64)
-    a = noise(80, 5, 48, seed=1)
+    delta = noise(120, 3, 5, 64)
+    a = noise(120, 5, 48, seed=1)
     matrix = noise(64 * 48, 7, seed=2)
     rows = Summed(delta, a)
     assert rows.nbytes > 2 * _IN_CACHE
@@ -381,3 +381,16 @@ def test_rows_over_positions_are_read_a_few_samples_at_a_time() -> None:
     torch.testing.assert_close(rows.dense(), slow, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(norms, slow.square().sum((1, 2)), rtol=1e-12, atol=0)
     torch.testing.assert_close(along, slow @ matrix, rtol=1e-11, atol=1e-10)
+
+
+def test_rows_of_a_table_are_read_where_it_was_looked_up() -> None:
+    delta = noise(4, 3, 6, 5)
+    places = torch.randint(0, 7, (4, 6), generator=torch.Generator().manual_seed(1))
+    matrix = noise(9 * 5, 8, seed=2)
+    rows = LookedUp(places, delta, 9)
+    norms, along = rows.energies(matrix)
+    slow = torch.einsum("bqme,bmv->bqve", delta, F.one_hot(places, 9).double()).flatten(2)
+    assert rows.nbytes == slow.nbytes
+    torch.testing.assert_close(rows.dense(), slow, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(norms, slow.square().sum((1, 2)), rtol=1e-12, atol=0)
+    torch.testing.assert_close(along, slow @ matrix, rtol=1e-11, atol=1e-11)

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from scodkit import Bernoulli, Categorical, Gaussian
+from scodkit.likelihoods.categorical import _eigenrows
+from scodkit.numerics.secular import leading_rows
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (5,)], ids=str)
@@ -24,6 +26,15 @@ def test_classes_need_one_row_less_and_have_one_each_by_name(shape: tuple[int, .
 def test_what_has_no_names_stays_as_it_is() -> None:
     for likelihood in (Gaussian(), Bernoulli(), Categorical(directions=2)):
         assert likelihood.named() == likelihood
+
+
+@pytest.mark.parametrize("directions", [1, 4])
+def test_few_classes_have_the_same_directions_by_either_way(directions: int) -> None:
+    q = (3 * torch.randn(20, 9, dtype=torch.float64)).softmax(-1)
+    one, other = (way(q, directions) for way in (_eigenrows, leading_rows))
+    torch.testing.assert_close(one.mT @ one, other.mT @ other, rtol=0, atol=1e-13)
+    signs = torch.linalg.vecdot(one, other).sign()[..., None]  # in the same order, too
+    torch.testing.assert_close(signs * one, other, rtol=0, atol=1e-6)
 
 
 def test_classes_that_are_ruled_out_have_no_part() -> None:

@@ -1,4 +1,4 @@
-"""Products of matrices in mixed precision against float64, and the leading row by squaring."""
+"""Products of matrices in mixed precision against float64."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draws import noise
-from scodkit.likelihoods.categorical import _leading_row
 from scodkit.numerics.matmul import (
     _LONGEST,
     _in_parts,
     _in_slices,
+    _summed,
     add_matmul,
     matmul,
     tf32_products,
@@ -96,6 +96,11 @@ def test_parts_of_zeros_and_of_the_tiniest_stay_finite() -> None:
     assert ((sums - numbers.double()).abs() <= 2.0**-133).all()
 
 
+def test_products_with_parts_sum_to_the_product() -> None:
+    a, b = noise(9, 300, dtype=torch.bfloat16), noise(300, 7, seed=1, dtype=torch.float32)
+    assert near(_summed(a.float() @ _in_parts(b, a.dtype).float()), a, b)
+
+
 @pytest.mark.parametrize("length", [_LONGEST, 2 * _LONGEST, 65_537, 600_000, 7000])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_slices_of_a_long_product_add_up(length: int, dtype: torch.dtype) -> None:
@@ -132,58 +137,3 @@ def test_tf32_is_as_it_was_afterwards(start: bool) -> None:
     with pytest.raises(ZeroDivisionError), tf32_products(not start):
         raise ZeroDivisionError
     assert flag() == start
-
-
-def fisher(logits: Tensor) -> Tensor:
-    q = logits.double().softmax(-1)
-    return torch.diag_embed(q) - q[..., :, None] * q[..., None, :]
-
-
-def below(row: Tensor, whole: Tensor) -> bool:
-    """Whether ``R^T R <= F``, up to the rounding of numbers of order one."""
-    return float(torch.linalg.eigvalsh(whole - row.mT @ row).min()) >= -1e-15
-
-
-@given(seed=SEEDS, classes=st.integers(1, 12), spread=st.sampled_from([0.0, 0.1, 1, 10, 100]))
-@settings(max_examples=60, deadline=None)
-def test_the_leading_row_never_exceeds_the_fisher(seed, classes: int, spread: float) -> None:
-    whole = fisher(spread * noise(8, classes, seed=seed))
-    row = _leading_row(whole)
-    assert row.shape == (8, 1, classes)
-    assert row.isfinite().all()
-    assert below(row, whole)
-
-
-@given(seed=SEEDS, classes=st.integers(2, 12), spread=st.sampled_from([0.3, 1.0, 3.0]))
-@settings(max_examples=60, deadline=None)
-def test_the_leading_row_is_the_top_eigenpair(seed, classes: int, spread: float) -> None:
-    whole = fisher(spread * noise(20, classes, seed=seed))
-    values, vectors = torch.linalg.eigh(whole)
-    clear = values[:, -2] < 0.99 * values[:, -1]
-    row, top = _leading_row(whole)[clear], vectors[clear][..., -1:]
-    expected = values[clear][:, -1, None, None] * top @ top.mT
-    torch.testing.assert_close(row.mT @ row, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "logits",
-    [
-        [0.0] * 10,
-        [50.0, 50.0, 0.0],
-        [3.0, 3.0, 3.0, 0.0],
-        [30.0, 0.0, 0.0],
-        [300.0, 0.0, -300.0],
-        [3000.0, 0.0],
-        [7.0],
-        [708.0, 0.0],
-        [740.0, 0.0, 1.0],
-    ],
-    ids=str,
-)
-def test_uniform_tied_and_confident_predictions_have_a_leading_row(logits: list[float]) -> None:
-    whole = fisher(torch.tensor([logits], dtype=torch.float64))
-    row = _leading_row(whole)
-    assert row.isfinite().all()
-    assert below(row, whole)
-    largest = float(torch.linalg.eigvalsh(whole)[0, -1])
-    assert float(row.square().sum()) == pytest.approx(max(largest, 0.0), rel=1e-6, abs=1e-300)

@@ -35,6 +35,42 @@ def test_pull_back_is_grad_without_its_checks() -> None:
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
+@pytest.mark.parametrize("way", ["alone", "grad", "func"])
+def test_a_function_is_given_the_gradients_of_all_directions(way: str) -> None:
+    shapes: list[torch.Size] = []
+
+    def times_three(one: Tensor, other: Tensor) -> list[Tensor]:
+        shapes.extend([one.shape, other.shape])
+        return [torch.mul(one, 3, out=torch.empty(one.shape)), other]
+
+    class Pair(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return x * 1, y * 1
+
+        @staticmethod
+        def backward(ctx: Any, *rows: Tensor) -> tuple[Tensor, ...]:
+            return tuple(torch_private.of_all_directions(times_three, rows))
+
+    x = torch.randn(5, requires_grad=True)
+    output, _ = Pair.apply(x, x)  # the second has no gradient
+    rows = torch.randn(4, 5)
+
+    def pulled(row: Tensor, batched: bool) -> Tensor:
+        return torch.autograd.grad(output, x, row, retain_graph=True, is_grads_batched=batched)[
+            0
+        ]
+
+    if way == "alone":
+        found, count = pulled(rows[0], False)[None], 1
+    elif way == "grad":
+        found, count = pulled(rows, True), 4
+    else:
+        found, count = torch.func.vmap(lambda row: pulled(row, False))(rows), 4
+    torch.testing.assert_close(found, 3 * rows[:count])
+    assert shapes == [(count, 5)] * 2
+
+
 def test_a_gradient_leaves_the_map_over_directions_with_all_of_them() -> None:
     x = torch.randn(3, requires_grad=True)
     middle = 2 * x

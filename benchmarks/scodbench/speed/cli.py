@@ -23,6 +23,7 @@ class Suite(str, Enum):
     NETS = "nets"
     LARGE_MODELS = "large-models"
     LARGE_OUTPUTS = "large-outputs"
+    MANY_CLASSES = "many-classes"
     DIRECTIONS = "directions"
     SCALING = "scaling"
     CHECKS = "checks"
@@ -41,6 +42,7 @@ class Device(str, Enum):
 _ONLY_ON = {
     Suite.LARGE_MODELS: Device.CUDA,
     Suite.LARGE_OUTPUTS: Device.CPU,
+    Suite.MANY_CLASSES: Device.CPU,
     Suite.DIRECTIONS: Device.CPU,
     Suite.CHECKS: Device.CPU,
 }
@@ -51,8 +53,9 @@ def speed(
         Suite,
         typer.Argument(
             help="The paper's networks; networks of millions of weights (on a GPU); thousands "
-            "of outputs; fewer directions; many processes; checks for trust; fused scores; "
-            "transformers and recurrent networks; projected weights of large ones."
+            "of outputs; classes and vocabularies; fewer directions; many processes; checks "
+            "for trust; fused scores; transformers and recurrent networks; projected weights "
+            "of large ones."
         ),
     ] = Suite.NETS,
     device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.CPU,
@@ -73,6 +76,7 @@ def speed(
         fused,
         large_models,
         large_outputs,
+        many_classes,
         projected,
         scaling,
         transformers,
@@ -95,6 +99,7 @@ def speed(
         Suite.NETS: nets.measure,
         Suite.LARGE_MODELS: large_models.measure,
         Suite.LARGE_OUTPUTS: large_outputs.measure,
+        Suite.MANY_CLASSES: many_classes.measure,
         Suite.DIRECTIONS: directions.measure,
         Suite.SCALING: scaling.measure,
         Suite.CHECKS: checks.measure,

@@ -48,9 +48,10 @@ def aggregation_sweep(setup: Setup) -> Iterator[Row]:
     fused = fitted(setup)
     samples = (setup.splits.selection, setup.splits.test, *setup.splits.novel.values())
     held, known, *novel = (look(fused, own, setup.device) for own in samples)
-    sets = [held.parts, known.parts, torch.cat([own.parts for own in novel])]
     # the library's scores are larger for known inputs
-    reference, *judged = (-parts.double() for parts in sets)
+    reference = -held.parts.double()
+    # together: one rule replaces infinite scores by the largest finite one of its call
+    judged = -torch.cat([known.parts, *(own.parts for own in novel)]).double()
     rules: dict[str, Rule] = {}
     for name in p_values.ensemble_names:
         sign = 1 if name in _LARGER else -1
@@ -67,11 +68,12 @@ def aggregation_sweep(setup: Setup) -> Iterator[Row]:
     yield _row(setup, "fused", asdict(separation(*scores, resamples=RESAMPLES)))
     for name, rule in rules.items():
         try:
-            mine, theirs = map(rule, judged)
+            both = rule(judged)
         except ValueError as error:  # theirs: one rule has no finite score on some data
             found: dict[str, object] = {"auroc": None, "why": str(error)}
         else:
-            found = asdict(separation(mine, theirs, resamples=RESAMPLES))
+            split = both[: len(known.parts)], both[len(known.parts) :]
+            found = asdict(separation(*split, resamples=RESAMPLES))
         yield _row(setup, name, found)
 
 

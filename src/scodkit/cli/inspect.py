@@ -114,6 +114,8 @@ def show_fit(
     shown.show_facts({"monitor": str(path), **_summary_facts(summary)})
     if monitor.calibration is not None:
         shown.next_score(path, given, str(given["heldout"]))
+    elif given.get("shard") is not None:
+        shown.next_line(*messages.merge_command(path, given))
     else:
         shown.next_line(*messages.calibrate_command(path, given, monitor.notes))
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
-from scodkit import Calibration, Likelihood, Monitor, Scored, errors, monitor_file
+from scodkit import Calibration, Heads, Likelihood, Monitor, Scored, errors, monitor_file
 from scodkit.cli import messages
 from scodkit.cli.files import Form, Samples, read_samples
 from scodkit.cli.tables import Columns, joined
@@ -95,7 +95,7 @@ def load_monitor(path: Path, model: nn.Module, weights: Path | None) -> Monitor:
         MismatchError: If it belongs to another model.
     """
     try:
-        return Monitor.load(path, model)
+        return _of_one_output(path, Monitor.load(path, model))
     except errors.MismatchError as error:
         if weights is not None:
             raise
@@ -130,8 +130,24 @@ def unfitted_monitor(path: Path, model: nn.Module) -> Monitor:
         prior_scale=header["prior_scale"],
     )
     monitor.notes = dict(header.get("notes", {}))
+    _of_one_output(path, monitor)
     if "calibration" in tensors:
         monitor.calibration = Calibration(tensors["calibration"])
+    return monitor
+
+
+def _of_one_output(path: Path, monitor: Monitor) -> Monitor:
+    """Return a monitor that the command line can show.
+
+    Raises:
+        OptionError: If it is of several heads.
+    """
+    if isinstance(monitor.likelihood, Heads):
+        raise OptionError(
+            f"expected a monitor of one output, got {path}, which is of several heads "
+            f"({', '.join(monitor.likelihood.likelihoods)}); use it in Python: "
+            f"Monitor.load({str(path)!r}, model)(x)"
+        )
     return monitor
 
 

@@ -75,7 +75,7 @@ _CARRIED = {"weights": None, "device": "cpu", "batch_size": 64, "drop": None, "t
             "id": None}  # fmt: skip
 _HELD_OUT = re.compile(r"held|valid|(?<![a-z])val(?![a-z])|calib", re.IGNORECASE)
 _LISTED = 8  # files of a folder that are named
-PLACEHOLDER = "HELD_OUT_DATA"
+PLACEHOLDER, OTHER_PARTS = "HELD_OUT_DATA", "OTHER_PARTS"
 
 
 def in_parts(text: str) -> tuple[str, str, str]:
@@ -298,12 +298,29 @@ def follow_up(verb: str, monitor: object, given: Mapping[str, Any], *data: str) 
         >>> follow_up("score", "m.scod", given, "new.csv")
         "scod score m.scod 'my nets.py:net' new.csv --weights w.pt"
     """
-    words = ["scod", verb, str(monitor), str(given["model"]), *data]
+    return _pasted([verb, str(monitor), str(given["model"]), *data], given)
+
+
+def _pasted(words: list[str], given: Mapping[str, Any]) -> str:
+    """Return a command of words, and of the options that were typed and it has, too."""
     for name, default in _CARRIED.items():
         value = given.get(name)
         if value is not None and value != default:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
+    return shlex.join(["scod", *words])
+
+
+def merge_command(part: Path, given: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the command that adds up the parts of a fit, and what its user has to know of it.
+
+    Args:
+        part: One of them.
+        given: The model and its weights, as they were typed.
+    """
+    plain = {name: given.get(name) for name in ("weights", "device")}
+    whole = str(part.with_name("whole.scod"))
+    words = ["merge", str(given["model"]), str(part), OTHER_PARTS, "-o", whole]
+    return _pasted(words, plain), f"with the other parts in the place of {OTHER_PARTS}"
 
 
 def calibrate_command(

@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from scodkit.explain.words import Names, direction_names, in_words, layer_names
 from scodkit.factors.engine import Factors, Sums
 from scodkit.factors.pieces import FactorSource
 from scodkit.fit.fitted import Fitted
+from scodkit.likelihoods import Heads, Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import ParameterSet
 from scodkit.scoring import score as scoring
@@ -245,6 +246,16 @@ def _by_layer(shares: Shares) -> Shares:
     return Shares(tuple(members), torch.stack(sums, dim=1))
 
 
+def _by_head(likelihood: Likelihood, output: Tensor, directions: Tensor) -> Shares | None:
+    """Return the shares of heads, from those of directions; None where there is one output."""
+    if not isinstance(likelihood, Heads):
+        return None
+    names = tuple(likelihood.likelihoods)
+    of_head, _ = likelihood.directions(output.shape[1])
+    sums = directions.new_zeros(len(directions), len(names))
+    return Shares(names, sums.index_add(1, of_head.to(sums.device), directions))
+
+
 def _layer_of(name: str) -> str:
     """Return the module a parameter belongs to, or its own name at the top of the model."""
     owner = name.partition(".parametrizations.")[0]  # where weight_norm keeps its weights
@@ -379,10 +390,11 @@ class Explanation:
     Args:
         score: ``(B,)``, what `Monitor.score` returns: nats (squared units), >= 0, larger = more
             atypical; infinite for samples with a NaN or an infinity.
-        output: What the model returned, ``(B, *shape)``.
+        output: What the model returned, ``(B, *shape)``; of several heads by name.
         parameters: Shares of the parameters; for each sample they sum to its score.
         layers: Shares of the layers; likewise.
         directions: Shares of the directions of the output; likewise.
+        heads: Shares of the heads of the model; likewise. None where there is one output.
         features: ``U^T L``, ``(B, p, k)`` in float64, units of sqrt(nats) / eps; what
             `References` compares. NaN where the score is infinite.
         saliency: The score's slopes in the input; None if not asked for.
@@ -394,7 +406,7 @@ class Explanation:
     """
 
     score: Tensor
-    output: Tensor
+    output: Any
     parameters: Shares
     layers: Shares
     directions: Shares
@@ -404,6 +416,7 @@ class Explanation:
     columns: Columns | None = None
     predictions: tuple[str, ...] = ()
     p_value: Tensor | None = None
+    heads: Shares | None = None
 
     def sentences(self, sample: int = 0) -> dict[str, str]:
         """Return the explanation of one sample in sentences, by what they are about.
@@ -423,6 +436,8 @@ class Explanation:
         if not bool(plots.row(self.score, sample).isfinite()):
             return told
         told["layers"] = self.layers.sentence(sample)
+        if self.heads is not None:
+            told["heads"] = self.heads.sentence(sample)
         if len(self.directions.names) > 1:
             told["directions"] = self.directions.sentence(sample)
         if self.nearest is not None:
@@ -471,6 +486,8 @@ class Explanation:
             name: What the sample is called; its place in the batch by default.
         """
         shares = {"by layer": self.layers}
+        if self.heads is not None:
+            shares["by head"] = self.heads
         if len(self.directions.names) > 1:
             shares["by output"] = self.directions
         below: list[plots.Panel] = []
@@ -535,6 +552,7 @@ def explain(
         score=split.score.to(basis.values.dtype),
         layers=replace(split.layers, names=layers),
         directions=replace(split.directions, names=directions or split.directions.names),
+        heads=_by_head(source.named().likelihood, output, split.directions.values),
         saliency=slopes,
         nearest=None if references is None else references.nearest(split.features, count),
         columns=columns,

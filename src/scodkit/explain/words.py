@@ -16,6 +16,7 @@ from scodkit.likelihoods import (
     Bernoulli,
     Categorical,
     Gaussian,
+    Heads,
     HeteroscedasticGaussian,
     Likelihood,
     MonteCarlo,
@@ -185,8 +186,10 @@ def direction_names(
         ('height', 'log-variance of height')
     """
     if isinstance(likelihood, Categorical):
+        if likelihood.samples is not None:
+            return names_of(None, likelihood.samples, "draw")
         count = shape[likelihood.class_axis(len(shape) + 1) - 1]
-        positions, names = math.prod(shape) // count, names_of(classes, count, "class")
+        positions, names = likelihood.num_positions(shape), names_of(classes, count, "class")
         if likelihood.directions is not None:
             count = likelihood.num_directions(shape) // positions
             names = names_of(None, count, "axis")
@@ -198,10 +201,30 @@ def direction_names(
         return (*names, *(f"log-variance of {name}" for name in names))
     if isinstance(likelihood, (Gaussian, Bernoulli)):
         return names_of(classes, math.prod(shape), "output")
+    if isinstance(likelihood, Heads):
+        return _names_of_heads(likelihood, shape[0], classes)
     if isinstance(likelihood, (MonteCarlo, Task)):
         what = "draw" if isinstance(likelihood, MonteCarlo) else "outcome"
         return names_of(None, likelihood.num_directions(shape), what)
     return None
+
+
+def _names_of_heads(
+    heads: Heads, outputs: int, classes: Sequence[str] | None
+) -> tuple[str, ...] | None:
+    """Return the names of the directions of heads; None if those of one are not known."""
+    names: list[str] = []
+    for name, likelihood in heads.likelihoods.items():
+        of_classes = classes if isinstance(likelihood, Categorical) else None
+        each = direction_names(likelihood, heads.shapes[name], of_classes)
+        if each is None:
+            return None
+        if name not in heads.boxes:
+            names += [f"{name}: {direction}" for direction in each]
+            continue
+        for box in range(heads.num_boxes(outputs)):
+            names += [f"box {box}, {name}: {direction}" for direction in each]
+    return tuple(names)
 
 
 def shortened(name: str, most: int = 30) -> str:
@@ -235,6 +258,16 @@ def in_words(
     """
     if not bool(output.isfinite().all()):
         return "not finite"
+    if isinstance(likelihood, Heads):
+        parts = [
+            f"{name}: {in_words(likelihood.likelihoods[name], values[0], classes)}"
+            for name, values in likelihood.shown(output[None]).items()
+            if name in likelihood.likelihoods and name not in likelihood.boxes
+        ]
+        if likelihood.boxes:
+            count = int(likelihood.mask(output[None]).sum())
+            parts.append(f"{count} box{'' if count == 1 else 'es'}")
+        return "; ".join(parts)
     if isinstance(likelihood, Categorical) and output.ndim == 1:
         shares = output.double().softmax(0)
         best = int(shares.argmax())

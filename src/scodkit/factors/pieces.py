@@ -34,6 +34,9 @@ _MOST_SHAPES = 64
 # float64 copies of the outputs, per column, that norms in closed form need
 _COPIES_OF_MOVED = 4
 
+# rows at the output are alive as formed, with bad samples masked, and on their way back
+_COPIES_AT_OUTPUT = 3
+
 # default budget for rows in weight space, in bytes; on a GPU this fraction (one in so many) of
 # its memory, whose other uses are not known in advance
 _BYTES = 2**30
@@ -177,6 +180,8 @@ class FactorSource:
         engine = self.engine.for_single() if size == 1 and directions <= _FEW else self.engine
         if size * directions > max(1, self.budget // engine.row_bytes(held=False)):
             return None
+        if size > self._samples_at_output:
+            return None
         if engine is not self.engine or directions == 1:
             return Whole(engine, 1)
         copies = engine.for_copies(call, size * directions)
@@ -268,6 +273,12 @@ class FactorSource:
             return self.most_rows
         return max(1, self.budget // self.engine.row_bytes(hold))
 
+    @property
+    def _samples_at_output(self) -> int:
+        """For how many samples all rows at the output are formed, which come as a whole."""
+        row = _COPIES_AT_OUTPUT * math.prod(self.shape) * torch.float32.itemsize
+        return max(1, self.budget // max(1, self.directions * row))
+
     def samples_at_once(self, hold: bool) -> int:
         """Return for how many samples rows are computed at a time.
 
@@ -276,6 +287,7 @@ class FactorSource:
         """
         directions = max(1, self.directions)
         samples = max(1, self.rows_at_once(hold) // directions)
+        samples = min(samples, self._samples_at_output)
         if hold and self.engine.memory is not None:
             samples = min(samples, self.engine.memory.most_samples(self.budget, directions))
         return samples

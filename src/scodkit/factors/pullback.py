@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from scodkit.factors.engine import (
     Tall,
 )
 from scodkit.factors.rules import Derived, Layer, Place, Rows
-from scodkit.factors.rules.rows import Outer, Summed, dense, project_whole
+from scodkit.factors.rules.rows import LookedUp, Outer, Summed, dense, project_whole
 from scodkit.factors.uses import InFactors, Totals, Uses
 from scodkit.model.parameters import ParameterSet
 from scodkit.numerics.torch_private import out_of_map, pull_back
@@ -295,10 +295,9 @@ class HookFactors(Factors):
                 # in one product: in a small network, call overhead dominates the time
                 return project_whole(self._all_columns().to(part.dtype), part)
         sums, small = Sums(), _Neighbours(self._limit)
-        in_factors = (Outer,) if device.type == "cuda" else (Outer, Summed)
 
         def use(columns: slice, rows: Rows) -> None:
-            if isinstance(rows, in_factors) and rows.nbytes > _TINY:
+            if _pays_in_factors(rows) and rows.nbytes > _TINY:
                 sums.add(*rows.energies(matrix[columns].to(device)))
                 return
             for span, together in small.add(columns, dense(rows)):
@@ -382,6 +381,13 @@ class HookFactors(Factors):
             return _TINY
         widest = self._linear.parameters.widest * self.num_rows * self._rows.itemsize
         return min(_LARGE_ON_GPU, max(_TINY, widest))
+
+
+def _pays_in_factors(rows: Rows) -> TypeGuard[Outer | Summed | LookedUp]:
+    """Return whether rows are multiplied faster without being materialised."""
+    if isinstance(rows, LookedUp):
+        return rows.sparse
+    return isinstance(rows, Outer) or (isinstance(rows, Summed) and not rows.a.is_cuda)
 
 
 class _Neighbours:

@@ -26,6 +26,7 @@ from scodkit.factors.layout import (
     matched,
     tensors_in,
 )
+from scodkit.factors.rules.steps import BY_FUNCTION
 
 _MATRIX = 2  # axes of a matrix
 
@@ -295,6 +296,17 @@ def _recurrent(call: Call, results: list[Tensor]) -> Where | list[Where]:
     return [where, *[state] * (len(results) - 1)]
 
 
+def _stepped(call: Call, results: list[Tensor]) -> Where | list[Where]:
+    """Return places after the steps of a recurrent layer; states ``(B, h)`` have no steps."""
+    where = call.where_of(call.args[0])
+    if where is None or where.axis != 1 - call.args[2]:
+        return MIXED
+    state, steps = where._replace(axis=0), call.args[0].ndim
+    if any(w != (where if t.ndim == steps else state) for t, w in call.given()):
+        return MIXED
+    return [where, *[state] * (len(results) - 1)]
+
+
 def _of_that_shape(call: Call, results: list[Tensor]) -> Where:
     call.only()
     return NEW
@@ -416,6 +428,7 @@ def _table() -> dict[Callable[..., Any], Rule]:
         pools = " ".join(f"{kind}_pool{end}" for kind in _POOLS for end in ends)
         rules |= dict.fromkeys(_functions(pools), _apart_from(_last(count)))
     rules |= {F.unfold: _in_front(4), Tensor.unfold: _windowed}
+    rules |= dict.fromkeys(BY_FUNCTION.values(), _stepped)
     rules |= dict.fromkeys(_reading("data real imag"), _number_by_number)
     rules |= dict.fromkeys(_reading("mT mH"), _turned(_matrices_turned))
     return rules | dict.fromkeys(_reading("T H"), _turned(_backwards))

@@ -39,11 +39,14 @@ class Totals:
 
     def add(self, place: Place, rows: Rows) -> None:
         """See `Uses.add`."""
-        start = place.block.start
+        start, own = place.block.start, dense(rows)
+        if start not in self._sums and place.columns == place.block:
+            self._sums[start] = own.to(self._rows.dtype, copy=True)
+            return
         if start not in self._sums:
             self._sums[start] = self._zeros(place.block)
         part = slice(place.columns.start - start, place.columns.stop - start)
-        self._sums[start][:, :, part] += dense(rows)
+        self._sums[start][:, :, part] += own
 
     def pop(self, columns: slice) -> Rows:
         """Return what `Uses.pop` describes."""

@@ -27,6 +27,7 @@ from scodkit.fit.fitted import FitOptions, Fitted, OnBad, Recipe
 from scodkit.fit.learn import learn, read_ahead
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import Processes
+from scodkit.likelihoods import Heads
 from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form, Inputs, joined_ranges
 from scodkit.model.network import Network
@@ -260,6 +261,8 @@ class _Pass:
         }
         if isinstance(parameters, ProjectedSet):
             terms["projections"] = parameters.projections
+        if isinstance(recipe.likelihood, Heads):
+            terms["heads"] = recipe.likelihood.shapes
         if options.sharded:
             terms["first batch"] = data.batch_digest(call)
         return _Begun(batches, terms, Form.of(first, call), source, products, probes)
@@ -280,6 +283,8 @@ class _Pass:
             )
         terms, form, _ = proposals[0]
         self._compare({**(begun.terms if begun else terms), **self._identity})
+        if isinstance(self.recipe.likelihood, Heads):  # whose shapes a pass shows
+            self.recipe.likelihood.shapes.update(terms["heads"])
         with self.processes.failing_together():
             parameters = select_names(self.network.model, terms["parameters"])
             if "projections" in terms:

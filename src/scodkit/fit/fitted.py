@@ -16,7 +16,7 @@ from scodkit.factors.hooks import HookEngine
 from scodkit.factors.pieces import FactorSource
 from scodkit.fit.data import joined, seen_again
 from scodkit.fit.probes import Probes
-from scodkit.likelihoods import Likelihood
+from scodkit.likelihoods import Heads, Likelihood
 from scodkit.likelihoods.task import Task
 from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form, Inputs, Ranges, joined_ranges
@@ -50,7 +50,7 @@ def check_options(
     elif not isinstance(likelihood, Likelihood):
         problem = (
             f"a likelihood object, got {likelihood!r}; type Categorical(), Gaussian(), "
-            "Bernoulli() or another from scodkit"
+            "Bernoulli() or another from scodkit, or {'class': Categorical(), ...} for heads"
         )
     elif not isinstance(rank, int) or rank < 1:
         problem = f"an integer rank >= 1, got {rank!r}"
@@ -60,6 +60,8 @@ def check_options(
         problem = f"a positive, finite prior_scale, got {prior_scale!r}"
     elif task is not None and not isinstance(task, Task):
         problem = f"a task object, got {task!r}; type task=Task(lambda output: ...)"
+    elif task is not None and isinstance(likelihood, Heads):
+        problem = "no task for several heads, got one; name only the heads that matter"
     if problem:
         raise OptionError(f"expected {problem}")
 

@@ -29,7 +29,7 @@ from scodkit.fused.choose import choose
 from scodkit.fused.parts import Parts, part_names, split_keys
 from scodkit.fused.standard import FusedExplanation as FusedExplanation
 from scodkit.fused.standard import Standard
-from scodkit.likelihoods import Likelihood
+from scodkit.likelihoods import Heads, Likelihood
 from scodkit.model.parameters import Selection
 from scodkit.model.projected import Projected
 from scodkit.monitor import Monitor
@@ -96,6 +96,11 @@ class Fused:
         self._unfitted = Monitor(
             model, likelihood, 1 if rank is None else rank, **self._options
         )
+        if isinstance(self._unfitted.likelihood, Heads):
+            raise OptionError(
+                f"expected the likelihood of one output, got {self._unfitted.likelihood}; type "
+                "Monitor(model, ...) for several heads, or Fused(..., outputs=lambda out: ...)"
+            )
         modules = dict(self.model.named_modules())
         if layer is not None and layer not in modules:
             listed = ", ".join(map(repr, list(modules)[-8:]))

@@ -7,6 +7,7 @@ likelihood truncates or samples.
 """
 
 from scodkit.likelihoods.categorical import Categorical
+from scodkit.likelihoods.heads import Heads
 from scodkit.likelihoods.independent import Bernoulli, Gaussian, HeteroscedasticGaussian
 from scodkit.likelihoods.likelihood import Likelihood
 from scodkit.likelihoods.monte_carlo import MonteCarlo
@@ -15,6 +16,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Gaussian",
+    "Heads",
     "HeteroscedasticGaussian",
     "Likelihood",
     "MonteCarlo",

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from scodkit.errors import BatchError, OptionError
-from scodkit.likelihoods.likelihood import Likelihood, between_0_and_1
+from scodkit.likelihoods.likelihood import LATER, Likelihood, between_0_and_1
+from scodkit.likelihoods.monte_carlo import seeds_of
+from scodkit.numerics.hashing import shares
+from scodkit.numerics.secular import leading_rows
 
-# squarings of a matrix: eigenvalues that differ by a thousandth are told apart
-_SQUARINGS = 13
+# classes up to which a CPU is fastest with the whole matrix: a call instead of a few hundred
+_FEW_CLASSES = 16
+# probabilities that are looked at, or drawn by, at a time
+_AT_ONCE = 1 << 22
+# what a sample's positions are pooled by
+_POOLS = ("sum", "mean", "last")
 # a logarithm whose exponential is zero in every dtype
 _LOG_ZERO = -1e4
 
@@ -33,32 +41,72 @@ class Categorical(Likelihood):
             largest ones. Fewer backward passes, and a score that can only be lower.
         class_dim: Axis of the classes in the output: 1 for maps ``(B, C, H, W)``, -1 for
             sequences ``(B, S, C)``. May be left out for ``(B, C)``.
+        samples: In place of all directions, so many rows that each draw a class at every
+            position from the prediction: the gradients of ``log p(y)``, without bias in
+            expectation over draws. For vocabularies: ``samples x S x C`` numbers a sample.
+        seed: With a sample's key it fixes that sample's draws.
+        pool: What a sample's Fisher information is of its positions', in fits as in scores:
+            ``"sum"``; ``"mean"``, for sequences of different lengths; ``"last"``, that of the
+            last position of ``(B, S, C)`` alone, the next token's. Every position counts:
+            what is padding is not known here.
 
     Examples:
         >>> rows = Categorical().factor(torch.tensor([[0.0, 0.0]], dtype=torch.float64))
         >>> rows[0].T @ rows[0]
         tensor([[ 0.2500, -0.2500],
                 [-0.2500,  0.2500]], dtype=torch.float64)
+        >>> Categorical(class_dim=-1, samples=4).factor(torch.zeros(2, 10, 50)).shape
+        torch.Size([2, 4, 500])
     """
 
     directions: int | None = None
     class_dim: int | None = None
+    samples: int | None = field(default=None, kw_only=True, metadata=LATER)
+    seed: int = field(default=0, kw_only=True, metadata=LATER)
+    pool: str = field(default="sum", kw_only=True, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.directions is not None and self.directions < 1:
             raise OptionError(f"expected directions >= 1 or None (all), got {self.directions}")
         if self.class_dim == 0:
             raise OptionError("expected class_dim other than 0, which is the batch axis")
+        if self.samples is not None and self.samples < 1:
+            raise OptionError(f"expected samples >= 1 or None (no draws), got {self.samples}")
+        if self.samples is not None and self.directions is not None:
+            raise OptionError(
+                f"expected directions or samples, got directions={self.directions} and "
+                f"samples={self.samples}; type Categorical(samples={self.samples})"
+            )
+        if self.pool not in _POOLS:
+            raise OptionError(
+                f"expected pool to be one of {', '.join(map(repr, _POOLS))}, got "
+                f'{self.pool!r}; type Categorical(class_dim=-1, pool="mean")'
+            )
+
+    @property
+    def draws(self) -> bool:
+        """See `Likelihood`: whether ``samples`` is given."""
+        return self.samples is not None
 
     def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
-        """See `Likelihood.factor`; ``p`` = positions x (classes - 1 or ``directions``).
+        """See `Likelihood.factor`.
 
         Returns:
-            Rows ``(B, p, d)``, block diagonal over positions.
+            Rows ``(B, p, d)``, block diagonal over positions, ``p`` = positions x (classes - 1
+            or ``directions``); or ``samples`` rows over all positions.
         """
-        rows = self._per_position(self.logits(output))
+        logits = self._pooled(self.logits(output), 1)
+        scale = math.sqrt(self._share(logits.shape[1]))
+        if self.samples is not None:
+            keys = torch.arange(len(logits)) if keys is None else keys
+            scale /= math.sqrt(self.samples)
+            rows = _drawn_rows(logits, self.samples, seeds_of(keys, self.seed), scale)
+            return self._at_output(rows, output.shape)
+        rows = self._per_position(logits)
+        if self.pool == "mean":
+            rows = rows * scale
         if rows.shape[1] == 1:
-            return rows[:, 0]
+            return self._at_output(rows.transpose(1, 2), output.shape)
         # put each position's rows where its logits sit in the flattened output
         places = torch.arange(output[0].numel(), device=output.device)
         where = self.logits(places.reshape(1, *output.shape[1:]))[:, :, None]
@@ -80,6 +128,7 @@ class Categorical(Likelihood):
         if not rows.is_floating_point():
             return
         rounding = max(1e-4, 4 * torch.finfo(rows.dtype).eps)
+        rows = rows[: max(2, _AT_ONCE // rows.shape[1])]
         rows = rows[rows.isfinite().all(1)].double()
         sums = bool(((rows.sum(1) - 1).abs() < rounding).all())
         # one row may sum to one by chance, and many that are all the same
@@ -98,21 +147,26 @@ class Categorical(Likelihood):
         Returns:
             ``(B, q, d)``: ``q v - q (q . v)`` at each position, in closed form.
         """
+        if self.samples is not None:
+            return super().curvature_times(output, vectors, keys)
         logits, axis = self.logits(output), self.class_axis(output.ndim)
         batch, count = vectors.shape[:2]
         spread = vectors.reshape(batch, count, *output.shape[1:]).movedim(axis + 1, -1)
-        by_position = spread.reshape(batch, count, *logits.shape[1:])
+        by_position = self._pooled(spread.reshape(batch, count, *logits.shape[1:]), 2)
+        logits = self._pooled(logits, 1)
         if self.directions is None:
             times = _fisher_times(logits.to(vectors.dtype), by_position)
         else:
             rows = self._per_position(logits).to(vectors.dtype)
             times = torch.einsum("bqpc,bpkc,bpke->bqpe", by_position, rows, rows)
-        return times.reshape(spread.shape).movedim(-1, axis + 1).reshape(vectors.shape)
+        if self.pool == "mean":
+            times = times * self._share(logits.shape[1])
+        return self._at_output(times, output.shape)
 
     @property
     def closed(self) -> bool:
         """See `Likelihood.closed`."""
-        return self.directions is None
+        return self.directions is None and self.samples is None
 
     def curvature_trace(self, output: Tensor) -> Tensor:
         """See `Likelihood.curvature_trace`.
@@ -120,15 +174,19 @@ class Categorical(Likelihood):
         Returns:
             The sum of ``q (1 - q)``; for a choice of directions by way of their rows.
         """
-        if not self.closed:
+        if self.samples is not None:
             return super().curvature_trace(output)
-        q = self.logits(output).double().softmax(-1)
+        logits = self._pooled(self.logits(output), 1)
+        share = self._share(logits.shape[1])
+        if self.directions is not None:
+            return self._per_position(logits).double().square().sum((1, 2, 3)) * share
+        q = logits.double().softmax(-1)
         likeliest = q.argmax(-1, keepdim=True)
         # one less the largest as the sum of the others: next to nothing, but not nothing
         others = q.scatter(-1, likeliest, 0.0)
         rest = 1 - others
         rest.scatter_(-1, likeliest, others.sum(-1, keepdim=True))
-        return (q * rest).sum((1, 2))
+        return (q * rest).sum((1, 2)) * share
 
     def logits(self, output: Tensor) -> Tensor:
         """Return the logits of each variable, ``(B, positions, classes)``.
@@ -147,14 +205,10 @@ class Categorical(Likelihood):
             return _cholesky_rows(logits)
         # in float64: for a confident prediction the entries are differences of near-equals;
         # and NaN would make eigh raise, while the caller deals with non-finite samples
-        wide = logits.double().softmax(-1).nan_to_num()
-        fisher = torch.diag_embed(wide) - wide[..., :, None] * wide[..., None, :]
-        if self.directions == 1 and fisher.is_cuda:
-            return _leading_row(fisher).to(logits.dtype)
-        values, vectors = torch.linalg.eigh(fisher)
-        values, vectors = values[..., -self.directions :], vectors[..., -self.directions :]
-        rows: Tensor = values.clamp_min(0).sqrt()[..., None] * vectors.mT
-        return rows.to(logits.dtype)
+        q = logits.double().softmax(-1).nan_to_num()
+        few = classes <= _FEW_CLASSES and not q.is_cuda
+        leading = _eigenrows if few else leading_rows
+        return leading(q, self.directions).to(logits.dtype)
 
     def class_axis(self, ndim: int) -> int:
         """Return which axis of an output holds the classes, > 0.
@@ -174,6 +228,11 @@ class Categorical(Likelihood):
                 )
             return 1
         axis = self.class_dim if self.class_dim > 0 else ndim + self.class_dim
+        if self.pool == "last" and ndim > 3:
+            raise BatchError(
+                f"expected outputs (B, S, C), of which there is a last position, got {ndim} "
+                'axes; type Categorical(..., pool="mean")'
+            )
         if not 0 < axis < ndim:
             raise BatchError(
                 f"expected an output with an axis {self.class_dim} after the batch, got "
@@ -182,15 +241,67 @@ class Categorical(Likelihood):
         return axis
 
     def num_directions(self, shape: Sequence[int]) -> int:
-        """Return positions x (classes - 1 or ``directions``)."""
+        """Return positions x (classes - 1 or ``directions``), or ``samples``."""
         classes = shape[self.class_axis(len(shape) + 1) - 1]
+        if self.samples is not None:
+            return self.samples
         most = max(1, classes - 1)
         per_position = most if self.directions is None else min(self.directions, most)
-        return math.prod(shape) // classes * per_position
+        return self.num_positions(shape) * per_position
+
+    def num_positions(self, shape: Sequence[int]) -> int:
+        """Return how many positions have rows: one for ``pool="last"``.
+
+        Args:
+            shape: Of a sample's output.
+        """
+        classes = shape[self.class_axis(len(shape) + 1) - 1]
+        return 1 if self.pool == "last" else math.prod(shape) // classes
+
+    def groups(self, shape: Sequence[int]) -> Tensor:
+        """See `Likelihood.groups`.
+
+        Returns:
+            The position of each row, ``(p,)``, in the order of the output.
+
+        Raises:
+            OptionError: If rows are drawn, each over all positions at once.
+        """
+        if self.samples is not None:
+            raise OptionError(
+                f"expected rows of single positions, got {self.samples} draws over all of them "
+                "at once; type Categorical(class_dim=..., directions=1)"
+            )
+        positions = self.num_positions(shape)
+        return torch.arange(positions).repeat_interleave(
+            self.num_directions(shape) // max(1, positions)
+        )
 
     def named(self) -> Categorical:
         """Return a likelihood with a row for each class, unless only some directions count."""
-        return _ByClass(class_dim=self.class_dim) if self.directions is None else self
+        return _ByClass(class_dim=self.class_dim, pool=self.pool) if self.closed else self
+
+    def _pooled(self, by_position: Tensor, axis: int) -> Tensor:
+        """Return what there is of the positions that count, along an axis."""
+        return by_position.narrow(axis, -1, 1) if self.pool == "last" else by_position
+
+    def _share(self, positions: int) -> float:
+        """Return what part of each position's Fisher information counts."""
+        return 1 / positions if self.pool == "mean" else 1.0
+
+    def _at_output(self, by_position: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return ``(B, q, positions, C)`` as ``(B, q, d)``: what `logits` does, undone.
+
+        Args:
+            by_position: Of the positions that count; the others get zeros.
+            shape: Of the output, ``(B, *shape)``.
+        """
+        axis = self.class_axis(len(shape))
+        around = [size for place, size in enumerate(shape) if place not in (0, axis)]
+        missing = math.prod(around) - by_position.shape[2]
+        full = pad(by_position, (0, 0, missing, 0)) if missing else by_position
+        spread = full.reshape(*full.shape[:2], *around, full.shape[3])
+        return spread.movedim(-1, axis + 1).flatten(2)
 
 
 class _ByClass(Categorical):
@@ -202,8 +313,8 @@ class _ByClass(Categorical):
         return torch.diag_embed(root) - root[..., :, None] * log_q.exp()[..., None, :]
 
     def num_directions(self, shape: Sequence[int]) -> int:
-        """Return ``d``."""
-        return math.prod(shape)
+        """Return positions x classes."""
+        return self.num_positions(shape) * shape[self.class_axis(len(shape) + 1) - 1]
 
 
 def _cholesky_rows(logits: Tensor) -> Tensor:
@@ -238,20 +349,48 @@ def _fisher_times(logits: Tensor, vectors: Tensor) -> Tensor:
     return relative.sub_(mean[..., None]).mul_(q[:, None])
 
 
-def _leading_row(fisher: Tensor) -> Tensor:
-    """Return ``sqrt(value) vector^T`` of the largest eigenpair, ``(..., 1, C)``.
+def _eigenrows(q: Tensor, count: int) -> Tensor:
+    """Return what `leading_rows` does, by way of the whole matrix."""
+    values, vectors = torch.linalg.eigh(torch.diag_embed(q) - q[..., :, None] * q[..., None, :])
+    values, vectors = values[..., -count:], vectors[..., -count:]
+    rows: Tensor = values.clamp_min(0).sqrt()[..., None] * vectors.mT
+    return rows
 
-    By squaring the matrix over and over: no eigensolver, for which a GPU would have to wait.
-    ``F v / sqrt(v^T F v)`` never exceeds ``F``, however well ``v`` has converged.
+
+def _drawn_rows(logits: Tensor, samples: int, seeds: Sequence[int], scale: float) -> Tensor:
+    """Return ``scale (e_y - q)`` for classes ``y`` drawn at each position.
+
+    The shares of a position's draws lie ``1 / samples`` apart from one that is drawn: each is
+    uniform by itself and independent of other positions, which is all that the expectation of
+    ``R^T R`` takes, and together they vary less than independent ones.
+
+    Args:
+        logits: ``(B, P, C)``.
+        samples: Rows for each sample.
+        seeds: One for each sample.
+        scale: Of the rows.
+
+    Returns:
+        ``(B, samples, P, C)``, in the dtype of the logits, without a graph.
     """
-    tiny = torch.finfo(fisher.dtype).tiny
-    power = fisher
-    for _ in range(_SQUARINGS):
-        trace = power.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        power = power / trace.clamp_min(tiny)
-        power = power @ power
-    largest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None]
-    vector = power.gather(-1, largest.expand(*power.shape[:-1], 1))
-    image = fisher @ vector
-    size = (vector * image).sum(-2, keepdim=True)
-    return (image / size.clamp_min(tiny).sqrt()).mT
+    logits = logits.detach()
+    batch, positions, classes = logits.shape
+    rows = logits.new_empty(batch, samples, positions, classes)
+    places = torch.arange(positions, device=logits.device)
+    strata = torch.arange(samples, dtype=torch.float64, device=logits.device) / samples
+    step = max(1, _AT_ONCE // classes)
+    for i, seed in enumerate(seeds):
+        first = shares(seed, 0, places).double() + shares(seed, 1, places) * 2.0**-23
+        each = (first[:, None] + strata) % 1
+        for start in range(0, positions, step):
+            at = slice(start, start + step)
+            # in float64: a vocabulary's sums have more terms than float32 has room for
+            q = logits[i, at].double().softmax(-1).nan_to_num()
+            sums = q.cumsum(-1)
+            # of the last sum, so that it is never reached
+            drawn = torch.searchsorted(sums, each[at] * sums[:, -1:], right=True)
+            drawn = drawn.clamp_max(classes - 1)  # of what was not finite
+            hit = scale * (1 - q.gather(-1, drawn))
+            rows[i, :, at] = q.mul_(-scale)  # in place: a vocabulary's take long to write
+            rows[i, :, at].scatter_(-1, drawn.mT[..., None], hit.mT[..., None].to(rows.dtype))
+    return rows

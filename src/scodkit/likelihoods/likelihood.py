@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
+
+# metadata of options that came later: files leave them out while they have their default, and
+# are then as they were before
+LATER = {"later": True}
 
 
 class Likelihood(ABC):
-    """Square root of the output Fisher information of a family of distributions.
+    """Square root of the output Fisher information of a family of distributions."""
 
-    Attributes:
-        draws: True when `factor` draws random numbers, and so needs the samples' keys.
-    """
-
-    draws: ClassVar[bool] = False
+    @property
+    def draws(self) -> bool:
+        """Whether `factor` draws random numbers, and so needs the samples' keys."""
+        return False
 
     @abstractmethod
     def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
@@ -35,6 +39,16 @@ class Likelihood(ABC):
     @abstractmethod
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return ``p`` for outputs of trailing shape ``shape``."""
+
+    def groups(self, shape: Sequence[int]) -> Tensor:
+        """Return which group each row is of, ``(p,)`` in int64: pixel, token; else all of 0.
+
+        A score is a sum over rows, so that the scores of a sample's groups add up to its own.
+
+        Args:
+            shape: Of a sample's output.
+        """
+        return torch.zeros(self.num_directions(shape), dtype=torch.int64)
 
     def check_output(self, output: Tensor) -> None:  # noqa: B027 (most take anything)
         """Refuse outputs that cannot be what this likelihood takes.
@@ -84,6 +98,22 @@ class Likelihood(ABC):
         For explanations: what is scored may need fewer rows, which mix outputs.
         """
         return self
+
+    def picking(self, outputs: Callable[[Any], Any] | None) -> Callable[[Any], Tensor] | None:
+        """Return what picks this likelihood's output from a model's result; None for all of it.
+
+        Args:
+            outputs: The user's own function, if there is one.
+        """
+        return outputs
+
+    def shown(self, output: Tensor) -> Tensor | Mapping[str, Tensor]:
+        """Return the output as the user knows it, from the tensor that is scored.
+
+        Args:
+            output: ``(B, *shape)``.
+        """
+        return output
 
 
 def between_0_and_1(values: Tensor) -> bool:

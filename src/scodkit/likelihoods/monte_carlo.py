@@ -66,7 +66,7 @@ class MonteCarlo(Likelihood):
         with torch.inference_mode(False), torch.enable_grad():
             # a clone: what was made under inference_mode cannot be differentiated
             output = output.detach().clone()
-            drawn = self._draw(output, keys.tolist())
+            drawn = self._draw(output, seeds_of(keys, self.seed))
             # one copy of theta per draw: a single backward pass gives every gradient
             theta = output.expand(self.samples, *output.shape)
             theta = theta.reshape(-1, *output.shape[1:]).clone().requires_grad_()
@@ -75,9 +75,8 @@ class MonteCarlo(Likelihood):
         rows = gradient.reshape(self.samples, output.shape[0], -1).transpose(0, 1)
         return rows / math.sqrt(self.samples)
 
-    def _draw(self, output: Tensor, keys: list[int]) -> Tensor:
+    def _draw(self, output: Tensor, seeds: list[int]) -> Tensor:
         """Return draws ``(samples, B, ...)``."""
-        seeds = [(self.seed * _GOLDEN + key) % 2**63 for key in keys]
         with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
             predicted = self.family(output)
             if type(predicted) is Categorical and predicted.batch_shape[:1] == (len(output),):
@@ -104,3 +103,9 @@ class MonteCarlo(Likelihood):
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return ``samples``."""
         return self.samples
+
+
+def seeds_of(keys: Tensor, seed: int) -> list[int]:
+    """Return a seed for each sample, by its key and the seed of a likelihood."""
+    found: list[int] = [(seed * _GOLDEN + key) % 2**63 for key in keys.tolist()]
+    return found

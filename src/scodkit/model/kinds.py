@@ -143,7 +143,7 @@ def over_batches(
     Results are arrays where arrays came, else tensors; of a loader they are on the CPU.
 
     Args:
-        run: Takes a batch; returns a tensor ``(B, ...)`` or a dataclass of them.
+        run: Takes a batch; returns a tensor ``(B, ...)``, or a dataclass or dict of them.
         batch: A batch, or the loader.
         batches: Yields the batches of the loader; None for a batch.
     """
@@ -170,10 +170,10 @@ def _mapped(found: _Found, function: Callable[[Tensor], Any]) -> _Found:
     if isinstance(found, Tensor):
         return cast("_Found", function(found))
     if is_dataclass(found) and not isinstance(found, type):
-        tensors = {f.name: getattr(found, f.name) for f in fields(found)}
-        return replace(
-            found, **{k: function(t) for k, t in tensors.items() if isinstance(t, Tensor)}
-        )
+        values = {f.name: _mapped(getattr(found, f.name), function) for f in fields(found)}
+        return replace(found, **values)
+    if isinstance(found, Mapping):
+        return cast("_Found", {name: _mapped(each, function) for name, each in found.items()})
     return found
 
 
@@ -187,6 +187,8 @@ def _joined(parts: list[Any]) -> Any:
                 "monitor.score(loader) for the scores alone, or pass batch by batch"
             )
         return torch.cat(parts)
+    if isinstance(first, Mapping):
+        return {name: _joined([part[name] for part in parts]) for name in first}
     names = [f.name for f in fields(first) if getattr(first, f.name) is not None]
     return replace(
         first, **{name: _joined([getattr(part, name) for part in parts]) for name in names}

@@ -265,10 +265,14 @@ class Network:
             logits = getattr(result, "logits", None)
             result = logits if isinstance(logits, Tensor) else result
         if not isinstance(result, Tensor):
-            part = repr(next(iter(result), 0)) if isinstance(result, Mapping) else "0"
+            part, several = "0", "(Categorical(), ...)"
+            if isinstance(result, Mapping):
+                part = repr(next(iter(result), 0))
+                several = f"{{{part}: Categorical(), ...}}"
             raise BatchError(
                 f"expected the model to return a tensor, got {type(result).__name__}; say "
-                f"which part is the prediction: Monitor(..., outputs=lambda out: out[{part}])"
+                f"which part is the prediction: Monitor(..., outputs=lambda out: out[{part}]); "
+                f"for several give each a likelihood: Monitor(model, {several})"
             )
         if result.ndim == 0 or result.shape[0] != batch_size:
             raise BatchError(
@@ -387,7 +391,8 @@ def state_to_copy(owner: object, *parts: object) -> dict[str, Any]:
     caller = sys._getframe(2).f_globals["__name__"]
     if caller == "copy" or "cloudpickle" in caller:  # these accept any function
         return vars(owner)
-    for part in (owner, *parts):
+    picks = [getattr(part, "_pick_outputs", None) for part in parts]  # which may hold another
+    for part in (owner, *parts, *picks):
         for name, value in getattr(part, "__dict__", {}).items():
             if isinstance(value, types.FunctionType) and "<" in value.__qualname__:
                 raise OptionError(

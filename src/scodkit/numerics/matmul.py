@@ -25,6 +25,11 @@ _SLICE = 4096
 # a float32 number is the sum of this many bfloat16 numbers
 _PARTS = 3
 
+# rows for each column from which splitting the columns is cheaper than converting the rows, and
+# rows of a tall result whose parts stay in a GPU's cache
+_SEVERAL = 4
+_TALL_PARTS = 1 << 16
+
 # rows and columns up to which a product over a long axis leaves most of a GPU idle, unless
 # that axis is split into slices
 _NARROW = 128
@@ -119,6 +124,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         # splitting a few rows is cheaper than converting a long matrix to float32
         parts = _in_parts(a.T, b.dtype).T.contiguous()
         return matmul(parts, b).view(_PARTS, len(a), -1).sum(0)
+    if _on_matrix_units(a, a) and b.dtype == torch.float32 and len(a) > _SEVERAL * b.shape[1]:
+        return _summed(matmul(a, _in_parts(b, a.dtype)))  # likewise, a few columns
     on_units = _on_matrix_units(a, b)
     if not on_units:
         a, b = a.to(wide), b.to(wide)
@@ -140,9 +147,11 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
     elif b.dtype == a.dtype:
         total += matmul(a, b)
     elif _on_matrix_units(a, a):
-        products = matmul(a, _in_parts(b, a.dtype))
-        for part in torch.chunk(products, _PARTS, dim=1):
-            total += part
+        parts = _in_parts(b, a.dtype)
+        # the products of a few rows at a time stay in the cache until they are summed
+        for start in range(0, len(a), _TALL_PARTS):
+            some = slice(start, start + _TALL_PARTS)
+            total[some] += _summed(matmul(a[some], parts))
     else:
         total.addmm_(a.to(total.dtype), b)
 
@@ -190,13 +199,18 @@ def _in_slices(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(slices, pieces, **options).sum(0) + rest
 
 
+def _summed(products: Tensor) -> Tensor:
+    """Return ``a @ b`` from the products of ``a`` with the parts of ``b``, side by side."""
+    return products.view(len(products), _PARTS, -1).sum(1)
+
+
 def _in_parts(b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a float32 ``(n, r)`` as concatenated half-precision parts that sum to it."""
-    parts = []
-    for _ in range(_PARTS):
-        parts.append(b.to(dtype))
-        b = b - parts[-1].to(b.dtype)
-    return torch.cat(parts, dim=1)
+    parts = b.new_empty(len(b), _PARTS, b.shape[1], dtype=dtype)
+    for part in parts.unbind(1):
+        part.copy_(b)
+        b = b - part  # in float32, which no copy of the part is made in
+    return parts.flatten(1)
 
 
 def sum_dtype(*tensors: Tensor) -> torch.dtype:

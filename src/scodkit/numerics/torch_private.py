@@ -106,6 +106,8 @@ def _asked() -> bool:
     return torch_private.is_traced() or torch_private._as_it_is()
 
 
+_functorch = torch._C._functorch
+
 # torch numbers vmaps by their nesting level: that of torch.autograd.grad is outermost
 _LEVEL = 1
 
@@ -113,6 +115,31 @@ _LEVEL = 1
 def out_of_map(gradient: Tensor, count: int) -> Tensor:
     """Return a gradient of all directions, from within torch's vmap over ``count`` of them."""
     return torch._remove_batch_dim(gradient, _LEVEL, count, 0)
+
+
+def of_all_directions(
+    function: Callable[..., Sequence[Tensor]], gradients: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return what a function computes from gradients of all directions at once.
+
+    Args:
+        function: Takes gradients with directions along a leading axis; its results have it too.
+        gradients: Within a vmap over directions, or of a single one.
+    """
+    of_func = any(map(_functorch.is_batchedtensor, gradients))  # torch.func.vmap's
+    vmap: Any = _functorch if of_func else torch
+    mapped = next(filter(_functorch.is_batchedtensor if of_func else _in_map, gradients), None)
+    if mapped is None:
+        return [one.squeeze(0) for one in function(*(g.unsqueeze(0) for g in gradients))]
+    level = _functorch.maybe_get_level(mapped) if of_func else _LEVEL
+    count = len(vmap._remove_batch_dim(mapped, level, 1, 0))
+    led = [vmap._remove_batch_dim(one, level, count, 0) for one in gradients]
+    return [vmap._add_batch_dim(one, 0, level) for one in function(*led)]
+
+
+def _in_map(gradient: Tensor) -> bool:
+    """Return whether a gradient has the axis of the vmap of torch.autograd.grad."""
+    return bool(torch._C._dispatch_keys(gradient).has("Batched"))
 
 
 def compile_graph(traced: Any, example: list[Any]) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scodkit.alarms.drift import DriftAlarm
 from scodkit.errors import BatchError, OptionError, optional
+from scodkit.likelihoods import Heads
 from scodkit.monitor import Monitor
 from scodkit.numerics.artifact import check_place
 from scodkit.numerics.files import replacing
@@ -98,6 +99,7 @@ class ScoredSet:
 
         Raises:
             BatchError: If there are no inputs.
+            OptionError: If the monitor is of several heads.
 
         Examples:
             >>> from torch import nn
@@ -110,6 +112,11 @@ class ScoredSet:
         """
         if not len(inputs):
             raise BatchError(f"expected inputs in {name!r}, got none; leave the set out")
+        if isinstance(monitor.likelihood, Heads):
+            raise OptionError(
+                f"expected a monitor of one output for a report, got {monitor.likelihood}; "
+                "type ScoredSet(name, monitor.score(inputs), known=True) for the scores alone"
+            )
         batches = [monitor(batch) for batch in torch.split(inputs, batch_size)]
         p_values = [batch.p_value for batch in batches if batch.p_value is not None]
         return cls(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class Evidence:
     """What speaks for or against a prediction, beside its score.
 
     Args:
-        output: What the model returned, ``(B, *shape)``.
+        output: What the model returned, ``(B, *shape)``; of several heads by name.
         score: As `Monitor.score` returns it, ``(B,)`` in nats, larger = more atypical.
         unexplained_share: Share of the prediction's sensitivity to the weights that the
             training data leaves open, ``(B,)`` in [0, 1], larger = more atypical; NaN for a
@@ -45,7 +46,7 @@ class Evidence:
             atypical, 0 for samples with a NaN or an infinity; None for other likelihoods.
     """
 
-    output: Tensor
+    output: Any
     score: Tensor
     unexplained_share: Tensor
     standardised_logit: Tensor | None

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,13 +67,13 @@ class Scored:
     """A batch of predictions with their scores and p-values.
 
     Args:
-        output: The model's output, ``(B, *shape)``.
+        output: The model's output, ``(B, *shape)``; of several heads by name.
         score: ``(B,)``, nats (squared units), >= 0, larger = more atypical; infinite for
             samples with a NaN or an infinity.
         p_value: ``(B,)`` in (0, 1], smaller = more atypical; None until calibrated.
     """
 
-    output: Tensor
+    output: Any
     score: Tensor
     p_value: Tensor | None
 

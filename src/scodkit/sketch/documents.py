@@ -20,6 +20,7 @@ _KNOWN: dict[str, type] = {
     "HeteroscedasticGaussian": likelihoods.HeteroscedasticGaussian,
     "Bernoulli": likelihoods.Bernoulli,
     "Categorical": likelihoods.Categorical,
+    "Heads": likelihoods.Heads,
     "Nystrom": sketch.Nystrom,
     "TwoSided": sketch.TwoSided,
     "FrequentDirections": sketch.FrequentDirections,
@@ -31,13 +32,20 @@ _KNOWN: dict[str, type] = {
 }
 _NAMES = {kind: name for name, kind in _KNOWN.items()}
 
+# annotation of likelihoods by name of the head
+_BY_NAME = "Mapping[str, Likelihood]"
+
 # such an object in a header, and checks of its options by their annotation
 DESCRIPTION = artifact.fields({"type": artifact.TEXT}, others=True)
 _OPTIONS: dict[str, artifact.Check] = {
     "int": artifact.INTEGER,
     "int | None": artifact.maybe(artifact.INTEGER),
     "bool": artifact.FLAG,
+    "str": artifact.TEXT,
     "Map": DESCRIPTION,
+    "str | None": artifact.maybe(artifact.TEXT),
+    "tuple[str, ...]": artifact.each(artifact.TEXT),
+    _BY_NAME: artifact.table(DESCRIPTION),
     "float | tuple[float, ...]": lambda name, value: (
         artifact.each(artifact.number()) if isinstance(value, list) else artifact.number()
     )(name, value),
@@ -58,8 +66,11 @@ _SQUARED_NORM = artifact.tensor((), (torch.float64,), lambda one: 0 <= float(one
 
 def describe(thing: object) -> dict[str, Any]:
     """Return a likelihood, sketch or map as plain data: its name and its options."""
-    options = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
-    plain = {option.name: _plain(getattr(thing, option.name)) for option in options}
+    plain = {
+        name: _plain(getattr(thing, name))
+        for name, option in _options(thing).items()
+        if not (_later(option) and getattr(thing, name) == option.default)
+    }
     return {"type": _NAMES.get(type(thing), type(thing).__name__), **plain}
 
 
@@ -84,13 +95,27 @@ def build(description: Mapping[str, Any], family: type) -> Any:
         )
     if family not in kind.__mro__:
         artifact.refuse(f"a {family.__name__}", description["type"])
-    known = {option.name: _OPTIONS[str(option.type)] for option in dataclasses.fields(kind)}
-    artifact.fields({"type": artifact.TEXT, **known})(
+    options = _options(kind)
+    needed, later = (
+        {
+            name: _OPTIONS[str(option.type)]
+            for name, option in options.items()
+            if _later(option) == wanted
+        }
+        for wanted in (False, True)
+    )
+    artifact.fields({"type": artifact.TEXT, **needed}, later)(
         f"the options of {description['type']}", description
     )
-    options = {name: _rebuilt(description[name]) for name in known}
+    given = {
+        name: {n: build(each, likelihoods.Likelihood) for n, each in description[name].items()}
+        if option.type == _BY_NAME
+        else _rebuilt(description[name])
+        for name, option in options.items()
+        if name in description
+    }
     try:
-        return kind(**options)
+        return kind(**given)
     except OptionError as error:
         raise CorruptArtifactError(
             f"expected options of {description['type']} as they were saved, got others "
@@ -160,12 +185,25 @@ def state_checks(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, artifa
     return {**checks, **dict.fromkeys([prefix + "squared_norm", *outside], _SQUARED_NORM)}
 
 
+def _options(thing: object) -> dict[str, dataclasses.Field[Any]]:
+    """Return the options of an object or its class, by name."""
+    fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
+    return {option.name: option for option in fields if option.init}
+
+
+def _later(option: dataclasses.Field[Any]) -> bool:
+    """Return whether an option is one that files of earlier versions do not have."""
+    return bool(option.metadata.get("later"))
+
+
 def _plain(value: object) -> object:
     """Return a value as plain data; functions cannot be compared, and are all the same."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, tuple):
         return list(value)
+    if isinstance(value, Mapping):
+        return {name: describe(each) for name, each in value.items()}
     if callable(value):
         return "a function"
     return describe(value)

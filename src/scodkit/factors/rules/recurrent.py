@@ -1,8 +1,8 @@
 """Recurrent layers and cells, rewritten in functions that have rules.
 
-torch runs a whole LSTM in one call, which tells nothing of the steps inside. Unrolled, the
-gradients of its weights are those of two linear layers over all steps at once: one of the
-inputs, one of the states before each step.
+torch runs a whole LSTM in one call, which tells nothing of the steps inside. Given the states
+before each step, the gradients of its weights are those of two linear layers over all steps at
+once: one of the inputs, one of these states.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from scodkit.factors.rules.layer import UnsupportedCallError
+from scodkit.factors.rules.steps import BY_FUNCTION
 
 # one step: the inputs' part of the gates, the states' part, the states; returns the new states
 Step = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
@@ -44,23 +45,17 @@ def _relu(inputs: Tensor, hidden: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, 
     return ((inputs + hidden).relu(),)
 
 
-_LAYERS: dict[Callable[..., Any], Step] = {
-    torch.lstm: _lstm,
-    torch.gru: _gru,
-    torch.rnn_tanh: _tanh,
-    torch.rnn_relu: _relu,
-}
 _CELLS: dict[Callable[..., Any], Step] = {
     torch.lstm_cell: _lstm,
     torch.gru_cell: _gru,
     torch.rnn_tanh_cell: _tanh,
     torch.rnn_relu_cell: _relu,
 }
-UNROLLED = frozenset({*_LAYERS, *_CELLS})
+UNROLLED = frozenset({*BY_FUNCTION, *_CELLS})
 
 
 def unrolled(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Return what a recurrent layer or cell returns, computed step by step.
+    """Return what a recurrent layer or cell returns, by functions that have rules.
 
     Args:
         func: One of `UNROLLED`.
@@ -123,19 +118,12 @@ def _one_way(
     with torch.no_grad():  # torch's own kernel has the states of all steps in one call
         given = tuple(state.unsqueeze(0) for state in states)
         fixed = (list(weights), bool(biases), 1, 0.0, False, False, batch_first)
-        outputs = func(x, given if len(given) > 1 else given[0], *fixed)[0]
-        length = outputs.shape[time] - 1
-        before = torch.cat([states[0].unsqueeze(time), outputs.narrow(time, 0, length)], time)
-    # its value is what each step adds by itself, below; only its gradient is of use, for all
-    # steps at once
-    of_states = F.linear(before, w_hh, b_hh)
-    of_states = of_states - of_states.detach()
-    if b_hh is not None:
-        of_states = of_states + b_hh.detach()
-    across = w_hh.detach().t()
-    steps = zip(F.linear(x, w_ih, b_ih).unbind(time), of_states.unbind(time), strict=True)
-    made, now = [], tuple(states)
-    for inputs, added in steps:
-        now = _LAYERS[func](inputs, torch.addmm(added, now[0], across), now)
-        made.append(now[0])
-    return torch.stack(made, time), now
+        after, *ends = func(x, given if len(given) > 1 else given[0], *fixed)
+        length = after.shape[time] - 1
+        before = torch.cat([states[0].unsqueeze(time), after.narrow(time, 0, length)], time)
+    parts = F.linear(x, w_ih, b_ih), F.linear(before.contiguous(), w_hh, b_hh)
+    cells = [*states[1:], *(end.squeeze(0) for end in ends[1:])]
+    made, *cell = BY_FUNCTION[func](
+        *parts, time, w_hh.detach(), before, after, states[0], *cells
+    )
+    return made, (made.select(time, -1), *cell)

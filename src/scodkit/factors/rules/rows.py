@@ -19,8 +19,11 @@ from scodkit.model.projected import Pair
 from scodkit.numerics.matmul import matmul, squared_norms, sum_dtype, wide_bmm
 
 # bytes of rows that stay in a CPU's cache between two uses; and that keep a GPU busy
-_IN_CACHE = 1 << 21
+_IN_CACHE = 3 << 20
 _ON_GPU = 1 << 28
+
+# entries of a table, for each that a sample looks up, from which most of its rows is zeros
+_SPARSE = 8
 
 _Part = TypeVar("_Part")
 
@@ -164,18 +167,25 @@ class Summed(Factored):
 
     def dense(self) -> Tensor:
         """Return the rows ``(b, q, o i)``."""
-        rows = torch.bmm(self.delta.mT.flatten(1, 2), self.a)
-        return rows.view(*self.delta.shape[:2], -1)
+        # positions first: copied in long runs, and aligned however many positions there are
+        delta = self.delta.transpose(1, 2).flatten(2)
+        return torch.bmm(delta.mT, self.a).view(*self.delta.shape[:2], -1)
 
     def energies(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Return squared norms ``(b,)`` and rows times ``matrix (o i, k)``, ``(b, q, k)``."""
-        at_once = max(1, _IN_CACHE * len(self.a) // self.nbytes)
+        samples, count, _, outputs = self.delta.shape
+        at_once = min(samples, max(1, _IN_CACHE * samples // self.nbytes))
+        memory = self.a.new_empty(count * at_once * len(matrix))
         norms, along = [], []
         parts = (torch.split(own, at_once) for own in (self.delta, self.a))
         for delta, a in zip(*parts, strict=True):
-            rows = Summed(delta, a).dense()
-            norms.append(squared_norms(rows))
-            along.append(matmul(rows.flatten(0, 1), matrix).view(*rows.shape[:2], -1))
+            size = (count, len(a))
+            rows = memory[: count * len(a) * len(matrix)].view(*size, outputs, -1)
+            for one, out in zip(delta.unbind(1), rows, strict=True):  # nothing is copied
+                torch.bmm(one.mT, a, out=out)
+            flat = rows.view(count * len(a), -1)
+            norms.append(squared_norms(flat[:, None]).view(size).sum(0))
+            along.append(matmul(flat, matrix).view(*size, -1).transpose(0, 1))
         return torch.cat(norms), torch.cat(along)
 
     def compressed(self, pair: Pair) -> tuple[Tensor, Tensor]:
@@ -250,12 +260,25 @@ class LookedUp(Factored):
         """Which places have the same token, ``(b, 1, m, m)``."""
         return (self.tokens[:, :, None] == self.tokens[:, None])[:, None]
 
+    @property
+    def sparse(self) -> bool:
+        """Whether most of the rows is zeros: what is multiplied grows with the places."""
+        return self.tokens.shape[1] * _SPARSE <= self.entries
+
     def dense(self) -> Tensor:
         """Return what `Factored.dense` describes."""
         samples, count, _, width = self.delta.shape
         rows = self.delta.new_zeros(samples, count, self.entries, width)
-        rows.scatter_add_(2, self.tokens[:, None, :, None].expand_as(self.delta), self.delta)
-        return rows.flatten(2)
+        return _added(rows, self.tokens, self.delta)
+
+    def energies(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Return squared norms ``(b,)`` and rows times ``matrix (V e, k)``, ``(b, q, k)``."""
+        first = self.alike[:, 0].byte().argmax(2)  # a token may be there several times
+        rows = _added(torch.zeros_like(self.delta), first, self.delta)
+        wide = sum_dtype(rows, matrix)
+        looked_up = matrix.view(self.entries, -1)[self.tokens].to(wide)
+        along = torch.bmm(rows.to(wide), looked_up.view(len(rows), rows.shape[2], -1))
+        return squared_norms(rows), along
 
     def compressed(self, pair: Pair) -> tuple[Tensor, Tensor]:
         """Return what `Factored.compressed` describes."""
@@ -284,6 +307,11 @@ class LookedUp(Factored):
         )  # (b, q, m, m of the other)
         where = self.tokens[:, None, None, :].expand(*other.delta.shape[:3], -1)
         return _inner(inner, other.delta.gather(3, where).mT)
+
+
+def _added(rows: Tensor, places: Tensor, delta: Tensor) -> Tensor:
+    """Return rows ``(b, q, n, e)``, flattened, with ``delta`` added at places ``(b, m)``."""
+    return rows.scatter_add_(2, places[:, None, :, None].expand_as(delta), delta).flatten(2)
 
 
 class Transposed(Factored):
