@@ -309,6 +309,12 @@ class Engine(ABC):
         engine.check_every = 0
         return engine
 
+    def afresh(self) -> Self:
+        """Return an engine of the same kind that has checked no batch yet."""
+        engine = type(self)(self.network, self.parameters)
+        engine.check_every = self.check_every
+        return engine
+
     def num_calls(self, call: Inputs) -> int | None:
         """Return the number of calls in a forward pass on chosen weights; None if unknown.
 

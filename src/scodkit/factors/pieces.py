@@ -295,6 +295,8 @@ class FactorSource:
     def counted(self, call: Inputs, *, hold: bool, columns: int = 1) -> int | None:
         """Return the peak bytes of a batch's rows, by computing those of its first piece.
 
+        Rows that are projected come with the check of the first batch of a shape.
+
         Args:
             call: A batch.
             hold: Whether the rows are materialised, or projected as they are computed.
@@ -310,7 +312,7 @@ class FactorSource:
             self._zeros(self.engine.parameters.num_parameters if hold else 0, columns)
         )
 
-        def run(part: Inputs) -> None:
+        def run(part: Inputs, engine: Engine = engine) -> None:
             linear = engine.linearize(part.repeated(copies) if copies > 1 else part)
             rows = self.rows(linear.output[::copies], part)[1]
             if copies > 1:
@@ -324,7 +326,9 @@ class FactorSource:
         if not hold:  # grow the matrix to its final size, outside the measurement
             with contextlib.suppress(Exception):  # the measurement will fail, too
                 run(call.first(2))
-        return peak_bytes(lambda: run(call.samples(slice(0, self.samples_at_once(hold)))))
+            engine = self.engine.afresh() if whole is None else engine
+        part = call.samples(slice(0, self.samples_at_once(hold)))
+        return peak_bytes(lambda: run(part, engine))
 
     def _zeros(self, *size: int) -> Tensor:
         """Return zeros on the weights' device, in the dtype they are summed in."""
