@@ -284,7 +284,10 @@ class Monitor:
                 groups.append(groups_of(by, scored.output))
         calibration = Calibration(torch.cat(scores), None if by is None else torch.cat(groups))
         self.calibration, self._by = calibration, by
-        self.fitted.warn_of_held_out(samples.all())
+        again = self.fitted.warn_of_held_out(samples.all())
+        self.notes.pop("held_out_fitted", None)
+        if again is not None:
+            self.notes["held_out_fitted"] = str(again)  # for reports
         return self
 
     def renew(
