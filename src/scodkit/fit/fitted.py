@@ -214,10 +214,13 @@ class Fitted:
         return self.state
 
     def warn_of_held_out(self, samples: Tensor | None) -> Again | None:
-        """Warn if held-out samples were fitted, and return how many.
+        """Warn if held-out samples were fitted.
 
         Args:
             samples: Their digests; None where they are not known.
+
+        Returns:
+            How many were; None for none.
         """
         again = seen_again(self.samples, samples)
         if again is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scodkit.metrics import Curve
+from scodkit.metrics import Array, Curve
 from scodkit.report import rates
 from scodkit.report.drawing import DASHES, UNKNOWN_COLOURS, Drawing, Ends, colours_of, even
 from scodkit.report.findings import Findings
@@ -114,10 +114,11 @@ def promise(found: Findings) -> tuple[list[Chart], list[dict[str, float]]]:
     at_own = float((p_values <= own).mean())
     drawing.point(own, at_own, "blue", f"this page: {cell(100 * own).text} % asked for", "own")
     inside = sum(row["low"] <= row["found"] <= row["high"] for row in rows)
+    held_out = sum(size for size, _ in sizes)
     says = (
-        f"{percent(at_own)} found where {cell(100 * own).text} % are asked for. The band allows "
-        f"for {len(p_values)} known and {sum(size for size, _ in sizes)} held-out inputs, at one "
-        f"rate at a time; the curve is inside at {inside} of {len(rows)} rates."
+        f"{percent(at_own)} found where {cell(100 * own).text} % are asked for. The band is for "
+        f"{len(p_values)} known and {held_out} held-out inputs, at one rate at a time; the "
+        f"curve is inside at {inside} of {len(rows)} rates."
     )
     listed = [row for row in rows if row["asked"] in {*_ASKED_ROWS, own}]
     cells = [[percent(row[key]) for key in rows[0]] for row in listed]
@@ -126,7 +127,7 @@ def promise(found: Findings) -> tuple[list[Chart], list[dict[str, float]]]:
     return [Chart("promise", says, drawing.plot, drawing.keys, numbers)], rows
 
 
-def errors(found: Findings) -> tuple[list[Chart], list[dict[str, Any]]]:
+def errors(found: Findings) -> tuple[list[Chart], list[dict[str, float]]]:
     """Return the error among known inputs with the lowest scores, as charts and as data.
 
     Args:
@@ -135,26 +136,12 @@ def errors(found: Findings) -> tuple[list[Chart], list[dict[str, Any]]]:
     sets = [one for one in found.known if one.name in found.losses]
     if not sets:
         return [], []
-    scores = torch.cat([one.scores for one in sets])
-    losses = torch.cat([found.losses[one.name] for one in sets])[scores.argsort(stable=True)]
-    sums, squares = losses.cumsum(0).numpy(), losses.square().cumsum(0).numpy()
-    shown = even(len(losses), _KEPT)
-    kept = shown + 1
-    error, is_share = sums[shown] / kept, bool(found.mistakes)
-    spread = 1.96 * np.sqrt(np.maximum(squares[shown] / kept - error**2, 0) / kept)
-    low, high = np.maximum(error - spread, 0), error + spread
-    if is_share:
-        ends = [
-            rates.Rate(int(count), int(n)).ends
-            for count, n in zip(sums[shown], kept, strict=True)
-        ]
-        low, high = np.array(ends).T
+    order = torch.cat([one.scores for one in sets]).argsort(stable=True)
+    losses = torch.cat([found.losses[one.name] for one in sets])[order]
+    is_share = bool(found.mistakes)
+    rows = _errors_of_kept(losses.numpy(), is_share)
     what = "mistakes, share" if is_share else "mean squared error"
-    rows = [
-        dict(zip(("kept", "error", "low", "high"), map(float, row), strict=True))
-        for row in zip(kept / len(losses), error, low, high, strict=True)
-    ]
-    top = 1.1 * max(float(error.max()), min(float(high.max()), 3 * float(error[-1]))) or 1.0
+    top = 1.15 * max(*(row["error"] for row in rows), rows[-1]["high"]) or 1.0
     x = "inputs kept, those with the lowest scores, share"
     drawing = Drawing(x, what, (0.0, 1.02), (0.0, top))
     source: dict[str, Any] = {"x": [row["kept"] for row in rows]}
@@ -168,27 +155,52 @@ def errors(found: Findings) -> tuple[list[Chart], list[dict[str, Any]]]:
     }
     label = "error of those kept, with an interval of 95 %"
     drawing.line(source, "blue", "solid", y="error", label=label, tips=tips)
-    whole = float(error[-1])
+    whole = rows[-1]["error"]
     drawing.mark((0.0, 1.0), (whole, whole), "kept at random", "dotted")
-    shows = percent if is_share else lambda value: cell(value).text
-    half = rows[int(np.abs(kept / len(losses) - 0.5).argmin())]
-    says = f"Of all {len(losses)} inputs: {shows(whole)}; of the half with the lowest scores: "
-    says += f"{shows(half['error'])}."
+
+    def shows(value: float) -> str:
+        return percent(value) if is_share else cell(value).text
+
+    def at(share: float) -> dict[str, float]:
+        return min(rows, key=lambda row: abs(row["kept"] - share))
+
+    half = shows(at(0.5)["error"])
+    says = f"Of all {len(losses)}: {shows(whole)}; of the half with the lowest scores: {half}."
     flags = [found.flags[one.name] for one in sets if one.name in found.flags]
     if len(flags) == len(sets):
-        quiet = ~torch.cat(flags)[scores.argsort(stable=True)]
-        if quiet.any() and not quiet.all():
-            says += f" Without an alarm: {shows(float(losses[quiet].mean()))}; with one: "
-            says += f"{shows(float(losses[~quiet].mean()))}."
-    points = [rows[int(np.abs(kept / len(losses) - at).argmin())] for at in _KEPT_ROWS]
+        raised = torch.cat(flags)[order]
+        if raised.any() and not raised.all():
+            says += f" Without an alarm: {shows(float(losses[~raised].mean()))}; with one: "
+            says += f"{shows(float(losses[raised].mean()))}."
     cells = [
         [percent(row["kept"], 0), *(shows(row[key]) for key in ("error", "low", "high"))]
-        for row in points
+        for row in map(at, _KEPT_ROWS)
     ]
-    numbers = Table(
-        f"{what.capitalize()} of the inputs kept", ("kept", what, "from", "to"), cells
-    )
+    titles = ("kept", what, "from", "to")
+    numbers = Table(f"{what.capitalize()}, of the inputs kept", titles, cells)
     return [Chart("errors", says, drawing.plot, drawing.keys, numbers)], rows
+
+
+def _errors_of_kept(losses: Array, is_share: bool) -> list[dict[str, float]]:
+    """Return the mean of the first losses, with intervals of 95 %, for several numbers of them.
+
+    Args:
+        losses: ``(n,)``, in the order of the scores.
+        is_share: Whether they are 0 or 1: then intervals are exact, else normal.
+    """
+    kept = even(len(losses), _KEPT) + 1
+    sums, squares = losses.cumsum()[kept - 1], np.square(losses).cumsum()[kept - 1]
+    error = sums / kept
+    spread = 1.96 * np.sqrt(np.maximum(squares / kept - error**2, 0) / kept)
+    low, high = np.maximum(error - spread, 0), error + spread
+    if is_share:
+        pairs = zip(sums.tolist(), kept.tolist(), strict=True)
+        low, high = np.array([rates.Rate(int(wrong), n).ends for wrong, n in pairs]).T
+    names = ("kept", "error", "low", "high")
+    columns = (kept / len(losses), error, low, high)
+    return [
+        dict(zip(names, map(float, row), strict=True)) for row in zip(*columns, strict=True)
+    ]
 
 
 def separation(found: Findings) -> list[Chart]:
@@ -216,7 +228,7 @@ def separation(found: Findings) -> list[Chart]:
         for i, name in enumerate(name for name in rocs if name in found.alarms):
             right = found.alarms[name].share
             colour = UNKNOWN_COLOURS[list(rocs).index(name) % len(UNKNOWN_COLOURS)]
-            label = f"{name}, at the alarm's threshold"
+            label = f"{name}, at the threshold"
             drawing.point(wrong, right, colour, label, f"operating:{i}")
         caught += (
             f" on these inputs. The threshold comes from held-out inputs, and raises alarms on "

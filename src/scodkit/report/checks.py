@@ -78,11 +78,11 @@ def _tests(found: Findings) -> int:
 
 def _judged(check: Check, tests: int) -> Check:
     """Return a check with its verdict, at levels that all tests of the page share."""
-    if check.chance is not None:
-        if check.worst == FAILED and check.chance < FAILED_LEVEL / tests:
-            check = replace(check, verdict=FAILED)
-        elif check.chance < LOOK_LEVEL / tests:
-            check = replace(check, verdict=LOOK)
+    chance = 1.0 if check.chance is None else check.chance * tests
+    if chance < FAILED_LEVEL and check.worst == FAILED:
+        check = replace(check, verdict=FAILED)
+    elif chance < LOOK_LEVEL:
+        check = replace(check, verdict=LOOK)
     return replace(check, advice="") if check.verdict == PASSED else check
 
 
@@ -269,7 +269,7 @@ def true_rate(rate: float, held_out: int) -> tuple[float, float]:
 
 def _rounded(count: int) -> int:
     """Return a number with two digits that say something, rounded up."""
-    unit = 10 ** max(0, len(str(count)) - 2)
+    unit: int = 10 ** max(0, len(str(count)) - 2)
     return -(-count // unit) * unit
 
 

@@ -14,7 +14,16 @@ from scodkit.errors import OptionError
 from scodkit.explain.words import layer_names
 from scodkit.monitor import Monitor
 from scodkit.report import charts, monitor_charts
-from scodkit.report.checks import FAILED_LEVEL, LOOK_LEVEL, Check, checks_of
+from scodkit.report.checks import (
+    FAILED,
+    FAILED_LEVEL,
+    LOOK,
+    LOOK_LEVEL,
+    NOT_CHECKED,
+    PASSED,
+    Check,
+    checks_of,
+)
 from scodkit.report.drawing import colours_of
 from scodkit.report.findings import Findings
 from scodkit.report.gallery import gallery, listed
@@ -74,6 +83,7 @@ def made(report: Report) -> tuple[str, dict[str, Any]]:
         lead=_lead(found),
         made=_made_by(numbers),
         checks=checks,
+        verdicts=_verdicts(checks),
         levels=_levels(checks),
         facts=_facts(found),
         notes=found.summary.notes,
@@ -81,8 +91,17 @@ def made(report: Report) -> tuple[str, dict[str, Any]]:
     return page, numbers
 
 
+def _verdicts(checks: Sequence[Check]) -> str:
+    """Return how many checks have each verdict."""
+    counts = Counter(check.verdict for check in checks)
+    if len(counts) == 1 and PASSED in counts:
+        return f"all {len(checks)} passed"
+    verdicts = (FAILED, LOOK, NOT_CHECKED, PASSED)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts if counts[verdict])
+
+
 def _lead(found: Findings) -> str:
-    """Return a sentence of what was looked at, and one of how the checks went."""
+    """Return a sentence of what was looked at, and one of when an alarm is raised."""
     report, calibration = found.report, found.report.monitor.calibration
     sets = [
         f"{len(one)} inputs of {one.name} ({'known' if one.known else 'unknown'})"
@@ -91,14 +110,14 @@ def _lead(found: Findings) -> str:
     *first, last = sets or ["no inputs"]
     asked = f"{', '.join(first)} and {last}" if first else last
     lead = (
-        f"{type(report.monitor.model).__name__}, fitted on {found.summary.num_data} inputs, "
-        f"was asked about {asked}."
+        f"A {type(report.monitor.model).__name__} network, fitted on "
+        f"{found.summary.num_data} inputs, was asked about {asked}."
     )
     if found.threshold is not None and calibration is not None:
         lead += (
-            f" A score above {found.threshold:.3g} nats raises an alarm: from "
-            f"{calibration.num_data} held-out inputs, for {cell(100 * report.false_alarm).text} "
-            "% false alarms."
+            f" Scores above {found.threshold:.3g} nats raise an alarm; this threshold is from "
+            f"{calibration.num_data} held-out inputs, for "
+            f"{cell(100 * report.false_alarm).text} % false alarms."
         )
     return lead
 
@@ -111,32 +130,26 @@ def _made_by(numbers: Mapping[str, Any]) -> str:
 
 
 def _levels(checks: Sequence[Check]) -> str:
-    """Return the sums of verdicts, and what chance does."""
-    counts = Counter(check.verdict for check in checks)
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    """Return what chance does to the checks."""
     tests = sum(check.chance is not None for check in checks)
-    levels = f"{len(checks)} checks: {said}."
+    levels = "Ranges on this page are intervals of 95 %."
     if tests:
         levels += (
-            f" {tests} of them depend on chance, and share their levels: where all is well, at "
-            f"most {percent(FAILED_LEVEL, 0)} of pages have a failed one, and at most "
-            f"{percent(LOOK_LEVEL, 0)} one to look at. Ranges on this page are intervals of "
-            "95 %."
+            f" {tests} of the checks depend on chance, and share their levels: where all is "
+            f"well, at most {percent(FAILED_LEVEL, 0)} of pages have a failed one, and at most "
+            f"{percent(LOOK_LEVEL, 0)} one to look at."
         )
     return levels
 
 
 def _facts(found: Findings) -> dict[str, tuple[str, str]]:
     """Return the numbers to see first, each with its interval or its unit."""
-    facts = {}
+    facts, known = {}, [one.name for one in found.known]
     for name, rate in found.alarms.items():
-        low, high = rate.ends
-        ends = f"{rate.count} of {rate.total}, {100 * low:.1f} to {percent(high)}"
-        facts[f"alarms, {name}"] = (percent(rate.share), ends)
+        what = "false alarms" if name in known else "caught"
+        facts[f"{what}, {name}"] = (percent(rate.share), rate.detail)
     for name, rate in found.mistakes.items():
-        low, high = rate.ends
-        ends = f"{rate.count} of {rate.total}, {100 * low:.1f} to {percent(high)}"
-        facts[f"mistakes, {name}"] = (percent(rate.share), ends)
+        facts[f"mistakes, {name}"] = (percent(rate.share), rate.detail)
     for name, pair in found.curves.items():
         roc = pair.roc
         ends = f"{roc.area_low:.3f} to {roc.area_high:.3f}"

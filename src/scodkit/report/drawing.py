@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from bokeh.models import FixedTicker, HoverTool, Label, LogTickFormatter, Range1d, TapTool
+from bokeh.models import FixedTicker, HoverTool, LogTickFormatter, Range1d, TapTool
+from bokeh.models.annotations import Label
 from bokeh.plotting import figure
 
 from scodkit.metrics import Array

@@ -1,4 +1,4 @@
-"""What a report has found: alarms, mistakes, classes and curves, for its page and its numbers."""
+"""What a report has found: alarms, mistakes, classes and curves."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Findings:
 
     @staticmethod
     def of(report: Report) -> Findings:
-        """Count what a report shows."""
+        """Return what a report shows, counted."""
         monitor, sets = report.monitor, report.sets
         known = [one.scores for one in sets if one.known]
         p_values = {one.name: one.p_values for one in sets if one.p_values is not None}
@@ -131,7 +131,7 @@ class Findings:
         return seen_again(monitor.fitted.samples, torch.cat(digests)) if digests else None
 
     def held_out_again(self) -> float:
-        """Return the share of known scores that are those of held-out inputs, ties counted once."""
+        """Return the share of known scores that held-out inputs have, too; ties count once."""
         calibration = self.report.monitor.calibration
         if calibration is None or not self.known:
             return 0.0

@@ -26,6 +26,7 @@ _MISTAKES = 4  # of those
 _LARGEST = 160  # pixels along a side of a picture
 _MOST_BARS = 96
 _COLUMNS = 5  # of a table's row that are shown
+_LONG = 3.0  # spreads from the mean that fill the space for a bar, if there are no more
 
 
 def gallery(found: Findings) -> tuple[dict[str, list[Picture]], str]:
@@ -81,7 +82,7 @@ def listed(found: Findings) -> Table:
     attributes = []
     for one in found.report.sets:
         first, indices = set(one.spread(_SAMPLES)), one.spread(_LISTED)
-        indices = list(dict.fromkeys(indices + sorted(first, key=lambda i: one.scores[i])))
+        indices = sorted({*indices, *first}, key=lambda index: float(one.scores[index]))
         columns = None
         if one.inputs is not None:
             columns = columns_of(found.report.monitor, one.batch(indices))
@@ -103,7 +104,7 @@ def listed(found: Findings) -> Table:
         *("set", "is", "prediction", "score, nats", "p-value", "alarm", "sample"),
         "farthest from the training mean",
     )
-    caption = "Inputs of each set; at first a few, from the least to the most atypical, evenly by rank"
+    caption = "Inputs of each set, at first a few: from the least to the most atypical, by rank"
     return Table(caption, titles, rows, sortable=True, attributes=attributes)
 
 
@@ -150,12 +151,12 @@ def _picture(
     says = [] if one.labels is None else [one.labels[index]]
     columns, saliency = explanation.columns, explanation.saliency
     if columns is not None:
-        says += columns.sentences(place) or filter(None, [columns.farthest(place)])
+        says += columns.sentences(place)
     if one.outputs is not None:
         says.append("predicted " + _prediction(found.report.monitor, one.outputs[index]))
     says.append(f"score {cell(float(one.scores[index])).text} nats")
     is_image, drawn, scale = sample.ndim > 1, None, ""
-    slopes = None
+    slopes: Tensor | None = None
     if saliency is not None and bool(saliency.gradient[place].isfinite().all()):
         slopes = saliency.shown(place)
         drawn = slope_map(slopes) if is_image else bars(slopes)
@@ -164,23 +165,24 @@ def _picture(
     marks = [] if one.name not in found.flags or not found.flags[one.name][index] else ["alarm"]
     marks += ["mistake"] if found.is_mistake(one, index) else []
     in_spreads = columns is not None and columns.spread is not None
+    name = f"{one.name}, sample {index}"
     return Picture(
-        name=f"{one.name}, sample {index}",
+        name=name,
         says=says,
         values=image(sample) if is_image else None if in_spreads else bars(sample),
         slopes=None if in_spreads else drawn,
         scale=scale,
-        columns=_column_rows(columns, slopes, place) if in_spreads and columns else None,
+        columns=_column_rows(name, columns, slopes, place) if in_spreads and columns else None,
         marks=marks,
         attributes=_attributes(found, one, index, extra=False),
     )
 
 
-def _column_rows(columns: Columns, slopes: Tensor | None, place: int) -> Table:
+def _column_rows(name: str, columns: Columns, slopes: Tensor | None, place: int) -> Table:
     """Return the columns of an input farthest from the training data, the farthest first."""
     values, away = plots.row(columns.values, place), plots.row(columns.distance, place)
     order = away.nan_to_num(torch.inf).abs().argsort(descending=True, stable=True).tolist()
-    most = float(away.nan_to_num(0.0).abs().max()) or 1.0
+    most = max(_LONG, float(away.nan_to_num(0.0, 0.0, 0.0).abs().max()))
     rows: list[Row] = []
     for i in order[:_COLUMNS]:
         distance = float(away[i])
@@ -189,10 +191,9 @@ def _column_rows(columns: Columns, slopes: Tensor | None, place: int) -> Table:
         bar = Cell(cell(distance, "+.3g").text, distance, length, colour)
         slope = None if slopes is None else cell(float(slopes.flatten()[i]), "+.2g")
         rows.append((columns.names[i], f"{float(values[i]):.5g}", bar, slope))
-    rest = len(order) - _COLUMNS
     titles = ("column", "value", "spreads", "slope")
-    more = f"; {rest} columns nearer to their mean" if rest > 0 else ""
-    return Table(f"Columns, farthest from the training mean first{more}", titles, rows)
+    shown = f"{len(rows)} of {len(order)} columns" if len(rows) < len(order) else "columns"
+    return Table(f"{name}: {shown}, the farthest first", titles, rows)
 
 
 def columns_of(monitor: Monitor, inputs: Tensor) -> Columns | None:
@@ -204,7 +205,7 @@ def columns_of(monitor: Monitor, inputs: Tensor) -> Columns | None:
 def _prediction(monitor: Monitor, output: Tensor) -> str:
     """Return a prediction in words, whose percentages stay on one line."""
     words = in_words(monitor.likelihood, output, monitor.notes.get("classes"))
-    words = words.replace("(100 %)", "(> 99.5 %)")  # surely not: it is rounded
+    words = words.replace("(100 %)", "(>\N{NO-BREAK SPACE}99.5 %)")  # surely not: it is rounded
     return words.replace(" %", "\N{NO-BREAK SPACE}%")
 
 

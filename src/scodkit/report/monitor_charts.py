@@ -87,51 +87,67 @@ def stream_charts(stream: WatchedStream | None, threshold: float | None) -> list
     """
     if stream is None:
         return []
-    scores, wealth = stream.scores.numpy(), stream.log_wealth.numpy() / math.log(10)
-    x_range = (0.0, len(scores) + 1.0)
     numbers = _stream_table(stream)
+    drawings = [_scores(stream, threshold), _evidence(stream)]
     charts = []
+    for name, drawn in zip(("stream", "evidence"), drawings, strict=True):
+        if drawn is not None:
+            drawing, says = drawn
+            drawing.plot.tags, drawing.plot.min_border_left = [_LINKED], _BORDER
+            charts.append(Chart(name, says, drawing.plot, drawing.keys, numbers))
+    return charts
+
+
+def _scores(stream: WatchedStream, threshold: float | None) -> tuple[Drawing, str] | None:
+    """Return the scores in their order, drawn and in words; None without a finite one."""
+    scores = stream.scores.numpy()
     shown = extremes(scores, _MOST_SAMPLES)
     shown = shown[np.isfinite(scores[shown])]
-    if len(shown):
-        low, high = float(scores[shown].min()), float(scores[shown].max())
-        is_log = low > 0
-        room = 0.05 * (high - low) or 1.0
-        ends = (low / 1.5, high * 1.5) if is_log else (low - room, high + room)
-        ranges = (x_range, ends)
-        drawing = Drawing("sample of the stream", "score, nats", *ranges, (False, is_log))
-        source = {"x": (shown + 1).tolist(), "y": scores[shown].tolist()}
-        drawing.dots(source, "score", {"sample": "@x", "score": "@y{0.0000}"}, size=4)
-        drawing.plot.tags, drawing.plot.min_border_left = [_LINKED], _BORDER
-        if threshold is not None:
-            line = {"x": list(x_range), "y": [threshold, threshold]}
-            drawing.line(line, "red", "solid", label="alarm of a single input", line_width=1.5)
-        _mark_moments(drawing, stream, ends)
-        says = f"{len(scores)} samples. {stream.verdict}"
-        if len(shown) < len(scores):
-            says += f" Of the scores the {len(shown)} that stand out most are drawn."
-        charts.append(Chart("stream", says, drawing.plot, drawing.keys, numbers))
+    if not len(shown):
+        return None
+    low, high = float(scores[shown].min()), float(scores[shown].max())
+    is_log = low > 0
+    room = 0.05 * (high - low) or 1.0
+    ends = (low / 1.5, high * 1.5) if is_log else (low - room, high + room)
+    x_range = (0.0, len(scores) + 1.0)
+    drawing = Drawing("sample of the stream", "score, nats", x_range, ends, (False, is_log))
+    source = {"x": (shown + 1).tolist(), "y": scores[shown].tolist()}
+    drawing.dots(source, "score", {"sample": "@x", "score": "@y{0.0000}"}, size=4)
+    if threshold is not None:
+        line = {"x": list(x_range), "y": [threshold, threshold]}
+        drawing.line(line, "red", "dashed", label="alarm of a single input", line_width=2)
+    _mark_moments(drawing, stream, ends)
+    says = f"{len(scores)} samples. {stream.verdict}"
+    if len(shown) < len(scores):
+        says += f" Of the scores the {len(shown)} that stand out most are drawn."
+    return drawing, says
+
+
+def _evidence(stream: WatchedStream) -> tuple[Drawing, str]:
+    """Return the evidence that the stream has changed, drawn and in words."""
+    odds = stream.log_wealth.numpy() / math.log(10)
+    x_range = (0.0, len(odds) + 1.0)
     limit = -math.log10(stream.false_alarm)
-    # a drift that goes on makes the wealth grow without end: what happens at the limit counts
-    top = max(min(float(wealth.max()), 4 * limit) + 0.5, 1.25 * limit)
-    ends = (float(min(wealth.min(), 0.0)) - 0.2, top)
+    # a drift that goes on makes the odds grow without end: what happens at the limit counts
+    top = max(min(float(odds.max()), 4 * limit) + 0.5, 1.25 * limit)
+    ends = (float(min(odds.min(), 0.0)) - 0.2, top)
     drawing = Drawing("sample of the stream", "evidence, odds as log10", x_range, ends)
-    drawing.plot.tags, drawing.plot.min_border_left = [_LINKED], _BORDER
-    shown = extremes(wealth, _MOST_SAMPLES)
-    source = {"x": (shown + 1).tolist(), "y": wealth[shown].round(5).tolist()}
+    shown = extremes(odds, _MOST_SAMPLES)
+    source = {"x": (shown + 1).tolist(), "y": odds[shown].round(5).tolist()}
     tips = {"sample": "@x", "odds": "10^@y{0.00}"}
     label = "evidence that the stream has changed (odds, log10)"
     drawing.line(source, "blue", "solid", label=label, tips=tips)
-    label = f"alarm: at most {cell(100 * stream.false_alarm).text} % false ones, ever"
+    most = f"{cell(100 * stream.false_alarm).text} %"
     limits = {"x": list(x_range), "y": [limit, limit]}
-    drawing.line(limits, "red", "solid", label=label, line_width=2)
+    label = f"alarm: at most {most} false ones, ever"
+    drawing.line(limits, "red", "dashed", label=label, line_width=2)
     _mark_moments(drawing, stream, ends)
     says = (
         f"The alarm rises when the odds that the stream has changed reach "
-        f"{1 / stream.false_alarm:g} to 1: a fair bettor against no change would then have "
-        f"{1 / stream.false_alarm:g} times the stake."
+        f"{1 / stream.false_alarm:g} to 1; a stream that does not change ever gets there with "
+        f"a probability of at most {most}. At the end they are 10^{odds[-1]:.1f} to 1."
     )
-    return [*charts, Chart("evidence", says, drawing.plot, drawing.keys, numbers)]
+    return drawing, says
 
 
 def _mark_moments(drawing: Drawing, stream: WatchedStream, ends: Ends) -> None:

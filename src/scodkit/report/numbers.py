@@ -197,6 +197,10 @@ class _Number(NamedTuple):
     high: float | None = None
     is_share: bool = False
 
+    @staticmethod
+    def of(found: Mapping[str, float], is_share: bool = False) -> _Number:
+        return _Number(found["value"], found["low"], found["high"], is_share)
+
     @property
     def words(self) -> str:
         if self.low is None or self.high is None:
@@ -254,12 +258,10 @@ def _numbers(report: Mapping[str, Any]) -> Iterator[tuple[str, _Number]]:
     for name, one in report["sets"].items():
         for what in ("alarms", "mistakes"):
             if one[what]:
-                found = (one[what][key] for key in ("value", "low", "high"))
-                yield f"{what}, {name}", _Number(*found, is_share=True)
+                yield f"{what}, {name}", _Number.of(one[what], is_share=True)
         for what in ("auroc", "aupr"):
             if one[what]:
-                found = (one[what][key] for key in ("value", "low", "high"))
-                yield f"{what.upper()}, {name}", _Number(*found)
+                yield f"{what.upper()}, {name}", _Number.of(one[what])
         if one["squared_error"] is not None:
             yield f"mean squared error, {name}", _Number(one["squared_error"])
         yield f"inputs, {name}", _Number(one["inputs"])

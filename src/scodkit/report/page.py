@@ -189,17 +189,17 @@ class Section:
 def render(sections: Sequence[Section], slider: object, **heading: object) -> str:
     """Return the page as HTML.
 
-    Charts, script, style and pictures are inside. Words from outside are escaped; and were one to
-    get through, the page's policy lets no script run but the two whose hashes it names, and
-    nothing be fetched.
+    Charts, script, style and pictures are inside. Words from outside are escaped; and were
+    one to get through, the page's policy lets no script run but the two whose hashes it
+    names, and nothing be fetched.
 
     Args:
         sections: The page below its heading.
         slider: What other thresholds would do, for the page's script.
-        heading: ``title``, ``lead``: sentences below it, ``made``: when and by what, ``checks``
-            and ``levels``: what those that depend on chance have in common, ``facts``: numbers
-            to see first, each with what is known of it, by label, and ``notes``: what looks
-            wrong.
+        heading: ``title``, ``lead``: sentences below it, ``made``: when and by what,
+            ``checks``, ``verdicts``: how many have each, ``levels``: what chance does to them,
+            ``facts``: numbers to see first, each with what is known of it, by label, and
+            ``notes``: what looks wrong.
     """
     charts = [chart for section in sections for chart in section.charts]
     theme = Theme(json=json.loads(_read("theme.json")))

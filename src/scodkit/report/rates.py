@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from scodkit.metrics import Array
@@ -63,13 +64,15 @@ class Rate:
         return float(low[0]), float(high[0])
 
     @property
+    def detail(self) -> str:
+        """Its counts and its interval."""
+        low, high = self.ends
+        return f"{self.count} of {self.total}, {100 * low:.1f} to {percent(high)}"
+
+    @property
     def words(self) -> str:
         """The share, its counts and its interval."""
-        low, high = self.ends
-        return (
-            f"{percent(self.share)} ({self.count} of {self.total}, {100 * low:.1f} to "
-            f"{percent(high)})"
-        )
+        return f"{percent(self.share)} ({self.detail})"
 
 
 def _log_gamma(values: Array) -> Array:
@@ -129,7 +132,9 @@ def beta_quantile(level: float, a: Array, b: Array) -> Array:
     return (low + high) / 2
 
 
-def exact_intervals(counts: Array, total: int, misses: float = MISSES) -> tuple[Array, Array]:
+def exact_intervals(
+    counts: npt.ArrayLike, total: int, misses: float = MISSES
+) -> tuple[Array, Array]:
     """Return ends of Clopper-Pearson intervals of shares.
 
     Args:
@@ -137,7 +142,7 @@ def exact_intervals(counts: Array, total: int, misses: float = MISSES) -> tuple[
         total: Of how many each is.
         misses: Share of intervals that may miss.
     """
-    counts = np.asarray(counts, np.float64)
+    counts = np.array(counts, np.float64)
     low = beta_quantile(misses / 2, np.maximum(counts, 1), total - np.maximum(counts, 1) + 1)
     most = np.minimum(counts, total - 1)
     high = beta_quantile(1 - misses / 2, most + 1, total - most)
@@ -172,7 +177,8 @@ def alarms_by_chance(rate: float, groups: Sequence[tuple[int, int]]) -> Array:
             beta = _log_beta(counts + k, new - counts + held_out + 1 - k)
             alone = np.exp(ways + beta - _log_beta(np.array(k), np.array(held_out + 1 - k)))
         total = np.convolve(total, alone)
-    return total / total.sum()
+    chances: Array = total / total.sum()
+    return chances
 
 
 def at_least(chances: Array, count: int) -> float:
