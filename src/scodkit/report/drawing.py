@@ -52,6 +52,7 @@ class Drawing:
         self, x: str, y: str, x_range: Ends, y_range: Ends, log: tuple[bool, bool] = _LINEAR
     ) -> None:
         self.keys: list[Key] = []
+        self._pressed: list[Any] = []
         self.plot: Any = figure(
             tools="box_zoom,pan,wheel_zoom,reset",
             active_drag="box_zoom",
@@ -99,7 +100,10 @@ class Drawing:
         renderer.nonselection_glyph = renderer.selection_glyph = None
         renderer.muted_glyph, renderer.name = None, name
         if name is not None and name.startswith("click:"):
-            self.plot.add_tools(TapTool(renderers=[renderer], visible=False))
+            self._pressed.append(renderer)
+            if len(self._pressed) == 1:  # only one such tool of a plot is active
+                self.plot.add_tools(TapTool(renderers=self._pressed, visible=False))
+            self.plot.select_one(TapTool).renderers = self._pressed
         if label:
             self.keys.append((label, colour, look))
         if tips:
