@@ -319,7 +319,8 @@ def test_a_bar_that_is_pressed_shows_its_inputs(opened, case):
           const plot = Bokeh.documents.map(d => d.roots()[0])[0];
           const bars = plot.renderers.find(r => r.name === "click:1").data_source.data;
           const count = [...bars.count], i = count.indexOf(Math.max(...count));
-          return { left: bars.left[i], right: bars.right[i], count: count[i], top: bars.share[i] };
+          const [left, right, top] = [bars.left[i], bars.right[i], bars.share[i]];
+          return { left, right, top, count: count[i] };
         }"""
     )
     place = page.evaluate(

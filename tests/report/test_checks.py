@@ -159,6 +159,8 @@ def test_known_inputs_that_were_held_out_or_fitted_are_told():
     assert verdict(x[200:]).verdict == PASSED
     again = verdict(x[100:200])
     assert again.verdict == LOOK
+    known = ScoredSet.of(monitor, "known", x[100:200], known=True)
+    assert checked(monitor, [known])[ALARMS].verdict == NOT_CHECKED
     assert "100\xa0% of the known scores are those of held-out inputs" in again.finding
     fitted = verdict(x[:100])
     assert fitted.verdict == FAILED

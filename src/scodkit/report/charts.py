@@ -116,8 +116,8 @@ def promise(found: Findings) -> tuple[list[Chart], list[dict[str, float]]]:
     inside = sum(row["low"] <= row["found"] <= row["high"] for row in rows)
     held_out = sum(size for size, _ in sizes)
     says = (
-        f"{percent(at_own)} found where {cell(100 * own).text} % are asked for. The band is for "
-        f"{len(p_values)} known and {held_out} held-out inputs, at one rate at a time; the "
+        f"{percent(at_own)} found where {cell(100 * own).text} % are asked for. The band is "
+        f"for {len(p_values)} known and {held_out} held-out inputs, at one rate at a time; the "
         f"curve is inside at {inside} of {len(rows)} rates."
     )
     listed = [row for row in rows if row["asked"] in {*_ASKED_ROWS, own}]

@@ -92,13 +92,21 @@ def _missing(found: Findings) -> str:
         return "The monitor is not calibrated."
     if not found.known:
         return "No known inputs were given."
+    if _are_held_out(found):
+        return "The known inputs are the held-out ones."
     if not found.groups:
         return "The known inputs have no p-values, or no outputs to find their groups by."
     return ""
 
 
+def _are_held_out(found: Findings) -> bool:
+    """Return whether the known inputs are those of the calibration."""
+    enough = sum(len(one) for one in found.known) >= _FEWEST
+    return enough and found.held_out_again() >= _COPIES
+
+
 def _unchecked(name: str, why: str) -> Check:
-    advice = "Give known inputs: scod report --known DATA."
+    advice = "Give known inputs that were neither fitted nor held out: --known DATA."
     if "calibrated" in why:
         advice = "Calibrate with held-out data: scod calibrate, or monitor.calibrate(loader)."
     return Check(name, NOT_CHECKED, why, advice)
@@ -131,16 +139,14 @@ def _kept_apart(found: Findings) -> Check:
     apart = "Calibrate with inputs the network was not trained on; the alarms mean nothing yet."
     if told is not None:
         return Check(name, FAILED, f"{told} held-out inputs were fitted, too.", apart)
-    copies = found.held_out_again()
-    count = sum(len(one) for one in found.known)
-    if copies >= _COPIES and count >= _FEWEST:
-        return Check(
-            name,
-            LOOK,
-            f"{percent(copies, 0)} of the known scores are those of held-out inputs: then the "
-            "rate of false alarms follows from the calibration, and is no test of it.",
-            "Give known inputs that were neither fitted nor held out.",
+    if _are_held_out(found):
+        copies = percent(found.held_out_again(), 0)
+        finding = (
+            f"{copies} of the known scores are those of held-out inputs: then the rate of "
+            "false alarms follows from the calibration, and is no test of it."
         )
+        advice = "Give known inputs that were neither fitted nor held out."
+        return Check(name, LOOK, finding, advice)
     if again is not None:
         verdict = FAILED if again.certain else LOOK
         advice = "Give known inputs the network was not trained on: it knows those best."

@@ -96,8 +96,8 @@ def _verdicts(checks: Sequence[Check]) -> str:
     counts = Counter(check.verdict for check in checks)
     if len(counts) == 1 and PASSED in counts:
         return f"all {len(checks)} passed"
-    verdicts = (FAILED, LOOK, NOT_CHECKED, PASSED)
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts if counts[verdict])
+    words = {FAILED: "failed", LOOK: "to look at", NOT_CHECKED: "not checked", PASSED: "passed"}
+    return ", ".join(f"{counts[own]} {word}" for own, word in words.items() if counts[own])
 
 
 def _lead(found: Findings) -> str:

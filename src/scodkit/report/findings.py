@@ -131,14 +131,18 @@ class Findings:
         return seen_again(monitor.fitted.samples, torch.cat(digests)) if digests else None
 
     def held_out_again(self) -> float:
-        """Return the share of known scores that held-out inputs have, too; ties count once."""
+        """Return the share of known scores that held-out inputs have, too.
+
+        Returns:
+            0 where scores are tied so often that this says nothing.
+        """
         calibration = self.report.monitor.calibration
         if calibration is None or not self.known:
             return 0.0
-        scores = np.unique(torch.cat([one.scores for one in self.known]).numpy())
+        every = torch.cat([one.scores for one in self.known]).numpy()
+        scores = np.unique(every[np.isfinite(every)])
         held_out = np.concatenate([[-np.inf], calibration.pooled.numpy(), [np.inf]])
-        scores = scores[np.isfinite(scores)]
-        if not len(scores):
+        if 2 * len(scores) < len(every) or 2 * len(np.unique(held_out)) < len(held_out):
             return 0.0
         place = np.searchsorted(held_out, scores)
         gaps = np.minimum(scores - held_out[place - 1], held_out[place] - scores)
