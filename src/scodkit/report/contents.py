@@ -228,7 +228,7 @@ def _methods(methods: Sequence[MethodLine]) -> Table:
             else:
                 total = line.inputs[place]
                 shares.append(_rate(Rate(round(share * total), total)) or cell(None))
-        passes, seconds = cell(line.forward_passes, ".2g"), cell(line.fit_seconds, ".2g")
+        passes, seconds = cell(line.forward_passes, ".2g"), cell(line.fit_seconds, ".2f")
         rows.append((line.name, auroc, cell(line.aupr, ".3f"), *shares, passes, seconds))
     titles = (
         *("method", "AUROC", "AUPR", "false alarms", "caught"),
