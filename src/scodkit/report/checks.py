@@ -102,7 +102,7 @@ def _missing(found: Findings) -> str:
 def _are_held_out(found: Findings) -> bool:
     """Return whether the known inputs are those of the calibration."""
     enough = sum(len(one) for one in found.known) >= _FEWEST
-    return enough and found.held_out_again() >= _COPIES
+    return enough and found.held_out_again >= _COPIES
 
 
 def _unchecked(name: str, why: str) -> Check:
@@ -140,7 +140,7 @@ def _kept_apart(found: Findings) -> Check:
     if told is not None:
         return Check(name, FAILED, f"{told} held-out inputs were fitted, too.", apart)
     if _are_held_out(found):
-        copies = percent(found.held_out_again(), 0)
+        copies = percent(found.held_out_again, 0)
         finding = (
             f"{copies} of the known scores are those of held-out inputs: then the rate of "
             "false alarms follows from the calibration, and is no test of it."

@@ -135,9 +135,9 @@ def _levels(checks: Sequence[Check]) -> str:
     levels = "Ranges on this page are intervals of 95 %."
     if tests:
         levels += (
-            f" {tests} of the checks depend on chance, and share their levels: where all is "
-            f"well, at most {percent(FAILED_LEVEL, 0)} of pages have a failed one, and at most "
-            f"{percent(LOOK_LEVEL, 0)} one to look at."
+            f" Where all is well, chance alone fails a check on at most "
+            f"{percent(FAILED_LEVEL, 0)} of pages, and marks one to look at on at most "
+            f"{percent(LOOK_LEVEL, 0)}."
         )
     return levels
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -130,12 +131,9 @@ class Findings:
                 digests.append(digests_of(call).cpu())
         return seen_again(monitor.fitted.samples, torch.cat(digests)) if digests else None
 
+    @functools.cached_property
     def held_out_again(self) -> float:
-        """Return the share of known scores that held-out inputs have, too.
-
-        Returns:
-            0 where scores are tied so often that this says nothing.
-        """
+        """Share of known scores that held-out inputs have, too; 0 where most are tied."""
         calibration = self.report.monitor.calibration
         if calibration is None or not self.known:
             return 0.0
