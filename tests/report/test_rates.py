@@ -50,6 +50,13 @@ def test_groups_with_too_few_held_out_inputs_raise_no_alarm():
     assert not both[6:].any()
 
 
+def test_large_groups_are_summed_as_small_ones_are(monkeypatch):
+    sizes = [(200, 60), (150, 40), (90, 300)]
+    direct = rates.alarms_by_chance(0.1, sizes)
+    monkeypatch.setattr(rates, "_DIRECT", 0)
+    assert rates.alarms_by_chance(0.1, sizes) == pytest.approx(direct, abs=1e-14)
+
+
 @pytest.mark.parametrize("rate", [0.01, 0.05, 3 / 101, 0.1, 0.5])
 @pytest.mark.parametrize("held_out", [10, 99, 100, 200])
 def test_places_are_those_of_p_values(rate, held_out):

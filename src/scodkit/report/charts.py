@@ -194,8 +194,7 @@ def _errors_of_kept(losses: Array, is_share: bool) -> list[dict[str, float]]:
     spread = 1.96 * np.sqrt(np.maximum(squares / kept - error**2, 0) / kept)
     low, high = np.maximum(error - spread, 0), error + spread
     if is_share:
-        pairs = zip(sums.tolist(), kept.tolist(), strict=True)
-        low, high = np.array([rates.Rate(int(wrong), n).ends for wrong, n in pairs]).T
+        low, high = rates.exact_intervals(sums, kept)
     names = ("kept", "error", "low", "high")
     columns = (kept / len(losses), error, low, high)
     return [
