@@ -341,7 +341,8 @@ def test_a_bar_that_is_pressed_shows_its_inputs(opened, case):
     inside = (scores >= bar["left"]) & (scores <= bar["right"])
     others = visible(page, "tr") - visible(page, "tr", set="known ones")
     assert others == int(inside.sum()) == bar["count"]
-    assert page.evaluate("document.getElementById('inputs').getBoundingClientRect().top") < 300
+    top = "document.getElementById('inputs').getBoundingClientRect().top"
+    page.wait_for_function(f"{top} < 300")  # it scrolls smoothly
     assert page.wrong == []
 
 
