@@ -56,7 +56,7 @@ PUBLIC = {
     "scodkit.comparison": ["Comparison", "Cost", "MethodScores", "compare"],
     "scodkit.metrics": ["Curve", "Curves", "Separation", "curves", "separation"],
     "scodkit.parts": ["Shard"],
-    "scodkit.report": ["MethodLine", "Report", "ScoredSet", "WatchedStream"],
+    "scodkit.report": ["MethodLine", "Report", "ScoredSet", "WatchedStream", "read_numbers"],
     "scodkit.sharded": ["ShardedMonitor"],
 }
 

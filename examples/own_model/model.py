@@ -1,8 +1,9 @@
 """A model of your own, as ``scod`` takes it: a function without arguments that returns it.
 
 ``python model.py`` trains it on scikit-learn's diabetes data (442 patients, ten measurements
-each; the target is how far the illness has come a year later) and writes three files into the
-current folder: ``weights.safetensors``, ``train.csv`` and ``heldout.csv``.
+each; the target is how far the illness has come a year later) and writes into the current
+folder: ``weights.safetensors``, ``train.csv``, ``heldout.csv``, ``test.csv`` (others like
+those) and ``slips.csv`` (those in ``test.csv``, each with one of three slips that happen).
 """
 
 from __future__ import annotations
@@ -48,6 +49,15 @@ def train(x: Tensor, y: Tensor) -> nn.Module:
     return model
 
 
+def with_slips(x: np.ndarray) -> np.ndarray:
+    """Return measurements ``(n, 10)``, in each row a slip: other units, a digit too many."""
+    x = x.copy()
+    x[0::3, 3] /= 7.5  # blood pressure in kPa
+    x[1::3, 4] /= 38.7  # cholesterol in mmol/l
+    x[2::3, 0] *= 10  # age
+    return x
+
+
 def main() -> None:
     """Train, and write the weights and the data."""
     patients = load_diabetes(scaled=False)
@@ -56,7 +66,8 @@ def main() -> None:
     model = train(torch.tensor(x[:300]).float(), torch.tensor(y[:300]).float())
     save_file(model.state_dict(), "weights.safetensors")
     names = ",".join(patients.feature_names)
-    for name, rows in {"train.csv": x[:300], "heldout.csv": x[300:430]}.items():
+    tables = {"train.csv": x[:300], "heldout.csv": x[300:430], "test.csv": x[430:]}
+    for name, rows in (tables | {"slips.csv": with_slips(x[430:])}).items():
         np.savetxt(name, rows, fmt="%.6g", delimiter=",", header=names, comments="")
 
 

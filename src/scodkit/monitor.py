@@ -292,9 +292,10 @@ class Monitor:
                 boxes.append(self._boxes(call).worst.cpu())
         group = None if by is None else torch.cat(groups)
         worst = Calibration(torch.cat(boxes), group) if len(boxes) > 1 else None
-        calibration = Calibration(torch.cat(scores), group, worst)
-        self.calibration, self._by = calibration, by
-        self.fitted.warn_of_held_out(samples.all())
+        self.calibration, self._by = Calibration(torch.cat(scores), group, worst), by
+        again = self.fitted.warn_of_held_out(samples.all())
+        self.notes.pop("held_out_fitted", None)
+        self.notes |= {} if again is None else {"held_out_fitted": str(again)}  # for reports
         return self
 
     def renew(
@@ -667,8 +668,7 @@ class Monitor:
 
     @rank.setter
     def rank(self, value: int) -> None:
-        model, likelihood, sketch = self.model, self.likelihood, self.sketch
-        check_options(model, likelihood, value, sketch, self.prior_scale)
+        check_options(self.model, self.likelihood, value, self.sketch, self.prior_scale)
         if self._scorer is not None and value > max(self.basis.rank, self.rank):
             raise OptionError(
                 f"expected a rank of at most {self.basis.rank}, as the fit has kept, got "

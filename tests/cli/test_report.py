@@ -15,7 +15,7 @@ from command_line import own_folder, said_in_three_lines, scod
 from report_pages import ReadPage
 from scodkit import Categorical, Monitor
 from scodkit.cli import demo
-from scodkit.report import Report, ScoredSet
+from scodkit.report import Report, ScoredSet, read_numbers
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +48,49 @@ def test_a_report_says_what_scoring_says(folder):
         scored = scod("score", "m.scod", "model.py:net", data, "--json", cwd=folder).documents
         share = sum(answer["alarm"] for answer in scored) / len(scored)
         assert rows[name][2] == str(len(scored))
-        assert rows[name][-1] == f"{100 * share:.1f}\xa0%"
-        samples = [row for row in page.table("Samples of each set")[1:] if row[0] == name]
+        assert rows[name][-1].startswith(f"{100 * share:.1f}\xa0% (")
+        samples = [row for row in page.table("Inputs of each set")[1:] if row[0] == name]
         for _, prediction, score, *_, place, _ in samples:
             answer = scored[int(place)]
             assert float(score) == pytest.approx(answer["score"], rel=6e-3)
             assert prediction.startswith(f"class {answer['prediction']} (")
     assert "The alarm rose at sample" in page.words
-    assert sum(e.tag == "svg" for e in page.elements) == 2 * (3 + 3 + 6 + 6)
-    settings = {row[0]: row[1] for row in page.table("Configuration")}
-    assert "train.npy" in settings["note: fit"]
+    assert sum(", sample" in name for name in page.tables) == 6 + 20
+    settings = {row[0]: row[1] for row in page.table("What made this page")}
+    assert "train.npy" in settings["note, fit"]
+    assert settings["data, held out"] == "heldout.npy"
+    assert settings["command"].startswith("scod report m.scod model.py:net --known quiet=new")
+    saved = read_numbers(folder / "r.json")
+    assert saved["data"]["far"] == "far.npy"
+    assert saved["sets"]["far"]["inputs"] == 40
+    # beside itself nothing is beyond noise
+    again = scod(*words.split(), "--compare", "r.json", "-o", "again.html", cwd=folder)
+    assert again.code == 0, again.err
+    rows = ReadPage((folder / "again.html").read_text()).table("Numbers of both")[1:]
+    assert {row[-1] for row in rows} == {"the same", "within noise", "only in the other"}
+
+
+def test_a_target_gives_mistakes(folder):
+    train = np.load(folder / "train.npy")
+    rng = np.random.default_rng(0)
+    for name, words in (("t", ("0", "1")), ("named", ("cat", "dog"))):
+        cells = [f"{a},{b},{c},{words[rng.integers(2)]}" for a, b, c in train[:40]]
+        (folder / f"{name}.csv").write_text("\n".join(["a,b,c,y", *cells]))
+        fit = f"fit model.py:net {name}.csv -o {name}.scod --likelihood categorical --target y"
+        assert scod(*fit.split(), cwd=folder).code == 0
+        report = f"report {name}.scod model.py:net --known {name}.csv -o {name}.html"
+        run = scod(*report.split(), cwd=folder)
+        assert run.code == 0, run.err
+        assert ("the target is left out" in run.err) == (name == "named")
+        found = read_numbers(folder / f"{name}.json")["sets"][name]["mistakes"]
+        assert (found is None) == (name == "named")
+        run = scod(*report.split(), "--classes", ",".join(words), cwd=folder)
+        scored = scod(
+            "score", f"{name}.scod", "model.py:net", f"{name}.csv", "--json", cwd=folder
+        )
+        pairs = [(words[answer["prediction"]], answer["target"]) for answer in scored.documents]
+        found = read_numbers(folder / f"{name}.json")["sets"][name]["mistakes"]
+        assert found["count"] == sum(own != right for own, right in pairs)
 
 
 def test_pictures_keep_the_names_of_their_files(folder):
@@ -70,9 +103,10 @@ def test_pictures_keep_the_names_of_their_files(folder):
     assert scod(*fit.split(), cwd=folder).code == 0
     words = "report p.scod model.py:pictures --known photos --json"
     run = scod(*words.split(), cwd=folder)
-    assert run.document == {"report": "report.html", "sets": {"photos": 8}}
+    sets = {"photos": 8}
+    assert run.document == {"report": "report.html", "numbers": "report.json", "sets": sets}
     page = ReadPage((folder / "report.html").read_text(encoding="utf-8"))
-    assert sorted(row[1] for row in page.table("Samples of each set")[1:]) == [
+    assert sorted(row[1] for row in page.table("Inputs of each set")[1:]) == [
         f"shot{i}.png" for i in range(8)
     ]
     assert sum(e.tag == "img" for e in page.elements) == 2 * 8
@@ -86,7 +120,7 @@ def test_data_from_the_users_own_code(folder, data, pictured):
     assert "not calibrated" in run.err
     page = ReadPage((folder / "own.html").read_text(encoding="utf-8"))
     assert page.table("Scores of the sets")[1][:3] == [data, "known", "96"]
-    assert any(e.tag == "svg" for e in page.elements) == pictured
+    assert any(", sample" in name for name in page.tables) == pictured
 
 
 GOOD = "report m.scod model.py:net --known heldout.npy --force -o out.html"
@@ -104,6 +138,9 @@ BAD = [
     ("out.html=out.html --false-alarm 0.001", "calibrate with at least 999 samples"),
     ("out.html=out.html --false-alarm 2", "expected 0 < false_alarm < 1, got 2"),
     ("m.scod=bare.scod --stream new.npy", "expected a calibrated monitor to watch"),
+    ("out.html=out.html --compare train.npy", "got something else"),
+    ("out.html=out.html --compare none.json", "none.json"),
+    ("-o out.html=-o out.json", "where its numbers go"),
     ("out.html=out.html --colour red", ", got --colour; scod report --help"),
 ]
 
@@ -169,7 +206,7 @@ def test_the_demo_compares_methods_and_writes_the_report(demo_run, trained):
         assert float(share.rstrip("%")) == pytest.approx(flagged, abs=0.6)
     assert float(cost) > 1
     page = ReadPage(path.read_text(encoding="utf-8"))
-    assert [row[0] for row in page.table("Methods;")[1:]] == list(table)
+    assert [row[0] for row in page.table("Methods, with")[1:]] == list(table)
     assert path.stat().st_size < 5_000_000
     assert "The stream changed after sample 150; the alarm rose at sample" in run.out
     assert "The stream changed after sample 150; the alarm rose at sample" in page.words

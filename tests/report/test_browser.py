@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
 from report_pages import NASTY, image_case
+from scodkit.report.rates import Rate
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +102,12 @@ def opened(browser, path):
         context.close()
 
 
+# how many parts of bokeh's plots have a name, and where they are
+PLACES_OF = """name => Bokeh.documents.map(d => d.roots()[0])
+  .flatMap(p => p.renderers).filter(r => r.name === name)
+  .map(r => [[...r.data_source.data.x], [...r.data_source.data.y]])"""
+
+
 def column(page, index, table="#methods table"):
     cells = page.locator(f"{table} tbody tr > :nth-child({index})")
     return [text.split()[0] for text in cells.all_inner_texts() if text]
@@ -111,7 +119,7 @@ def test_charts_are_drawn_without_a_word_or_a_request(opened, path):
     # its own pictures are in it
     assert [url for url in page.asked if not url.startswith("data:")] == [path.as_uri()]
     charts = page.locator(".chart")
-    assert charts.count() == 7
+    assert charts.count() == 9
     for i in range(charts.count()):
         assert charts.nth(i).evaluate(PAINTED) > 1000
     assert page.title().startswith("T </script>")
@@ -136,7 +144,7 @@ def test_the_table_is_sorted_by_mouse_and_by_keyboard(opened):
     assert column(page, 1) == ["best", "middle", "worst"]
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    assert column(page, 4) == ["10.0", "9.0", "2.0"]  # as numbers, not as words
+    assert column(page, 4) == ["10", "9", "2"]  # as numbers, not as words
     head.nth(0).locator("button").click()
     assert column(page, 1) == ["best", "middle", "worst"]
 
@@ -200,6 +208,7 @@ def test_charts_move_under_the_keyboard(opened):
     assert page.evaluate(ranges)[1] > closer[1]
     page.keyboard.press("0")
     assert page.evaluate(ranges) == pytest.approx(before)
+    page.wait_for_timeout(600)
     scrolled = page.evaluate("scrollY")
     page.keyboard.press("ArrowDown")
     page.wait_for_timeout(400)  # the page would scroll smoothly
@@ -223,7 +232,7 @@ def test_the_pointer_tells_numbers_and_zooms(opened):
     assert "band of 95 %" in said
     assert f"set others {NASTY}" in said  # as words
     assert tip.locator("img").count() == 0
-    end = "() => Bokeh.documents.map(d => d.roots()[0])[1].x_range.end"
+    end = "() => Bokeh.documents.map(d => d.roots()[0])[2].x_range.end"
     before = page.evaluate(end)
     page.mouse.move(box["x"] + 100, box["y"] + 100)
     page.mouse.down()
@@ -232,6 +241,149 @@ def test_the_pointer_tells_numbers_and_zooms(opened):
     page.wait_for_timeout(200)
     assert page.evaluate(end) < before
     assert page.wrong == []
+
+
+def test_the_slider_says_what_another_threshold_would_do(opened, case):
+    page = opened()
+    scores = [one.scores.numpy() for one in case.sets]
+    threshold = case.monitor.calibration.threshold(0.05)
+
+    def shown():
+        rows = page.locator(".slider tbody tr")
+        return [rows.nth(i).locator("td").all_inner_texts() for i in range(rows.count())]
+
+    def counted(at):
+        above = [int((own > at).sum()) for own in scores]
+        for row, count, own in zip(shown(), above, scores, strict=True):
+            low, high = Rate(count, len(own)).ends
+            share = f"{100 * count / len(own):.1f}\xa0%"
+            ends = f"{100 * low:.1f} to {100 * high:.1f}\xa0%"
+            assert row[1:] == [str(count), str(len(own)), share, ends]
+        assert page.evaluate(PLACES_OF, "threshold") == [[[at, at], [0, ANY]]]
+        ((x, y),) = page.evaluate(PLACES_OF, "operating:0")
+        assert (x, y) == ([above[0] / 100], [above[1] / 60])
+
+    counted(threshold)
+    slider = page.locator("#threshold")
+    assert slider.get_attribute("aria-valuetext").startswith(f"{threshold:.3g} nats, for 4.4")
+    slider.focus()
+    for _ in range(5):
+        page.keyboard.press("ArrowLeft")
+    steps = page.evaluate("JSON.parse(document.getElementById('data').textContent).slider")
+    before = page.locator("#threshold-says").inner_text()
+    assert int(slider.input_value()) == steps["start"] - 5
+    counted(steps["steps"][steps["start"] - 5])
+    page.keyboard.press("End")
+    assert [row[1] for row in shown()] == ["0", "0"]
+    assert page.locator("#threshold-says").inner_text() != before
+    page.locator("#threshold-reset").click()
+    counted(threshold)
+    assert page.wrong == []
+
+
+def visible(page, kind, **data):
+    chosen = "".join(f'[data-{name}="{value}"]' for name, value in data.items())
+    return page.locator(f"#inputs {kind}[data-set]{chosen}:visible").count()
+
+
+def test_inputs_are_filtered(opened, case):
+    page = opened()
+    assert (visible(page, "li"), visible(page, "tr")) == (24, 24)
+    page.locator("#filter-show").select_option("mistakes")
+    assert visible(page, "tr") == visible(page, "tr", wrong=1) == 7
+    assert visible(page, "li") == visible(page, "li", wrong=1) > 0
+    assert page.locator("#filter-says").inner_text().startswith("7 listed below, ")
+    assert page.locator("#inputs h3:visible").count() <= 3
+    page.locator("#filter-show").select_option("alarms")
+    raised = sum(int(case.monitor.flag(x).sum()) for x in (case.known, case.unknown))
+    assert visible(page, "tr") == visible(page, "tr", alarm=1) == raised
+    page.locator("#filter-set").select_option("known ones")
+    assert visible(page, "tr") == int(case.monitor.flag(case.known).sum())
+    page.locator("#filter-show").select_option("all")
+    page.locator("#filter-class").select_option("class 1")
+    assert visible(page, "tr") == int((case.sets[0].targets == 1).sum())
+    page.locator("#filter-reset").click()
+    assert (visible(page, "li"), visible(page, "tr")) == (24, 24)
+    page.locator("#filter-from").fill("1e9")
+    assert visible(page, "tr") == 0
+    assert page.wrong == []
+
+
+def test_a_bar_that_is_pressed_shows_its_inputs(opened, case):
+    page = opened()
+    page.locator("#histogram").scroll_into_view_if_needed()
+    page.wait_for_timeout(600)
+    # the middle of the tallest bar of the second set, in pixels of the page
+    bar = page.evaluate(
+        """() => {
+          const plot = Bokeh.documents.map(d => d.roots()[0])[0];
+          const bars = plot.renderers.find(r => r.name === "click:1").data_source.data;
+          const count = [...bars.count], i = count.indexOf(Math.max(...count));
+          const [left, right, top] = [bars.left[i], bars.right[i], bars.share[i]];
+          return { left, right, top, count: count[i] };
+        }"""
+    )
+    place = page.evaluate(
+        """bar => {
+          const plot = [...Bokeh.index].find(v => v.model === Bokeh.documents[0].roots()[0]);
+          const x = plot.frame.x_scale.compute(Math.sqrt(bar.left * bar.right));
+          const y = plot.frame.y_scale.compute(0.9 * bar.top);
+          const box = plot.el.getBoundingClientRect();
+          return [box.left + x, box.top + y];
+        }""",
+        bar,
+    )
+    page.mouse.click(*place)
+    page.wait_for_timeout(700)
+    said = page.locator("#filter-says").inner_text()
+    assert f"{bar['count']} of others" in said
+    scores = case.sets[1].scores
+    inside = (scores >= bar["left"]) & (scores <= bar["right"])
+    others = visible(page, "tr") - visible(page, "tr", set="known ones")
+    assert others == int(inside.sum()) == bar["count"]
+    top = "document.getElementById('inputs').getBoundingClientRect().top"
+    page.wait_for_function(f"{top} < 300")  # it scrolls smoothly
+    assert page.wrong == []
+
+
+def test_the_charts_of_the_stream_move_together(opened):
+    page = opened()
+    ends = """() => Bokeh.documents.map(d => d.roots()[0]).filter(p => p.tags.length)
+      .map(p => [p.x_range.start, p.x_range.end])"""
+    first = page.evaluate(ends)
+    assert first == [[0, 161], [0, 161]]
+    page.locator("#evidence").focus()
+    page.keyboard.press("+")
+    moved = page.evaluate(ends)
+    assert moved[0] == moved[1] != first[0]
+
+
+def test_the_phone_stacks_the_checks(opened):
+    page = opened(390, is_mobile=True, has_touch=True)
+    rows = page.locator(".checks tbody tr")
+    assert rows.count() == 7
+    first = rows.first
+    name, verdict = first.locator("th").bounding_box(), first.locator("td").first.bounding_box()
+    assert name["y"] >= verdict["y"] + verdict["height"] - 1
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_print_cuts_no_chart(browser, path):
+    context = browser.new_context(viewport={"width": 794, "height": 1123})
+    page = context.new_page()
+    page.goto(path.as_uri())
+    page.wait_for_function(DRAWN)
+    page.emulate_media(media="print")
+    styles = page.evaluate(
+        """() => ["figure", ".gallery li", "tr"].map((name) => {
+          const style = getComputedStyle(document.querySelector(name));
+          return [style.breakInside, style.printColorAdjust];
+        })"""
+    )
+    assert styles == [["avoid", "exact"]] * 3
+    assert page.locator("nav").is_hidden()
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    context.close()
 
 
 def test_a_word_from_outside_that_got_through_could_do_nothing(opened):

@@ -15,7 +15,7 @@ from torch import nn
 from report_pages import ReadPage, columns_of
 from scodkit import Gaussian, Monitor, MonteCarlo, predicted_class
 from scodkit.errors import BatchError, CalibrationError, MissingPeerError, OptionError
-from scodkit.report import MethodLine, Report, ScoredSet, WatchedStream, contents
+from scodkit.report import MethodLine, Report, ScoredSet, WatchedStream, gallery
 
 
 def vectors(n=100, seed=0):
@@ -34,8 +34,10 @@ def sections(page):
 
 def test_what_there_is_nothing_of_is_left_out():
     page = ReadPage(Report(regressor()).html())
-    assert sections(page) == ["fit", "configuration"]
+    assert sections(page) == ["checks", "fit", "configuration"]
     assert set(page.facts) == {"captured curvature"}
+    verdicts = [row[0].split()[-1] for row in page.checks]
+    assert verdicts == ["checked", "checked", "checked", "checked", "passed"]
     assert [plot["target_id"] for plot in page.plots] == ["spectrum", "captured"]
 
 
@@ -45,9 +47,9 @@ def test_without_a_calibration_there_are_no_alarms():
     page = ReadPage(Report(monitor, [known]).html())
     assert "separation" not in sections(page)
     assert "alarms" not in page.table("Scores of the sets")[0]
-    titles = page.table("Samples of each set")[0]
+    titles = page.table("Inputs of each set")[0]
     assert titles == [
-        *("set", "prediction", "score", "sample"),
+        *("set", "prediction", "score, nats", "sample"),
         "farthest from the training mean",
     ]
     assert not [label for label in page.facts if "alarm" in label]
@@ -59,11 +61,19 @@ def test_scores_alone_are_enough(case):
         ScoredSet("b", torch.tensor([3.0, float("inf"), 0.0]), known=False),
     ]
     page = ReadPage(Report(case.monitor, sets).html())
-    assert sections(page) == ["scores", "separation", "samples", "fit", "configuration"]
+    assert sections(page) == [
+        "checks",
+        "scores",
+        "promise-kept",
+        "separation",
+        "inputs",
+        "fit",
+        "configuration",
+    ]
     assert "1 infinite scores lie beyond" in page.words
-    rows = page.table("Samples of each set")
+    rows = page.table("Inputs of each set")
     assert rows[-1][1] == "∞"
-    (orders,) = [o for name, o in page.orders.items() if name.startswith("Samples")]
+    (orders,) = [o for name, o in page.orders.items() if name.startswith("Inputs")]
     assert orders[-1][1] == "Infinity"
     drawn = [c for c in columns_of(page.plots, "histogram") if "share" in c][1]
     assert sum(drawn["share"]) == pytest.approx(200 / 3)
@@ -79,23 +89,48 @@ def test_groups_have_their_own_p_values_and_no_common_threshold(case):
     page = ReadPage(Report(monitor, [one], false_alarm=0.3).html())
     assert "alarm above" not in page.facts
     rate = float((monitor(case.unknown).p_value <= 0.3).double().mean())
-    assert page.facts["alarms, a"] == f"{100 * rate:.1f}\xa0%"
+    assert page.facts["caught, a"].startswith(f"{100 * rate:.1f}\xa0%: ")
     bare = ScoredSet("a", one.scores, known=False)
-    assert "alarms, a" not in ReadPage(Report(monitor, [bare]).html()).facts
+    assert "caught, a" not in ReadPage(Report(monitor, [bare]).html()).facts
 
 
-def test_vectors_are_shown_as_bars():
+def test_columns_of_a_table_are_shown_from_the_farthest_on():
     monitor = regressor()
+    monitor.notes["columns"] = ["age", "sex", "bmi", "bp", "s1"]
     one = ScoredSet.of(monitor, "a", 3 * vectors(40, 2), known=False)
     page = ReadPage(Report(monitor, [one]).html())
-    strips = [e.attributes for e in page.elements if e.tag == "svg"]
-    assert len(strips) == 2 * 12
-    assert "slopes" in strips[1]["class"]
     place = int(one.scores.argmax())
-    columns = monitor.explain(one.inputs).columns
-    top = columns.distance[place]
+    explanation = monitor.explain(one.inputs, saliency=True)
+    columns = explanation.columns
     assert columns.sentences(place)[0] in page.words
-    first = [e.attributes for e in page.elements if e.tag == "rect"][:5]
+    away = columns.distance[place]
+    head, *rows = page.table(f"a, sample {place}: columns, the farthest first")
+    assert head == ["column", "value", "spreads", "slope"]
+    order = away.abs().argsort(descending=True).tolist()
+    assert [row[0] for row in rows] == [columns.names[i] for i in order]
+    assert [float(row[1]) for row in rows] == pytest.approx(
+        [float(columns.values[place, i]) for i in order], rel=1e-4
+    )
+    assert [float(row[2]) for row in rows] == pytest.approx(
+        [float(away[i]) for i in order], rel=6e-3
+    )
+    slopes = explanation.saliency.shown(place)
+    assert [float(row[3]) for row in rows] == pytest.approx(
+        [float(slopes[i]) for i in order], rel=6e-2
+    )
+
+
+def test_vectors_without_columns_are_shown_as_bars():
+    torch.manual_seed(0)
+    wide = torch.randn(60, 80)
+    monitor = Monitor(nn.Linear(80, 1), Gaussian(), 4).fit([wide[:40]], progress=False)
+    one = ScoredSet.of(monitor, "a", wide[40:], known=False)
+    page = ReadPage(Report(monitor, [one]).html())
+    strips = [e.attributes for e in page.elements if e.tag == "svg"]
+    assert len(strips) == 2 * 20  # all of them, and their slopes
+    assert "slopes" in strips[1]["class"]
+    top = wide[40 + int(one.scores.argmax())]
+    first = [e.attributes for e in page.elements if e.tag == "rect"][:80]
     assert [float(bar["height"]) for bar in first] == pytest.approx(
         (top.abs() / top.abs().max()).tolist(), abs=1e-3
     )
@@ -105,7 +140,7 @@ def test_vectors_are_shown_as_bars():
 def test_long_vectors_keep_their_peaks():
     values = torch.zeros(1000)
     values[437] = -3.0
-    heights = contents.bars(values)
+    heights = gallery.bars(values)
     assert len(heights) == 96
     assert min(heights) == -1.0
     assert heights.index(-1.0) == pytest.approx(437 / 1000 * len(heights), abs=3)
@@ -119,15 +154,15 @@ def pixels(uri):
 def test_images_and_slopes_keep_their_places():
     sample = torch.zeros(1, 4, 6)
     sample[0, 1, 2] = 2.0
-    assert pixels(contents.image(sample)).tolist() == (sample[0] * 127.5).round().tolist()
+    assert pixels(gallery.image(sample)).tolist() == (sample[0] * 127.5).round().tolist()
     slopes = torch.zeros(2, 4, 6)
     slopes[0, 0, 5], slopes[1, 3, 0] = 1.0, -0.5
-    drawn = pixels(contents.slope_map(slopes))
+    drawn = pixels(gallery.slope_map(slopes))
     assert drawn[0, 5].tolist() == [213, 94, 0, 255]
     assert drawn[3, 0].tolist() == [0, 114, 178, 128]
     assert int((drawn[..., 3] > 0).sum()) == 2
     colours = torch.rand(3, 400, 300)
-    assert pixels(contents.image(colours)).shape == (160, 120, 3)
+    assert pixels(gallery.image(colours)).shape == (160, 120, 3)
 
 
 def test_a_likelihood_without_slopes_says_so():
@@ -138,7 +173,8 @@ def test_a_likelihood_without_slopes_says_so():
     one = ScoredSet.of(monitor, "a", vectors(20, 3), known=True)
     page = ReadPage(Report(monitor, [one]).html())
     assert "No slopes: " in page.words
-    assert sum(e.tag == "svg" for e in page.elements) == 12
+    heads = [rows[0] for name, rows in page.tables.items() if name.startswith("a, sample")]
+    assert heads == [["column", "value", "spreads"]] * 20
 
 
 def test_a_long_stream_keeps_its_peaks(case):
@@ -157,7 +193,7 @@ def test_a_long_stream_keeps_its_peaks(case):
 def test_blank_columns_of_methods_are_left_out(case):
     lines = [MethodLine("a", auroc=0.5), MethodLine("b", auroc=0.7, caught=0.2)]
     page = ReadPage(case.report(methods=lines).html())
-    rows = page.table("Methods;")
+    rows = page.table("Methods, with")
     assert rows == [
         ["method", "AUROC", "caught"],
         ["a", "0.500", ""],

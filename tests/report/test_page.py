@@ -9,6 +9,7 @@ import re
 
 import pytest
 import torch
+from scipy.stats import binomtest
 
 from report_pages import NASTY, ReadPage, columns_of
 from scodkit.alarms import DriftAlarm
@@ -24,21 +25,25 @@ def shown(value):
 
 
 def test_alarms_are_those_the_monitor_raises(case, page):
-    for x, name in ((case.known, "known ones"), (case.unknown, f"others {NASTY}")):
-        rate = float(case.monitor.flag(x, 0.05).double().mean())
-        assert page.facts[f"alarms, {name}"] == f"{100 * rate:.1f}\xa0%"
+    names = {"false alarms": "known ones", "caught": f"others {NASTY}"}
+    for x, (what, name) in zip((case.known, case.unknown), names.items(), strict=True):
+        count = int(case.monitor.flag(x, 0.05).sum())
+        low, high = binomtest(count, len(x)).proportion_ci(method="exact")
+        share = f"{100 * count / len(x):.1f}\xa0%"
+        counted = f"{count} of {len(x)}, {100 * low:.1f} to {100 * high:.1f}\xa0%"
+        assert page.facts[f"{what}, {name}"] == f"{share}: {counted}"
         row = next(row for row in page.table("Scores of the sets")[1:] if row[0] == name)
         scores = case.monitor.score(x)
         assert row[2] == str(len(x))
         assert row[4] == shown(float(scores.double().quantile(0.5, interpolation="lower")))
-        assert row[6] == f"{100 * rate:.1f}\xa0%"
+        assert row[6] == f"{share} ({counted})"
 
 
 def test_the_area_is_counted_pair_by_pair(case, page):
     known, unknown = case.monitor.score(case.known), case.monitor.score(case.unknown)
     pairs = [(u > k) + 0.5 * (u == k) for k in known.tolist() for u in unknown.tolist()]
     area = sum(pairs) / len(pairs)
-    assert page.facts[f"AUROC, others {NASTY}"] == f"{area:.3f}"
+    assert page.facts[f"AUROC, others {NASTY}"].startswith(f"{area:.3f}: ")
     assert f"area {area:.3f} (" in page.words
 
 
@@ -59,19 +64,24 @@ def test_the_threshold_is_drawn_where_the_alarm_is(case, page):
     threshold = case.monitor.calibration.threshold(0.05)
     lines = [c["x"] for c in columns_of(page.plots, "histogram") if "x" in c]
     assert lines == [[threshold, threshold]]
-    assert page.facts["alarm above"] == f"{threshold:.3g} nats"
+    assert page.facts["alarm above"].startswith(f"{threshold:.3g} nats")
 
 
 def test_samples_have_their_own_prediction_score_and_p_value(case, page):
-    rows = page.table("Samples of each set")
-    assert rows[0] == ["set", "is", "prediction", "score", "p-value", "alarm", "sample"]
-    assert len(rows) == 1 + 2 * 12
+    rows = page.table("Inputs of each set")
+    assert rows[0] == ["set", "is", "prediction", "score, nats", "p-value", "alarm", "sample"]
+    assert len(rows) == 1 + 100 + 60
+    first = [
+        e for e in page.elements if e.tag == "tr" and e.attributes.get("data-extra") == "0"
+    ]
+    assert len(first) == 2 * 12
     for name, label, prediction, score, p_value, alarm, place in rows[1:]:
         x = (case.known if name == "known ones" else case.unknown)[int(place)]
         found = case.monitor(x[None])
         best = int(found.output[0].argmax())
         share = float(found.output[0].double().softmax(0)[best])
-        assert prediction == f"class {best} ({100 * share:.0f}\xa0%)"
+        wrong = name == "known ones" and best != int(case.sets[0].targets[int(place)])
+        assert prediction == f"class {best} ({100 * share:.0f}\xa0%)" + " - a mistake" * wrong
         assert float(score) == pytest.approx(float(found.score), rel=6e-3)
         assert p_value == shown(float(found.p_value))
         assert alarm == ("alarm" if float(found.p_value) <= 0.05 else "no")
@@ -93,17 +103,18 @@ def test_the_stream_tells_when_the_alarm_rose(case, page):
     scores = case.monitor.score(torch.cat([case.known, case.unknown]))
     raised = [alarm.push(score) for score in scores]
     at = raised.index(True) + 1
-    assert page.facts["stream alarm at sample"] == str(at)
+    assert page.facts["stream alarm at sample"] == f"{at}: of 160"
     assert f"alarm rose at sample {at}, {at - 100} samples later." in page.words
     drawn = next(c for c in columns_of(page.plots, "stream") if len(c["x"]) > 2)
     assert drawn["y"] == pytest.approx(scores.double().tolist())
-    wealth = next(c for c in columns_of(page.plots, "wealth") if len(c["x"]) > 2)
+    wealth = next(c for c in columns_of(page.plots, "evidence") if len(c["x"]) > 2)
     assert wealth["y"][-1] == pytest.approx(alarm.log_wealth / 2.302585, abs=1e-4)
 
 
 def test_the_fit_and_its_fingerprints_are_told(case, page, path):
     basis = case.monitor.basis
-    assert page.facts["captured curvature"] == f"{100 * basis.captured:.1f}\xa0%"
+    captured = f"{100 * basis.captured:.1f}\xa0%: 12 directions"
+    assert page.facts["captured curvature"] == captured
     drawn = next(c for c in columns_of(page.plots, "captured") if "sum" in c)
     assert drawn["sum"][-1] == pytest.approx(basis.captured)
     assert drawn["sum"][2] == pytest.approx(float(basis.values[:3].sum()) / basis.trace)
@@ -111,18 +122,18 @@ def test_the_fit_and_its_fingerprints_are_told(case, page, path):
     assert spectrum["y"] == pytest.approx(basis.values.double().tolist())
     case.monitor.save(path)
     saved = path.read_bytes().decode("latin1")
-    settings = {row[0]: row[1] for row in page.table("Configuration")}
+    settings = {row[0]: row[1] for row in page.table("What made this page")}
     for name in ("fingerprint of the chosen weights", "fingerprint of the model"):
         assert len(settings[name]) >= 32
         assert settings[name] in saved
-    weights = sum(float(row[2]) for row in page.table("Weights the scores are about")[1:])
+    weights = sum(float(row[3]) for row in page.table("Weights the scores are about")[1:])
     assert weights == sum(p.numel() for p in case.monitor.model.parameters())
 
 
 def test_the_page_is_small_and_asks_for_nothing(case, tmp_path):
     path = case.report().save(tmp_path / "page.html")
     assert path.stat().st_size < 5_000_000
-    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["page.html", "page.json"]
     text = path.read_text(encoding="utf-8")
     page = ReadPage(text)
     for element in page.elements:
@@ -156,7 +167,7 @@ def test_words_from_outside_stay_words(case, page):
     assert f"T {NASTY}" in page.words
     assert not [e for e in page.elements if e.attributes.get("src") == "x"]
     assert sum(e.tag == "script" for e in page.elements) == 3
-    assert f"worst {NASTY}" in [row[0] for row in page.table("Methods;")]
+    assert f"worst {NASTY}" in [row[0] for row in page.table("Methods, with")]
 
 
 def test_the_page_can_be_read_without_eyes_or_mouse(page):
@@ -175,7 +186,7 @@ def test_the_page_can_be_read_without_eyes_or_mouse(page):
         for described in chart["aria-describedby"].split():
             assert described in page.ids()
     figures = sum(e.tag == "figure" for e in page.elements)
-    assert figures == len(charts) == sum(e.tag == "figcaption" for e in page.elements) == 7
+    assert figures == len(charts) == sum(e.tag == "figcaption" for e in page.elements) == 9
     for element in page.elements:
         if element.tag in ("img", "svg"):
             named = element.attributes.get("alt") or element.attributes.get("aria-label")
@@ -205,5 +216,7 @@ def test_colours_stand_out_in_light_and_in_dark(case, page):
             for ground in ("paper", "card"):
                 assert contrast(words, ground) >= 4.5
         assert contrast("ink", "warn") >= 4.5
+        for verdict in ("good", "look", "bad"):
+            assert contrast(verdict, "paper") >= 4.5
         for mark in ("blue", "red", "green", "purple", "ink"):
             assert contrast(mark, "paper") >= 3

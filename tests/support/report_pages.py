@@ -15,6 +15,7 @@ from scodkit.alarms import DriftAlarm
 from scodkit.errors import SuspiciousInputWarning
 from scodkit.report import MethodLine, Report, ScoredSet, WatchedStream
 
+_CHECKS = "checks"
 NASTY = '</script><img src=x onerror="alert(1)">&amp; $$x$$'
 
 
@@ -51,15 +52,19 @@ def image_case():
     known, unknown = x[200:], 1.5 * torch.randn(60, 1, 6, 6)
     assert monitor.calibration is not None
     names = [f"{NASTY} {i}" for i in range(60)]
+    classes = monitor(x[200:]).output.argmax(1)
+    classes[:7] += 1  # mistakes, some of them of a class that there is not
     with pytest.warns(SuspiciousInputWarning):  # darker than black
         sets = (
-            ScoredSet.of(monitor, "known ones", known, known=True, batch_size=7),
+            ScoredSet.of(
+                monitor, "known ones", known, known=True, targets=classes, batch_size=7
+            ),
             ScoredSet.of(monitor, f"others {NASTY}", unknown, known=False, labels=names),
         )
     scores = monitor.score(torch.cat([known, unknown]))
     stream = WatchedStream.of(DriftAlarm(monitor.calibration, seed=0), scores, changed_at=100)
     methods = (
-        MethodLine("middle", auroc=0.8, aupr=0.81, forward_passes=10.0),
+        MethodLine("middle", auroc=0.8, auroc_ends=(0.7, 0.85), aupr=0.81, forward_passes=10.0),
         MethodLine("best", auroc=0.9, aupr=0.7, forward_passes=2.0),
         MethodLine(f"worst {NASTY}", auroc=0.1, aupr=None, forward_passes=9.0),
     )
@@ -95,12 +100,14 @@ class ReadPage(HTMLParser):
     @property
     def plots(self):
         """The charts' data, as the page's script reads it."""
-        return json.loads(next(s for s in self.scripts if s.startswith("[")))
+        return json.loads(self.scripts[0])["plots"]
 
     def handle_starttag(self, tag, attrs):
         self.elements.append(Element(tag, dict(attrs)))
         if tag == "caption":
             self._caption = ""
+        if tag == "table" and dict(attrs).get("class") == "checks":
+            self._caption = _CHECKS
         if tag == "tr":
             self.tables.setdefault(self._caption, []).append([])
             self.orders.setdefault(self._caption, []).append([])
@@ -111,7 +118,7 @@ class ReadPage(HTMLParser):
             self._label = ""
         if tag == "script":
             self.scripts.append("")
-        if tag not in ("meta", "img", "rect", "link", "br"):
+        if tag not in ("meta", "img", "rect", "link", "br", "input"):
             self._inside.append(tag)
 
     def handle_startendtag(self, tag, attrs):
@@ -131,9 +138,15 @@ class ReadPage(HTMLParser):
         elif "dt" in inside:
             self._label += data
         elif "dd" in inside:
-            self.facts[self._label] = data
+            before = self.facts.get(self._label)
+            self.facts[self._label] = data if before is None else f"{before}: {data}"
         elif "style" not in inside:
             self.words += data
+
+    @property
+    def checks(self):
+        """Rows of the checks: verdict, name, finding, advice."""
+        return self.tables[_CHECKS][1:]
 
     def headings(self):
         return [int(e.tag[1]) for e in self.elements if e.tag in ("h1", "h2", "h3", "h4")]

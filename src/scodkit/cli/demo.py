@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,9 +26,17 @@ _FALSE_ALARM = 0.05
 _TRAINED, _HELD_OUT = 500, 200  # of the 901 digits 0-4; the others are for the test
 _BEFORE = 150  # digits 0-4 of the stream, then as many 5-9
 _SCOD = "SCOD"  # the one that is shown in the report
-# columns of the table: the fields of a `MethodLine`
-_HEADINGS = ("score", "AUROC", "AUPR", "alarms 0-4", "alarms 5-9", "cost", "fit s")
-_FORMATS = ("", ".3f", ".3f", ".1%", ".1%", ".1f", ".2f")
+_CLASSES = [f"digit {number}" for number in range(10)]
+# columns of the table: fields of a `MethodLine` with their headings and formats
+_COLUMNS = {
+    "name": ("score", ""),
+    "auroc": ("AUROC", ".3f"),
+    "aupr": ("AUPR", ".3f"),
+    "false_alarms": ("alarms 0-4", ".1%"),
+    "caught": ("alarms 5-9", ".1%"),
+    "forward_passes": ("cost", ".1f"),
+    "fit_seconds": ("fit s", ".2f"),
+}
 
 _SAME = """\
 monitor = Monitor(net, Categorical(), rank=50).fit(train_loader).calibrate(heldout_loader)
@@ -75,11 +84,11 @@ def demo(
     """
     import torch
 
-    from scodkit.cli.report import is_page
+    from scodkit.cli.report import check_page
     from scodkit.report import check_installed
 
     with shown.stoppable(f"{output} is as it was; type the same command again"):
-        shown.check_output(output, ctx.params, is_page)
+        check_page(output, ctx.params)
         check_installed()
         torch.set_num_threads(1)  # faster for so small a network, and the same on all machines
         digits = load_digits()
@@ -91,7 +100,8 @@ def demo(
     if as_json:
         alarm = {"alarmed_at": stream.alarmed_at, "changed_at": stream.changed_at}
         methods = [asdict(line) for line in lines]
-        shown.show_json({"report": str(output), "methods": methods, "stream": alarm})
+        page = {"report": str(output), "numbers": str(output.with_suffix(".json"))}
+        shown.show_json({**page, "methods": methods, "stream": alarm})
         return
     _show(output, digits, net, lines, stream)
 
@@ -185,19 +195,20 @@ def compare(net: nn.Module, digits: Digits) -> tuple[scodkit.Monitor, list[Metho
             calibration = scodkit.Calibration(method.score(digits.heldout_x))
         assert calibration is not None
         limits[name] = calibration.threshold(_FALSE_ALARM)
-    # intervals are not shown
     compared = scodkit.compare(
-        methods, known=digits.test_x, unknown=digits.novel_x, resamples=10, progress=False
+        methods, known=digits.test_x, unknown=digits.novel_x, resamples=300, progress=False
     )
     lines = [
         MethodLine(
             row["method"],
             auroc=row["auroc"],
+            auroc_ends=(row["auroc_low"], row["auroc_high"]),
             aupr=row["aupr"],
             false_alarms=float((scores.known > limit).mean()),
             caught=float((scores.unknown["unknown"] > limit).mean()),
             forward_passes=row["forward_passes"],
             fit_seconds=seconds,
+            inputs=(len(digits.test_x), len(digits.novel_x)),
         )
         for row, scores, limit, seconds in zip(
             compared.rows,
@@ -235,16 +246,29 @@ def write_report(
     x = torch.cat([digits.test_x[:_BEFORE], digits.novel_x[:_BEFORE]])
     alarm = DriftAlarm(monitor.calibration, false_alarm=0.01, seed=0)
     stream = WatchedStream.of(alarm, monitor.score(x), changed_at=_BEFORE)
+    monitor.notes["classes"] = _CLASSES[:5]
     sets = [
-        ScoredSet.of(monitor, name, x, known=known, labels=[f"digit {label}" for label in y])
+        ScoredSet.of(monitor, name, x, known=known, labels=[_CLASSES[i] for i in y], targets=y)
         for name, x, y, known in (
-            ("digits 0-4", digits.test_x, digits.test_y.tolist(), True),
-            ("digits 5-9", digits.novel_x, digits.novel_y.tolist(), False),
+            ("digits 0-4", digits.test_x, digits.test_y, True),
+            ("digits 5-9", digits.novel_x, digits.novel_y, False),
         )
     ]
-    title = "A network that knows the digits 0-4"
+    of = "scikit-learn's digits (8 x 8 pixels), shuffled"
     page = Report(
-        monitor, sets, methods=lines, stream=stream, title=title, false_alarm=_FALSE_ALARM
+        monitor,
+        sets,
+        methods=lines,
+        stream=stream,
+        title="A network that knows the digits 0-4",
+        false_alarm=_FALSE_ALARM,
+        command=f"scod demo -o {shlex.quote(str(path))}",
+        data={
+            "training": f"{of}: {_TRAINED} of the digits 0-4",
+            "held out": f"{_HELD_OUT} others of the digits 0-4",
+            "digits 0-4": "the other digits 0-4",
+            "digits 5-9": "all digits 5-9",
+        },
     )
     page.save(path)
     return stream
@@ -262,8 +286,11 @@ def _show(
         f"{len(digits.test_x)} other digits 0-4, {float(right):.1%} of them read correctly, "
         f"and {len(digits.novel_x)} digits 5-9, never seen:\n"
     )
-    rows = [list(map(format, asdict(line).values(), _FORMATS)) for line in lines]
-    shown.show_table(_HEADINGS, rows)
+    rows = [
+        [format(getattr(line, field), form) for field, (_, form) in _COLUMNS.items()]
+        for line in lines
+    ]
+    shown.show_table([heading for heading, _ in _COLUMNS.values()], rows)
     echo(
         f"\nAlarms: at thresholds for {_FALSE_ALARM:.0%} false alarms, from {_HELD_OUT} "
         "held-out digits. Cost: in forward passes, measured at batch 64.\n"

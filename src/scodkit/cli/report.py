@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,8 @@ from scodkit.cli import output as shown
 from scodkit.errors import BatchError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from scodkit import Monitor
     from scodkit.report import ScoredSet
 
@@ -42,6 +45,15 @@ def report(  # noqa: PLR0913 (each a choice of its own)
     output: Annotated[Path, Option("--output", "-o", help="File for the page.")] = Path(
         "report.html"
     ),
+    compare: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE.json", help="Numbers of another report, to be shown beside these."
+        ),
+    ] = None,
+    classes: Annotated[
+        str | None, Option(help="Names of the classes, in the order of the model: cat,dog.")
+    ] = None,
     title: Annotated[str, Option(help="Heading of the page.")] = "What the network knows",
     false_alarm: Annotated[
         float, Option(help="Accepted share of alarms on known inputs.")
@@ -55,47 +67,85 @@ def report(  # noqa: PLR0913 (each a choice of its own)
 ) -> None:
     """Show a monitor at work: one HTML file that needs no network.
 
+    Its numbers go into a .json beside it. Labels of known inputs, in a column that the fit
+    calls the target or in batches (inputs, labels), give shares of mistakes.
+
     \b
     scod report monitor.scod model.py:net --known test.csv --unknown others.csv
     scod report monitor.scod model.py:net --known day=day/ \\
-      --unknown night=night/ -o cars.html
+      --unknown night=night/ -o cars.html --compare before.json
     """  # noqa: D301 (\b keeps the lines of the examples)
     from scodkit.alarms.drift import DriftAlarm
     from scodkit.cli.loading import batches_of, open_monitor, threshold_of
-    from scodkit.report import Report, WatchedStream, check_installed
+    from scodkit.report import Report, WatchedStream, check_installed, read_numbers
 
     with shown.stoppable(f"{output} is as it was; type the same command again"):
-        shown.check_output(output, ctx.params, is_page)
+        check_page(output, ctx.params)
         check_installed()
+        earlier = None if compare is None else read_numbers(compare)
         opened, form = open_monitor(monitor, model, weights, device)
+        if classes is not None:
+            opened.notes["classes"] = classes.split(",")
         needed = None if stream is None else "to watch a stream with"
         todo = messages.calibrate_command(monitor, ctx.params, opened.notes)
         if threshold_of(opened, false_alarm, needed=needed, todo=todo[0]) is None:
             shown.note("no alarms: the monitor is not calibrated")
             shown.next_line(*todo)
-        sets = []
+        sets, data = [], _data_of(opened)
         for specs, is_known in ((known, True), (unknown, False)):
             for spec in specs or ():
-                name, data = named_data(spec)
-                batches = batches_of(data, batch_size, form)
+                name, where = named_data(spec)
+                data[name] = where
+                batches = batches_of(where, batch_size, form)
                 sets.append(_scored_set(opened, name, batches, is_known))
         watched = None
         if stream is not None and opened.calibration is not None:
+            data["stream"] = stream
             batches = batches_of(stream, batch_size, form)
             scores = _scored_set(opened, "stream", batches, True).scores
             watched = WatchedStream.of(DriftAlarm(opened.calibration), scores)
-        page = Report(opened, sets, stream=watched, title=title, false_alarm=false_alarm)
+        page = Report(
+            opened,
+            sets,
+            stream=watched,
+            title=title,
+            false_alarm=false_alarm,
+            command=shlex.join(["scod", *sys.argv[1:]]),
+            data=data,
+            earlier=earlier,
+        )
         with contextlib.redirect_stdout(sys.stderr):  # the user's model may print
             page.save(output)
     if as_json:
         counts = {one.name: len(one) for one in sets}
-        shown.show_json({"report": str(output), "sets": counts})
+        numbers = str(output.with_suffix(".json"))
+        shown.show_json({"report": str(output), "numbers": numbers, "sets": counts})
         return
     shown.show_facts({"report": str(output.resolve())})
     if not sets:
         shown.note(
             "no inputs were given: type --known DATA and --unknown DATA for their scores"
         )
+
+
+def check_page(output: Path, given: Mapping[str, Any]) -> None:
+    """Raise if a page or the numbers beside it cannot be written, as `check_output` does.
+
+    Args:
+        output: Where the page is to be.
+        given: All that the command was given.
+    """
+    from scodkit.report.report import is_numbers, numbers_beside
+
+    shown.check_output(output, given, is_page)
+    shown.check_output(numbers_beside(output), given, is_numbers)
+
+
+def _data_of(monitor: Monitor) -> dict[str, str]:
+    """Return where the data of the fit and of the calibration is from."""
+    of = {"training": "fit", "held out": "calibrate"}
+    noted = {name: monitor.notes.get(verb, {}).get("data") for name, verb in of.items()}
+    return {name: str(where) for name, where in noted.items() if where is not None}
 
 
 def is_page(path: Path) -> bool:
@@ -137,7 +187,7 @@ def _scored_set(monitor: Monitor, name: str, batches: Iterable[Any], known: bool
     from scodkit.report import ScoredSet
 
     samples = samples_of(batches)  # read again for the few that the page shows
-    scored, tensors, num_bytes = [], [], 0
+    scored, tensors, labels, num_bytes = [], [], [], 0
     title = f"scoring {shown.visible(name)}"
     for batch, part in scored_batches(monitor, batches, title):
         scored.append(part)
@@ -145,6 +195,7 @@ def _scored_set(monitor: Monitor, name: str, batches: Iterable[Any], known: bool
             first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
             tensors.append(first if isinstance(first, torch.Tensor) else torch.empty(0))
             num_bytes += tensors[-1].nbytes
+            labels.append(batch[1] if first is not batch and len(batch) > 1 else None)
     if not scored:
         raise BatchError(f"expected inputs in {name!r}, got none; leave the set out")
     scores = torch.cat([part.score.cpu() for part in scored])
@@ -152,11 +203,51 @@ def _scored_set(monitor: Monitor, name: str, batches: Iterable[Any], known: bool
     same_shape = len({part.shape[1:] for part in tensors}) == 1
     if same_shape and sum(map(len, tensors)) == len(scores):
         inputs = torch.cat(tensors)
+    outputs = torch.cat([part.output.detach().cpu() for part in scored])
     return ScoredSet(
         name,
         scores,
         known,
         inputs=inputs,
-        outputs=torch.cat([part.output.detach().cpu() for part in scored]),
+        outputs=outputs,
+        targets=_targets(monitor, labels if samples is None else samples.targets, outputs),
         labels=None if samples is None else samples.names,
     )
+
+
+def _targets(
+    monitor: Monitor, found: Sequence[object] | None, outputs: Tensor
+) -> Tensor | None:
+    """Return the right classes or outputs of a set; None where they cannot be told.
+
+    Args:
+        monitor: With names of classes among its notes, or without.
+        found: Cells of a table, or labels batch by batch.
+        outputs: What the model returned.
+    """
+    import torch
+
+    from scodkit.report.findings import is_classifier
+
+    if not found:
+        return None
+    if all(isinstance(label, torch.Tensor) for label in found):
+        parts = [label.detach().cpu() for label in found if isinstance(label, torch.Tensor)]
+        targets = torch.cat(parts) if all(part.ndim for part in parts) else torch.empty(0)
+        whole = not targets.is_floating_point() and targets.shape == outputs.shape[:1]
+        alike = targets.shape == outputs.shape if targets.is_floating_point() else whole
+        return targets if (whole if is_classifier(monitor) else alike) else None
+    if not all(isinstance(cell, str) for cell in found):
+        return None
+    try:
+        if is_classifier(monitor):
+            names = monitor.notes.get("classes") or [str(i) for i in range(outputs.shape[1])]
+            return torch.tensor([list(names).index(cell) for cell in found])
+        numbers = torch.tensor([float(str(cell)) for cell in found], dtype=torch.float64)
+    except ValueError:
+        shown.note(
+            "the target is left out of the report: its cells are neither numbers nor names of "
+            "classes; name those in the order of the model, --classes cat,dog"
+        )
+        return None
+    return numbers[:, None] if outputs.shape[1:] == (1,) else None

@@ -14,7 +14,7 @@ from scodkit.errors import CalibrationWarning, MergeError, OptionError, Repeated
 from scodkit.factors.choose import CHECK_EVERY, choose_engine, named_engine
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.pieces import FactorSource
-from scodkit.fit.data import joined, seen_again
+from scodkit.fit.data import Again, joined, seen_again
 from scodkit.fit.probes import Probes
 from scodkit.likelihoods import Heads, Likelihood
 from scodkit.likelihoods.task import Task
@@ -230,11 +230,14 @@ class Fitted:
             )
         return self.state
 
-    def warn_of_held_out(self, samples: Tensor | None) -> None:
+    def warn_of_held_out(self, samples: Tensor | None) -> Again | None:
         """Warn if held-out samples were fitted.
 
         Args:
             samples: Their digests; None where they are not known.
+
+        Returns:
+            How many were; None for none.
         """
         again = seen_again(self.samples, samples)
         if again is not None:
@@ -245,6 +248,7 @@ class Fitted:
                 CalibrationWarning,
                 stacklevel=3,
             )
+        return again
 
     def check_other_samples(self, samples: Tensor | None) -> None:
         """Make sure no sample would count twice, in whatever batches and order it comes.

@@ -1,5 +1,19 @@
-"""One page that shows a monitor at work."""
+"""One page that shows a monitor at work, and its numbers."""
 
-from scodkit.report.report import MethodLine, Report, ScoredSet, WatchedStream, check_installed
+from scodkit.report.report import (
+    MethodLine,
+    Report,
+    ScoredSet,
+    WatchedStream,
+    check_installed,
+    read_numbers,
+)
 
-__all__ = ["MethodLine", "Report", "ScoredSet", "WatchedStream", "check_installed"]
+__all__ = [
+    "MethodLine",
+    "Report",
+    "ScoredSet",
+    "WatchedStream",
+    "check_installed",
+    "read_numbers",
+]

@@ -2,98 +2,171 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from PIL import Image, ImageColor
-from torch import Tensor
 
-from scodkit import __version__
-from scodkit.errors import ScodError
-from scodkit.explain import Columns, Explanation, plots
-from scodkit.explain.words import Names, in_words
-from scodkit.metrics import curves
-from scodkit.model.inputs import Inputs
+from scodkit.errors import OptionError
+from scodkit.explain.words import layer_names
 from scodkit.monitor import Monitor
-from scodkit.report import charts
-from scodkit.report.page import Cell, Picture, Row, Section, Table, cell, percent, render
+from scodkit.report import charts, monitor_charts
+from scodkit.report.checks import (
+    FAILED,
+    FAILED_LEVEL,
+    LOOK,
+    LOOK_LEVEL,
+    NOT_CHECKED,
+    PASSED,
+    Check,
+    checks_of,
+)
+from scodkit.report.drawing import colours_of
+from scodkit.report.findings import Findings
+from scodkit.report.gallery import gallery, listed
+from scodkit.report.numbers import by_kind, compared, document, thresholds, versions
+from scodkit.report.page import Cell, Row, Section, Table, cell, render
+from scodkit.report.rates import Rate, percent
 from scodkit.report.report import MethodLine, Report, ScoredSet
-from scodkit.summary import Summary
 
-_SAMPLES = 12  # of each set, in the table of samples
 _EXPLAINED = 60  # samples of each set whose layers' shares are added up
 _MOST_LAYERS = 20
-_PER_ROW = 6  # pictures
-_LARGEST = 160  # pixels along a side of a picture
-_MOST_BARS = 96
+_LONGEST = 300  # letters of a note
 
 
-def page_of(report: Report) -> str:
-    """Return the page of a report as HTML.
+def made(report: Report) -> tuple[str, dict[str, Any]]:
+    """Return the page of a report as HTML, and its numbers.
 
     Args:
         report: What to show.
     """
-    monitor, sets, summary = report.monitor, report.sets, report.monitor.summary()
-    known = [one.scores for one in sets if one.known]
-    curves_by_set = {
-        one.name: curves(torch.cat(known), one.scores)
-        for one in sets
-        if known and not one.known
-    }
-    p_values = {one.name: one.p_values for one in sets if one.p_values is not None}
-    calibration, threshold = monitor.calibration, None
-    if calibration is not None and calibration.groups is None:
-        p_values = {one.name: calibration.p_value(one.scores) for one in sets} | p_values
-        threshold = calibration.threshold(report.false_alarm)
-    rates = {
-        name: float((values <= report.false_alarm).double().mean())
-        for name, values in p_values.items()
-    }
-    facts = {f"AUROC, {name}": f"{pair.roc.area:.3f}" for name, pair in curves_by_set.items()}
-    facts |= {f"alarms, {name}": percent(rate) for name, rate in rates.items()}
-    if threshold is not None:
-        facts["alarm above"] = f"{threshold:.3g} nats"
-    facts["captured curvature"] = percent(summary.captured)
-    if report.stream is not None and report.stream.alarmed_at is not None:
-        facts["stream alarm at sample"] = str(report.stream.alarmed_at)
-    pictures, no_slopes = gallery(monitor, sets)
-    drawn = charts.histogram(sets, threshold, report.false_alarm)
+    found = Findings.of(report)
+    checks, monitor = checks_of(found), report.monitor
+    promise, promised = charts.promise(found)
+    errors, kept = charts.errors(found)
+    numbers = document(found, checks, promised, kept)
+    pictures, no_slopes = gallery(found)
+    slider = thresholds(found)
     verdict = "" if report.stream is None else report.stream.verdict
+    stream = monitor_charts.stream_charts(report.stream, found.threshold)
+    fit = monitor_charts.spectrum(found.summary) + monitor_charts.captured(found.summary)
+    drawn = charts.histogram(found)
     sections = (
-        Section("scores", charts=drawn, tables=[_scores(sets, rates)]),
-        Section("separation", charts=charts.separation(curves_by_set)),
+        Section("scores", charts=drawn, slider=slider, tables=[_scores(found)]),
+        Section("promise-kept", charts=promise),
+        Section("separation", charts=charts.separation(found)),
+        Section("classes", tables=[_classes(found)]),
+        Section("mistakes", charts=errors),
+        Section(
+            "inputs",
+            note=no_slopes,
+            gallery=pictures,
+            filters=_filters(found),
+            tables=[listed(found)],
+        ),
         Section("methods", tables=[_methods(report.methods)]),
-        Section("stream-of-samples", verdict, charts=charts.stream_charts(report.stream)),
-        Section("gallery", gallery=pictures, note=no_slopes),
-        Section("samples", tables=[_samples(report, p_values)]),
-        Section("layers", tables=_layers(monitor, sets)),
-        Section("fit", charts=charts.spectrum(summary) + charts.captured(summary)),
-        Section("configuration", tables=[_settings(monitor)], folded=[_parameters(monitor)]),
+        Section("stream-of-samples", verdict, charts=stream, stacked=True),
+        Section("layers", tables=_layers(monitor, report.sets)),
+        Section("fit", charts=fit),
+        Section("compared", tables=_compared(numbers, report)),
+        Section(
+            "configuration", tables=[_settings(found, numbers)], folded=[_parameters(monitor)]
+        ),
     )
-    shown = [section for section in sections if section]
-    lead = _lead(report, summary, rates)
-    return render(shown, title=report.title, lead=lead, facts=facts, notes=summary.notes)
+    page = render(
+        [section for section in sections if section],
+        slider,
+        title=report.title,
+        lead=_lead(found),
+        made=_made_by(numbers),
+        checks=checks,
+        verdicts=_verdicts(checks),
+        levels=_levels(checks),
+        facts=_facts(found),
+        notes=found.summary.notes,
+    )
+    return page, numbers
 
 
-def _lead(report: Report, summary: Summary, rates: Mapping[str, float]) -> str:
+def _verdicts(checks: Sequence[Check]) -> str:
+    """Return how many checks have each verdict."""
+    counts = Counter(check.verdict for check in checks)
+    if len(counts) == 1 and PASSED in counts:
+        return f"all {len(checks)} passed"
+    words = {FAILED: "failed", LOOK: "to look at", NOT_CHECKED: "not checked", PASSED: "passed"}
+    return ", ".join(f"{counts[own]} {word}" for own, word in words.items() if counts[own])
+
+
+def _lead(found: Findings) -> str:
+    """Return a sentence of what was looked at, and one of when an alarm is raised."""
+    report, calibration = found.report, found.report.monitor.calibration
+    sets = [
+        f"{len(one)} inputs of {one.name} ({'known' if one.known else 'unknown'})"
+        for one in report.sets
+    ]
+    *first, last = sets or ["no inputs"]
+    asked = f"{', '.join(first)} and {last}" if first else last
     lead = (
-        f"{type(report.monitor.model).__name__} with {summary.num_parameters} weights looked "
-        f"at, fitted on {summary.num_data} samples."
+        f"A {type(report.monitor.model).__name__} network, fitted on "
+        f"{found.summary.num_data} inputs, was asked about {asked}."
     )
-    if rates:
-        *first, last = [f"{percent(rate)} of {name}" for name, rate in rates.items()]
-        raised = f"{', '.join(first)} and {last}" if first else last
-        accepted = cell(100 * report.false_alarm).text
-        lead += f" Where {accepted} % false alarms are accepted, {raised} raise one."
+    if found.threshold is not None and calibration is not None:
+        lead += (
+            f" Scores above {found.threshold:.3g} nats raise an alarm; this threshold is from "
+            f"{calibration.num_data} held-out inputs, for "
+            f"{cell(100 * report.false_alarm).text} % false alarms."
+        )
     return lead
 
 
-def _scores(sets: Sequence[ScoredSet], rates: Mapping[str, float]) -> Table:
+def _made_by(numbers: Mapping[str, Any]) -> str:
+    """Return when, with what and from what the report was made."""
+    when = numbers["made"].replace("T", " ").replace("+00:00", " UTC")
+    own = numbers["versions"]
+    return f"{when}, scodkit {own['scodkit']}, torch {own['torch']}, Python {own['python']}"
+
+
+def _levels(checks: Sequence[Check]) -> str:
+    """Return what chance does to the checks."""
+    tests = sum(check.chance is not None for check in checks)
+    levels = "Ranges on this page are intervals of 95 %."
+    if tests:
+        levels += (
+            f" Where all is well, chance alone fails a check on at most "
+            f"{percent(FAILED_LEVEL, 0)} of pages, and marks one to look at on at most "
+            f"{percent(LOOK_LEVEL, 0)}."
+        )
+    return levels
+
+
+def _facts(found: Findings) -> dict[str, tuple[str, str]]:
+    """Return the numbers to see first, each with its interval or its unit."""
+    facts, known = {}, [one.name for one in found.known]
+    for name, rate in found.alarms.items():
+        what = "false alarms" if name in known else "caught"
+        facts[f"{what}, {name}"] = (percent(rate.share), rate.detail)
+    for name, rate in found.mistakes.items():
+        facts[f"mistakes, {name}"] = (percent(rate.share), rate.detail)
+    for name, pair in found.curves.items():
+        roc = pair.roc
+        ends = f"{roc.area_low:.3f} to {roc.area_high:.3f}"
+        facts[f"AUROC, {name}"] = (f"{roc.area:.3f}", ends)
+    if found.threshold is not None:
+        facts["alarm above"] = (f"{found.threshold:.3g} nats", "score of an input")
+    facts["captured curvature"] = (
+        percent(found.summary.captured),
+        f"{len(found.summary.values)} directions",
+    )
+    stream = found.report.stream
+    if stream is not None and stream.alarmed_at is not None:
+        facts["stream alarm at sample"] = (str(stream.alarmed_at), f"of {len(stream.scores)}")
+    return facts
+
+
+def _scores(found: Findings) -> Table:
     """Return quantiles of the scores of each set, and its share of alarms."""
     levels = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
     rows = [
@@ -102,89 +175,69 @@ def _scores(sets: Sequence[ScoredSet], rates: Mapping[str, float]) -> Table:
             "known" if one.known else "unknown",
             cell(len(one), "d"),
             *torch.quantile(one.scores, levels, interpolation="lower").tolist(),
-            cell(rates.get(one.name), ".1%"),
+            _rate(found.alarms.get(one.name)),
+            _rate(found.mistakes.get(one.name)),
         )
-        for one in sets
+        for one in found.report.sets
     ]
-    titles = ("set", "kind", "inputs", "5 % below", "median", "95 % below", "alarms")
+    titles = (
+        *("set", "kind", "inputs", "5 % below", "median", "95 % below"),
+        *("alarms", "mistakes"),
+    )
     return Table("Scores of the sets, in nats", titles, rows, sortable=True)
 
 
-def _methods(methods: Sequence[MethodLine]) -> Table:
-    columns = {
-        "AUROC": ("auroc", ".3f"),
-        "AUPR": ("aupr", ".3f"),
-        "false alarms": ("false_alarms", ".1%"),
-        "caught": ("caught", ".1%"),
-        "cost": ("forward_passes", ".1f"),
-        "fit, s": ("fit_seconds", ".2f"),
-    }
-    rows: list[Row] = [
-        (line.name, *(cell(getattr(line, name), form) for name, form in columns.values()))
-        for line in methods
-    ]
-    caption = "Methods; cost is the time of a scored prediction over that of a bare one"
-    return Table(caption, ("method", *columns), rows, sortable=True)
+def _rate(rate: Rate | None) -> Cell | None:
+    return None if rate is None else Cell(rate.words, rate.share)
 
 
-def gallery(
-    monitor: Monitor, sets: Sequence[ScoredSet]
-) -> tuple[dict[str, list[Picture]], str]:
-    """Return the most and the least atypical inputs of the sets that can be shown.
-
-    Args:
-        monitor: Fitted.
-        sets: Scored inputs.
-
-    Returns:
-        Two rows for each set, by their titles; and why there are no slopes, empty if there
-        are.
-    """
-    rows: dict[str, list[Picture]] = {}
-    note = ""
-    for one in sets:
-        if one.inputs is None or not _can_be_shown(one.inputs[0].shape):
-            continue
-        order = one.scores.argsort(stable=True).tolist()
-        few = min(_PER_ROW, len(order) // 2 or 1)
-        indices = order[::-1][:few] + order[:few]
-        inputs = one.batch(indices)
-        explanation, missing = _explained(monitor, inputs)
-        note = max(note, missing)
-        pictures = [
-            _picture(monitor, one, index, inputs[place], explanation, place)
-            for place, index in enumerate(indices)
-        ]
-        rows[f"{one.name}: most atypical"] = pictures[:few]
-        rows[f"{one.name}: least atypical"] = pictures[few:]
-    return rows, note
-
-
-def _samples(report: Report, p_values: Mapping[str, Tensor]) -> Table:
+def _classes(found: Findings) -> Table:
+    """Return alarms and mistakes by class."""
     rows: list[Row] = []
-    for one in report.sets:
-        indices = one.spread(_SAMPLES)
-        columns = None
-        if one.inputs is not None:
-            columns = _columns(report.monitor, one.batch(indices))
-        for place, index in enumerate(indices):
-            label = prediction = p_value = alarm = None
-            if one.labels is not None:
-                label = one.labels[index]
-            if one.outputs is not None:
-                prediction = _prediction(report.monitor, one.outputs[index])
-            if one.name in p_values:
-                p_value = float(p_values[one.name][index])
-                alarm = "alarm" if p_value <= report.false_alarm else "no"
-            score, sample = float(one.scores[index]), cell(index, "d")
-            farthest = None if columns is None else columns.farthest(place)
-            row = (one.name, label, prediction, score, p_value, alarm, sample, farthest)
-            rows.append(row)
+    for one in found.report.sets:
+        table = by_kind(found, one.name)
+        if len(table) < 2:
+            continue
+        for kind, (raised, wrong) in table.items():
+            count = sum(own == kind for own in found.kinds[one.name])
+            rows.append((kind, one.name, cell(count, "d"), _rate(raised), _rate(wrong)))
+    titles = ("class", "set", "inputs", "alarms", "mistakes")
+    return Table("Alarms and mistakes by class", titles, rows, sortable=True)
+
+
+def _filters(found: Findings) -> dict[str, Sequence[str]]:
+    """Return what inputs can be chosen by."""
+    show = ["a few of each set", "all"]
+    show += ["alarms", "no alarm"] if found.flags else []
+    show += ["mistakes"] if found.mistakes else []
+    kinds = dict.fromkeys(kind for own in found.kinds.values() for kind in sorted(set(own)))
+    return {"show": show, "set": [one.name for one in found.report.sets], "class": list(kinds)}
+
+
+def _methods(methods: Sequence[MethodLine]) -> Table:
+    rows: list[Row] = []
+    for line in methods:
+        auroc = cell(line.auroc, ".3f")
+        if line.auroc is not None and line.auroc_ends is not None:
+            low, high = line.auroc_ends
+            auroc = Cell(f"{auroc.text} ({low:.3f} to {high:.3f})", line.auroc)
+        shares: list[Cell] = []
+        for place, share in enumerate((line.false_alarms, line.caught)):
+            if share is None or line.inputs is None:
+                shares.append(cell(share, ".1%"))
+            else:
+                total = line.inputs[place]
+                shares.append(_rate(Rate(round(share * total), total)) or cell(None))
+        passes, seconds = cell(line.forward_passes, ".2g"), cell(line.fit_seconds, ".2f")
+        rows.append((line.name, auroc, cell(line.aupr, ".3f"), *shares, passes, seconds))
     titles = (
-        *("set", "is", "prediction", "score", "p-value", "alarm", "sample"),
-        "farthest from the training mean",
+        *("method", "AUROC", "AUPR", "false alarms", "caught"),
+        *("time, in forward passes", "fit, seconds"),
     )
-    caption = "Samples of each set, from the least to the most atypical, evenly by rank"
+    caption = (
+        "Methods, with intervals of 95 %. Where two intervals overlap, the methods may be "
+        "equally good; times change from run to run"
+    )
     return Table(caption, titles, rows, sortable=True)
 
 
@@ -192,7 +245,7 @@ def _layers(monitor: Monitor, sets: Sequence[ScoredSet]) -> list[Table]:
     """Return the shares of the layers in the scores of each set with inputs."""
     layers: tuple[str, ...] = ()
     shown, colours, shares = [], [], []
-    for one, colour in zip(sets, charts.colours_of(sets), strict=True):
+    for one, colour in zip(sets, colours_of(sets), strict=True):
         if one.inputs is None:
             continue
         split = monitor.explain(one.batch(one.spread(_EXPLAINED))).layers
@@ -222,15 +275,39 @@ def _bar(share: float, colour: str) -> Cell:
     return Cell(cell(share, ".1%").text, share, max(-1.0, min(1.0, share)), colour)
 
 
-def _settings(monitor: Monitor) -> Table:
-    """Return the configuration of a fitted monitor, with the fingerprints of its weights."""
+def _compared(numbers: Mapping[str, Any], report: Report) -> list[Table]:
+    """Return the table of two reports, if there is another one.
+
+    Raises:
+        OptionError: If the other one is of a form that is not known.
+    """
+    if report.earlier is None:
+        return []
+    try:
+        return [compared(numbers, report.earlier)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise OptionError(
+            f"expected the numbers of a report of this version, got others ({error!r}); make "
+            "the other report again"
+        ) from error
+
+
+def _settings(found: Findings, numbers: Mapping[str, Any]) -> Table:
+    """Return what made this page, with the fingerprints of the weights."""
+    report, monitor = found.report, found.report.monitor
     fitted, basis, calibration = monitor.fitted, monitor.basis, monitor.calibration
     calibrated_on = "none"
     if calibration is not None:
-        calibrated_on = f"{calibration.num_data} held-out samples"
+        calibrated_on = f"{calibration.num_data} held-out inputs"
         if calibration.groups is not None:
             calibrated_on += f" in {len(set(calibration.groups.tolist()))} groups"
-    settings = {
+    settings = {"made": numbers["made"]}
+    settings |= {"command": report.command} if report.command else {}
+    settings |= {f"data, {name}": where for name, where in report.data.items()}
+    settings |= {
+        "inputs fitted": f"{basis.num_data}, {monitor.skipped} skipped",
+        "calibration": calibrated_on,
+        **{f"inputs, {one.name}": str(len(one)) for one in report.sets},
         "model": type(monitor.model).__name__,
         "likelihood": repr(monitor.likelihood),
         "sketch": repr(monitor.sketch),
@@ -238,141 +315,33 @@ def _settings(monitor: Monitor) -> Table:
         "prior scale": f"{monitor.prior_scale:g}",
         "task": "all of the prediction" if monitor.task is None else "a function",
         "output of a sample": str(tuple(fitted.shape)),
-        "samples fitted": f"{basis.num_data}, {monitor.skipped} skipped",
         "captured curvature": f"{basis.captured:.4f} of {basis.trace:.4g}",
         "scores are upper bounds of exact ones": "yes" if basis.over_estimates else "not known",
-        "calibration": calibrated_on,
         "fingerprint of the chosen weights": fitted.fingerprints.parameters,
         "fingerprint of the model": fitted.fingerprints.model,
-        "scodkit": __version__,
-        "torch": torch.__version__,
+        **versions(),
     }
-    settings |= {f"note: {name}": json.dumps(value) for name, value in monitor.notes.items()}
+    settings |= {f"note, {name}": _in_words(value) for name, value in monitor.notes.items()}
     rows = list(settings.items())
-    return Table("Configuration and fingerprints", ("what", "value"), rows)
+    return Table("What made this page", ("what", "value"), rows)
+
+
+def _in_words(note: object) -> str:
+    """Return a note of a monitor as words."""
+    if isinstance(note, Mapping):
+        return "; ".join(f"{key} {_in_words(value)}" for key, value in note.items())
+    if isinstance(note, (list, tuple)):
+        return ", ".join(map(_in_words, note))[:_LONGEST]
+    return note if isinstance(note, str) else json.dumps(note)[:_LONGEST]
 
 
 def _parameters(monitor: Monitor) -> Table:
-    """Return the chosen parameters by name, with their shapes and sizes."""
-    rows = [
-        (block.name, " x ".join(map(str, block.shape)) or "1", float(math.prod(block.shape)))
-        for block in monitor.fitted.parameters.blocks
-    ]
-    return Table("Weights the scores are about", ("parameter", "shape", "numbers"), rows)
-
-
-def _can_be_shown(shape: torch.Size) -> bool:
-    """Return whether samples are ``(H, W)``, ``(1, H, W)``, ``(3, H, W)``, or ``(n > 1,)``."""
-    if len(shape) == 1:
-        return shape[0] > 1
-    return len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))
-
-
-def _explained(monitor: Monitor, inputs: Tensor) -> tuple[Explanation, str]:
-    """Return an explanation, with slopes if there are any, and why there are none."""
-    missing = "the inputs are not floating-point numbers"
-    if inputs.is_floating_point():
-        try:
-            return monitor.explain(inputs, saliency=True), ""
-        except ScodError as error:
-            missing = str(error)
-    return monitor.explain(inputs), f"No slopes: {missing}."
-
-
-def _picture(
-    monitor: Monitor,
-    one: ScoredSet,
-    index: int,
-    sample: Tensor,
-    explanation: Explanation,
-    place: int,
-) -> Picture:
-    says = [] if one.labels is None else [one.labels[index]]
-    columns, saliency = explanation.columns, explanation.saliency
-    if columns is not None:
-        says += columns.sentences(place) or filter(None, [columns.farthest(place)])
-        if columns.spread is not None:
-            sample = columns.distance[place]
-    if one.outputs is not None:
-        says.append("predicted " + _prediction(monitor, one.outputs[index]))
-    says.append(f"score {cell(float(one.scores[index])).text}")
-    is_image, drawn, scale = sample.ndim > 1, None, ""
-    if saliency is not None and bool(saliency.gradient[place].isfinite().all()):
-        slopes = saliency.shown(place)
-        drawn = slope_map(slopes) if is_image else bars(slopes)
-        if is_image:
-            scale = f"{float(plots.image_planes(slopes).sum(0).abs().max()):.2g}"
-        else:
-            steepest = saliency.steepest(place, 1).items()
-            says += [
-                f"steepest slope: {at} {slope:+.3g} {saliency.unit}" for at, slope in steepest
-            ]
-    name = f"{one.name}, sample {index}"
-    return Picture(name, says, image(sample) if is_image else bars(sample), drawn, scale)
-
-
-def _columns(monitor: Monitor, inputs: Tensor) -> Columns | None:
-    """Return the columns of inputs that are rows of a table; None of others."""
-    names = Names.of(inputs, monitor.notes)
-    return Columns.of(monitor.fitted.columns, Inputs((inputs,), {}), names)
-
-
-def _prediction(monitor: Monitor, output: Tensor) -> str:
-    """Return a prediction in words, whose percentages stay on one line."""
-    words = in_words(monitor.likelihood, output, monitor.notes.get("classes"))
-    return words.replace(" %", "\N{NO-BREAK SPACE}%")
-
-
-def image(sample: Tensor) -> str:
-    """Return an image as a data URI, its own range of values from black to white.
-
-    Args:
-        sample: ``(H, W)`` or ``(C, H, W)``; NaN and infinities are black.
-    """
-    pixels = (plots.scaled_image(_finite(sample)) * 255).round().to(torch.uint8)
-    return _data_uri(Image.fromarray(pixels.contiguous().numpy()))
-
-
-def slope_map(gradient: Tensor) -> str:
-    """Return slopes as a data URI: orange where more raises the score, blue where it lowers it.
-
-    Args:
-        gradient: ``(H, W)`` or ``(C, H, W)``; summed over channels. Zero is transparent.
-    """
-    slopes = plots.image_planes(_finite(gradient)).sum(0)
-    strength = slopes.abs() / slopes.abs().max().clamp_min(1e-300)
-    pixels = torch.empty(*slopes.shape, 4, dtype=torch.uint8)
-    pixels[..., :3] = torch.tensor(ImageColor.getrgb(plots.LOWERS), dtype=torch.uint8)
-    rises = torch.tensor(ImageColor.getrgb(plots.RAISES), dtype=torch.uint8)
-    pixels[..., :3][slopes > 0] = rises  # in two steps: torch 2.6 takes no mask beside a slice
-    pixels[..., 3] = (strength * 255).round().to(torch.uint8)
-    return _data_uri(Image.fromarray(pixels.numpy()))
-
-
-def bars(values: Tensor) -> list[float]:
-    """Return a vector as heights in [-1, 1]; of a long one the largest of each stretch.
-
-    Args:
-        values: ``(n,)``; NaN and infinities have no height.
-
-    Examples:
-        >>> bars(torch.tensor([1.0, -2.0, float("nan")]))
-        [0.5, -1.0, 0.0]
-    """
-    heights = _finite(values)
-    if len(heights) > _MOST_BARS:
-        stretches = heights.tensor_split(_MOST_BARS)
-        heights = torch.stack([part[part.abs().argmax()] for part in stretches])
-    heights = heights / heights.abs().max().clamp_min(1e-300)
-    return [round(height, 4) for height in heights.tolist()]
-
-
-def _finite(values: Tensor) -> Tensor:
-    return values.detach().double().cpu().nan_to_num(0.0, 0.0, 0.0)
-
-
-def _data_uri(picture: Image.Image) -> str:
-    picture.thumbnail((_LARGEST, _LARGEST))
-    png = io.BytesIO()
-    picture.save(png, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()
+    """Return the chosen parameters by layer and name, with their shapes and sizes."""
+    rows = []
+    for block in monitor.fitted.parameters.blocks:
+        path = block.name.rpartition(".")[0]
+        (layer,) = layer_names(monitor.model, [path]) if path else ("the model itself",)
+        shape = " x ".join(map(str, block.shape)) or "1"
+        rows.append((block.name, layer, shape, cell(math.prod(block.shape), "d")))
+    titles = ("parameter", "layer", "shape", "numbers")
+    return Table("Weights the scores are about", titles, rows)

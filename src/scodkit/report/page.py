@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, TypeAlias
 
@@ -20,8 +20,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from scodkit import __version__
-
-_PERCENT = "\N{NO-BREAK SPACE}%"
+from scodkit.report.rates import PERCENT
 
 # a row as callers write it: numbers are shown with three digits, None is a blank cell
 Row: TypeAlias = "Sequence[Cell | str | float | None]"
@@ -63,6 +62,7 @@ class Table:
         columns: Their titles; the first column names the rows.
         rows: As many cells, words, numbers or None each.
         sortable: Whether readers may sort it.
+        attributes: Of each row, by name, for the page's script.
 
     Attributes:
         numeric: Whether each column holds numbers, which are set flush right.
@@ -73,11 +73,17 @@ class Table:
     """
 
     def __init__(
-        self, caption: str, columns: Sequence[str], rows: Sequence[Row], sortable: bool = False
+        self,
+        caption: str,
+        columns: Sequence[str],
+        rows: Sequence[Row],
+        sortable: bool = False,
+        attributes: Sequence[Mapping[str, str]] = (),
     ) -> None:
         cells = [[cell(value) for value in row] for row in rows]
         shown = [i for i in range(len(columns)) if any(row[i].text for row in cells)]
         self.caption, self.sortable = caption, sortable
+        self.attributes = attributes or [{}] * len(rows)
         self.columns = [columns[i] for i in shown]
         self.rows = [[row[i] for i in shown] for row in cells]
         self.numeric = [any(row[i].order is not None for row in cells) for i in shown]
@@ -100,17 +106,7 @@ def cell(value: Cell | str | float | None, form: str = ".3g") -> Cell:
         return Cell(value or "")
     if math.isinf(value):
         return Cell("∞" if value > 0 else "-∞", value)
-    return Cell(format(value, form).replace("%", _PERCENT), value)
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """Return a share as a percentage, with a no-break space before the sign.
-
-    Args:
-        share: In [0, 1], as a rule.
-        digits: After the point.
-    """
-    return f"{100 * share:.{digits}f}{_PERCENT}"
+    return Cell(format(value, form).replace("%", PERCENT), value)
 
 
 @dataclass(frozen=True)
@@ -134,21 +130,28 @@ class Chart:
 
 @dataclass(frozen=True)
 class Picture:
-    """One input of the gallery: an image or a vector, with the slopes of its score.
+    """One input of the gallery: an image, a vector or columns, with the slopes of its score.
 
     Args:
         name: Its set and index.
         says: Label, prediction and score.
-        values: Data URI of an image, or heights of a vector's numbers in [-1, 1].
+        values: Data URI of an image, or heights of a vector's numbers in [-1, 1]; None where
+            columns are shown.
         slopes: Likewise of the slopes; None where there are none.
         scale: The largest slope of an image, in nats per unit; empty for a vector.
+        columns: Of a row of a table.
+        marks: "alarm", "mistake".
+        attributes: For the page's script, by name.
     """
 
     name: str
     says: Sequence[str]
-    values: str | Sequence[float]
+    values: str | Sequence[float] | None
     slopes: str | Sequence[float] | None
     scale: str = ""
+    columns: Table | None = None
+    marks: Sequence[str] = ()
+    attributes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -159,8 +162,11 @@ class Section:
         name: Its id in the page, where its heading and introduction are, too.
         says: What it shows, in place of that introduction.
         charts: Side by side where there is room.
+        stacked: One chart below the other instead.
         tables: One below the other.
         note: Why something is missing from the gallery.
+        slider: Other thresholds; see `scodkit.report.numbers.thresholds`.
+        filters: Values that inputs may be chosen by, by what they are.
         gallery: Rows of pictures, by their titles.
         folded: Tables that are shown when asked for.
     """
@@ -168,8 +174,11 @@ class Section:
     name: str
     says: str = ""
     charts: Sequence[Chart] = ()
+    stacked: bool = False
     tables: Sequence[Table] = ()
     note: str = ""
+    slider: Mapping[str, Any] | None = None
+    filters: Mapping[str, Sequence[str]] | None = None
     gallery: Mapping[str, Sequence[Picture]] | None = None
     folded: Sequence[Table] = ()
 
@@ -177,17 +186,20 @@ class Section:
         return bool(self.charts or self.gallery or any(one.rows for one in self.tables))
 
 
-def render(sections: Sequence[Section], **heading: object) -> str:
-    """Return a page as HTML.
+def render(sections: Sequence[Section], slider: object, **heading: object) -> str:
+    """Return the page as HTML.
 
-    Scripts, style and pictures are inside. Words from outside are escaped; and were one to
-    get through, the page's policy lets no script run but the two whose hashes it names, and
-    nothing be fetched.
+    Charts, script, style and pictures are inside. Words from outside are escaped; and were
+    one to get through, the page's policy lets no script run but the two whose hashes it
+    names, and nothing be fetched.
 
     Args:
         sections: The page below its heading.
-        heading: ``title``, ``lead``: a sentence or two below it, ``facts``: numbers to see
-            first, with their units, by label, and ``notes``: what looks wrong.
+        slider: What other thresholds would do, for the page's script.
+        heading: ``title``, ``lead``: sentences below it, ``made``: when and by what,
+            ``checks``, ``verdicts``: how many have each, ``levels``: what chance does to them,
+            ``facts``: numbers to see first, each with what is known of it, by label, and
+            ``notes``: what looks wrong.
     """
     charts = [chart for section in sections for chart in section.charts]
     theme = Theme(json=json.loads(_read("theme.json")))
@@ -202,7 +214,7 @@ def render(sections: Sequence[Section], **heading: object) -> str:
         version=__version__,
         policy=_policy(bokeh, script),
         style=Markup(_read("page.css")),
-        plots=htmlsafe_json_dumps(plots),
+        data=htmlsafe_json_dumps({"plots": plots, "slider": slider}),
         bokeh=Markup(bokeh),
         script=Markup(script),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,9 @@ from scodkit.errors import BatchError, OptionError, optional
 from scodkit.likelihoods import Heads
 from scodkit.monitor import Monitor
 from scodkit.numerics.artifact import check_place
-from scodkit.numerics.files import replacing
+from scodkit.numerics.files import regular_file, replacing
+
+KIND = "numbers of a scodkit report"
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,10 @@ class ScoredSet:
         outputs: ``(n, *shape)``, what the model returned.
         p_values: ``(n,)`` in (0, 1], smaller = more atypical. Needed only where the monitor
             is calibrated by group; otherwise they follow from the scores.
-        labels: What each input is, in a few words: its class, its file.
+        labels: What each input is, in a few words: its class, its file. Labels that repeat
+            make a table by class.
+        targets: ``(n,)`` right classes, counted from 0, or ``(n, *shape)`` right outputs;
+            with them the report has mistakes, and the error of what scores let pass.
 
     Raises:
         BatchError: If a score is not a number, or lengths differ.
@@ -50,6 +57,7 @@ class ScoredSet:
     outputs: Tensor | None = None
     p_values: Tensor | None = None
     labels: Sequence[str] | None = None
+    targets: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not self.name.strip():
@@ -62,11 +70,11 @@ class ScoredSet:
                 "type scores=monitor.score(inputs)"
             )
         object.__setattr__(self, "scores", scores)
-        for field in ("inputs", "outputs", "p_values", "labels"):
-            values = getattr(self, field)
+        for name in ("inputs", "outputs", "p_values", "labels", "targets"):
+            values = getattr(self, name)
             if values is not None and len(values) != len(scores):
                 raise BatchError(
-                    f"expected as many {field} as scores in {self.name!r}, {len(scores)}, got "
+                    f"expected as many {name} as scores in {self.name!r}, {len(scores)}, got "
                     f"{len(values)}; pass those of the same inputs"
                 )
 
@@ -82,6 +90,7 @@ class ScoredSet:
         *,
         known: bool,
         labels: Sequence[str] | None = None,
+        targets: Tensor | None = None,
         batch_size: int = 256,
     ) -> ScoredSet:
         """Score inputs with a monitor.
@@ -92,6 +101,7 @@ class ScoredSet:
             inputs: ``(n, *shape)``, as the model takes them.
             known: Whether they are in-distribution.
             labels: What each input is, in a few words.
+            targets: Right classes or outputs.
             batch_size: Inputs scored at a time.
 
         Returns:
@@ -127,6 +137,7 @@ class ScoredSet:
             outputs=torch.cat([batch.output.detach() for batch in batches]).cpu(),
             p_values=torch.cat(p_values) if p_values else None,
             labels=labels,
+            targets=targets,
         )
 
     def batch(self, indices: Sequence[int]) -> Tensor:
@@ -249,20 +260,24 @@ class MethodLine:
     Args:
         name: As readers know it.
         auroc: Probability that an unknown input scores higher than a known one, in [0, 1].
+        auroc_ends: Ends of its interval of 95 %.
         aupr: Average precision of unknown inputs, in [0, 1].
         false_alarms: Share of known inputs above its threshold, in [0, 1].
         caught: Share of unknown inputs above its threshold, in [0, 1].
         forward_passes: Time of a scored prediction over that of a bare one, >= 0.
         fit_seconds: How long its fit took.
+        inputs: How many known and how many unknown inputs the shares are of.
     """
 
     name: str
     auroc: float | None = None
+    auroc_ends: tuple[float, float] | None = None
     aupr: float | None = None
     false_alarms: float | None = None
     caught: float | None = None
     forward_passes: float | None = None
     fit_seconds: float | None = None
+    inputs: tuple[int, int] | None = None
 
 
 def check_installed() -> None:
@@ -275,9 +290,10 @@ def check_installed() -> None:
 class Report:
     """One HTML page, whole in one file, that shows a monitor and what it says of inputs.
 
-    Scores and histograms, ROC and precision-recall curves, methods, a stream with its alarm,
-    the most and least atypical inputs, shares of layers, the fit and its configuration: each
-    where there is something to show. Needs bokeh, jinja2 and pillow.
+    Checks with their verdicts, scores, the rate of false alarms that was asked for beside the
+    one found, ROC and precision-recall curves, classes, mistakes, inputs to look at, methods, a
+    stream with its alarm, layers, the fit and its configuration: each where there is something
+    to show. Needs bokeh, jinja2 and pillow.
 
     Args:
         monitor: Fitted; calibrated, if there are to be alarms.
@@ -286,6 +302,9 @@ class Report:
         stream: A stream with its alarm.
         title: Heading of the page.
         false_alarm: Accepted share of false alarms of the threshold that is shown.
+        command: What was typed to make it, to be shown.
+        data: Where data is from, by its name, to be shown.
+        earlier: Numbers of another report, as `read_numbers` returns them, to compare with.
 
     Raises:
         OptionError: If two sets have the same name.
@@ -300,8 +319,9 @@ class Report:
         >>> _ = monitor.calibrate([x[100:]], progress=False)
         >>> sets = [ScoredSet.of(monitor, "far away", x + 5, known=False)]
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Report(monitor, sets).save(f"{folder}/report.html").stat().st_size < 5e6
-        True
+        ...     path = Report(monitor, sets).save(f"{folder}/report.html")
+        ...     path.stat().st_size < 5e6, "sets" in read_numbers(f"{folder}/report.json")
+        (True, True)
     """
 
     monitor: Monitor
@@ -311,6 +331,9 @@ class Report:
     stream: WatchedStream | None = None
     title: str = "What the network knows"
     false_alarm: float = 0.05
+    command: str = ""
+    data: Mapping[str, str] = field(default_factory=dict)
+    earlier: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.sets, self.methods = tuple(self.sets), tuple(self.methods)
@@ -323,25 +346,93 @@ class Report:
 
     def html(self) -> str:
         """Return the page."""
-        check_installed()
-        from scodkit.report.contents import page_of
+        return self._made()[0]
 
-        return page_of(self)
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers of the page as plain data; docs/report.md has their meaning."""
+        return self._made()[1]
+
+    def _made(self) -> tuple[str, dict[str, Any]]:
+        check_installed()
+        from scodkit.report.contents import made
+
+        return made(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page so that at every moment the path holds the old one or the new one.
+        """Write the page, and its numbers beside it: ``report.html`` and ``report.json``.
+
+        At every moment each path holds the old file or the new one.
 
         Args:
             path: Where to; by custom it ends in ``.html``.
 
         Returns:
-            The path.
+            The path of the page.
+
+        Raises:
+            OptionError: If the file for the numbers is something else.
         """
         path = Path(path)
-        check_place(path)
-        text = self.html()
+        beside = numbers_beside(path)
+        for each in (path, beside):
+            check_place(each)
+        if beside.exists() and not is_numbers(beside):
+            raise OptionError(
+                f"expected {beside} to be free for the numbers of the page, got another file; "
+                "type another name for the page"
+            )
+        text, document = self._made()
         with replacing(path) as temporary:
             # newlines as they are: the page's policy holds the hashes of its scripts; a file's
             # name may hold bytes that are no characters
             temporary.write_text(text, "utf-8", "backslashreplace", newline="\n")
+        with replacing(beside) as temporary:
+            temporary.write_text(
+                json.dumps(document, indent=1, allow_nan=False) + "\n", "utf-8"
+            )
         return path
+
+
+def numbers_beside(path: Path) -> Path:
+    """Return where the numbers of a page go.
+
+    Args:
+        path: Of the page.
+
+    Raises:
+        OptionError: If that is the page itself.
+    """
+    if path.suffix == ".json":
+        raise OptionError(
+            f"expected a name for a page, got {path}, where its numbers go; type "
+            f"{path.with_suffix('.html')}"
+        )
+    return path.with_suffix(".json")
+
+
+def is_numbers(path: Path) -> bool:
+    """Return whether a file has the numbers of a report, which may be replaced."""
+    with path.open("rb") as file:
+        return f'"kind": "{KIND}"'.encode() in file.read(200)
+
+
+def read_numbers(path: str | Path) -> dict[str, Any]:
+    """Return the numbers that a report has left beside its page.
+
+    Args:
+        path: A file ``report.json``.
+
+    Raises:
+        OptionError: If it is something else.
+    """
+    path = regular_file(Path(path), "file of a report's numbers")
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise OptionError(
+            f"expected the numbers of a report, a .json beside its page, in {path}, got "
+            "something else; type the file that scod report has written"
+        )
+    return document
