@@ -142,6 +142,10 @@ def test_the_score_itself_is_no_bound() -> None:
     assert ((monitor.score(new) - exact) / exact).max() > 0.01
 
 
+def test_no_samples_have_no_bounds() -> None:
+    assert fitted().certify(data(3)[:0]).lower.shape == (0,)
+
+
 def test_totals_alone_give_no_certificate() -> None:
     monitor = fitted()
     scored = monitor._ready()(data(3), None, parts=True)
