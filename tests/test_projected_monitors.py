@@ -26,6 +26,7 @@ from scodkit.model.inputs import Inputs
 from scodkit.model.projected import ProjectedSet
 from scodkit.numerics import artifact
 from scodkit.scoring.certificate import certificate
+from scodkit.sharded import ShardedMonitor
 from scodkit.sketch import Exact, FrequentDirections, Nystrom
 
 LIKELIHOOD = Categorical()
@@ -327,3 +328,5 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         ).fit([data()])
     with pytest.raises(ParameterSelectionError, match="divided"):
         fitted().fitted.parameters.divided(0, 2)
+    with pytest.raises(ParameterSelectionError, match="divided"):
+        ShardedMonitor(network(), LIKELIHOOD, 8, parameters=Projected())  # type: ignore[arg-type]
