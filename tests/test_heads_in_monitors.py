@@ -192,6 +192,15 @@ def test_a_file_holds_heads_and_boxes(form: str, path: Path) -> None:
         load_monitor(path, detector(form), None)
 
 
+def test_heads_may_be_named_in_another_order_when_a_file_is_loaded(path: Path) -> None:
+    monitor = two_heads()
+    monitor.save(path)
+    turned = Heads(dict(reversed(BY_NAME.items())))
+    loaded = Monitor.load(path, TwoHeads(), likelihood=turned)
+    assert torch.equal(loaded.score(TEST), monitor.score(TEST))
+    assert torch.equal(loaded(TEST).output["angle"], monitor(TEST).output["angle"])
+
+
 def test_a_file_with_other_shapes_is_refused(path: Path) -> None:
     monitor_of("mask").save(path)
     header, tensors = artifact.read(path, "monitor")

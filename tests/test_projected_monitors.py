@@ -26,6 +26,7 @@ from scodkit.model.inputs import Inputs
 from scodkit.model.projected import ProjectedSet
 from scodkit.numerics import artifact
 from scodkit.scoring.certificate import certificate
+from scodkit.sharded import ShardedMonitor
 from scodkit.sketch import Exact, FrequentDirections, Nystrom
 
 LIKELIHOOD = Categorical()
@@ -140,6 +141,10 @@ def test_the_score_itself_is_no_bound() -> None:
     exact = dense_score(dense_fisher(rows(data())), len(data()), rows(new), 1.0)
     assert not monitor.summary().certified
     assert ((monitor.score(new) - exact) / exact).max() > 0.01
+
+
+def test_no_samples_have_no_bounds() -> None:
+    assert fitted().certify(data(3)[:0]).lower.shape == (0,)
 
 
 def test_totals_alone_give_no_certificate() -> None:
@@ -323,3 +328,5 @@ def test_what_cannot_be_is_refused_in_words() -> None:
         ).fit([data()])
     with pytest.raises(ParameterSelectionError, match="divided"):
         fitted().fitted.parameters.divided(0, 2)
+    with pytest.raises(ParameterSelectionError, match="divided"):
+        ShardedMonitor(network(), LIKELIHOOD, 8, parameters=Projected())  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -421,7 +422,7 @@ def load(
         "prior_scale": header["prior_scale"],
     }
     if isinstance(options["likelihood"], Heads):
-        _know_shapes(options["likelihood"], header)
+        options["likelihood"] = _as_in_the_fit(options["likelihood"], header)
     fitted = _fitted(header, tensors, options, weights)
     difference = fitted.fingerprints.difference_to(model, parameters)
     if difference:
@@ -451,16 +452,18 @@ def _chosen(what: str, header: Mapping[str, Any], given: Any, family: type) -> A
     return chosen
 
 
-def _know_shapes(heads: Heads, header: Mapping[str, Any]) -> None:
-    """Tell heads the shapes that they had in the fit.
+def _as_in_the_fit(heads: Heads, header: Mapping[str, Any]) -> Heads:
+    """Return heads in the order of the fit, with the shapes that they had.
 
     Raises:
-        CorruptArtifactError: If they cannot be of these heads.
+        CorruptArtifactError: If the shapes cannot be of these heads.
     """
     shapes, outputs = header.get("heads", {}), header["output_shape"]
-    heads.shapes.update({name: tuple(shape) for name, shape in shapes.items()})
-    if list(shapes) != list(heads.likelihoods) or len(outputs) != 1:
+    if set(shapes) != set(heads.likelihoods) or len(outputs) != 1:
         artifact.refuse(f"the shapes of {', '.join(heads.likelihoods)}", str(shapes))
+    ordered = replace(heads, likelihoods={name: heads.likelihoods[name] for name in shapes})
+    ordered.shapes.update({name: tuple(shape) for name, shape in shapes.items()})
+    return ordered
 
 
 def _fitted(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from scodkit import monitor_file as storage
-from scodkit.errors import NotFittedError
+from scodkit.errors import NotFittedError, ParameterSelectionError
 from scodkit.factors.pieces import FactorSource, MemoryBudget
 from scodkit.fit import fit as fitting
 from scodkit.fit.fit import same_in_all, shared
@@ -22,6 +22,7 @@ from scodkit.likelihoods import Likelihood
 from scodkit.likelihoods.heads import as_likelihood
 from scodkit.model.network import Network, StateWatch
 from scodkit.model.parameters import Selection, select_names
+from scodkit.model.projected import Projected, ProjectedSet
 from scodkit.numerics.artifact import check_place
 from scodkit.scoring import score as scoring
 from scodkit.scoring.certificate import Certificate, certificate
@@ -74,6 +75,11 @@ class ShardedMonitor:
         sketch = Nystrom() if sketch is None else sketch
         likelihood = as_likelihood(likelihood)
         check_options(model, likelihood, rank, sketch, prior_scale)
+        if isinstance(parameters, (Projected, ProjectedSet)):
+            raise ParameterSelectionError(
+                "expected weights to be divided among processes, got projected ones, which "
+                "are few; type Monitor(..., parameters=Projected(...))"
+            )
         self.prior_scale = prior_scale
         self._recipe = Recipe(likelihood, rank, sketch, parameters, 0)
         self._functions = storage.given(inputs=inputs, outputs=outputs)

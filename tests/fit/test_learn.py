@@ -42,6 +42,12 @@ def fitted(x: Any, **options: Any) -> Monitor:
     return monitor.fit(x, progress=False)
 
 
+def test_batches_without_samples_teach_nothing() -> None:
+    x = data()
+    whole = fitted([x[:30], x[30:]], rank=3)
+    assert fitted([x[:30], x[:0], x[30:]], rank=3).projections == whole.projections
+
+
 def gradients(x: Tensor, name: str) -> Tensor:
     """Of a weight, ``(n, o, i)``."""
     model = network()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from oracles import dense_factors
-from scodkit import Categorical, Gaussian, Monitor
+from scodkit import Categorical, Gaussian, Monitor, Projected
 from scodkit.errors import MismatchError, NonFiniteError, OptionError
 from scodkit.model.inputs import Inputs
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
@@ -56,6 +56,32 @@ def test_a_half_precision_fit_is_close_to_the_full_one(sketch) -> None:
     assert 0.98 < float(overlap) < 1.0001
     torch.testing.assert_close(half.score(test), full.score(test), rtol=0.03, atol=0)
     assert not torch.equal(half.basis.vectors, full.basis.vectors)
+
+
+class Last(nn.Module):
+    """The output of a recurrent layer after the last step."""
+
+    def __init__(self, layer: type[nn.RNNBase]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = layer(4, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(self.layer(x)[0][:, -1])
+        return output
+
+
+@pytest.mark.parametrize("parameters", ["all", Projected(rank=3)], ids=["whole", "projected"])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_fitted_and_scored_in_half_precision(layer, parameters) -> None:
+    x, test = images(30).flatten(1).view(30, -1, 4)[:, :5], images(6, 1).view(6, -1, 4)[:, :5]
+    full = Monitor(Last(layer), Categorical(), 20, parameters=parameters)
+    half = Monitor(Last(layer), Categorical(), 20, parameters=parameters)
+    expected = full.fit([x], progress=False).score(test)
+    half.fit([x], progress=False, precision=BF16)
+    torch.testing.assert_close(half.score(test), expected, rtol=0.03, atol=0)
+    full.precision = BF16
+    torch.testing.assert_close(full.score(test), expected, rtol=0.05, atol=0)
 
 
 def test_an_update_may_be_in_half_precision_too() -> None:

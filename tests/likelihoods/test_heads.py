@@ -110,6 +110,14 @@ def test_what_is_at_a_place_without_a_box_does_not_matter() -> None:
     assert torch.equal(heads.joined(RESULT), heads.joined(other))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.float64])
+def test_a_mask_may_be_of_numbers(dtype: torch.dtype) -> None:
+    mask = PRESENT.to(dtype)
+    assert torch.equal(
+        heads_of("kept").joined({**RESULT, "kept": mask}), heads_of("kept").joined(RESULT)
+    )
+
+
 def test_lists_are_padded() -> None:
     heads = Heads(LIKELIHOODS, boxes=OF_BOXES, most=PLACES)
     lists: dict[str, Any] = dict(RESULT)
@@ -205,6 +213,18 @@ BOX = {"box": GAUSSIAN, "class": Categorical()}
             {"boxes": ("box",), "present": "kept"},
             {"box": noise(2, 5, 4), "class": noise(2, 3), "kept": torch.ones(2, 4)},
             r"kept: \(2, 4\)",
+        ),
+        *(
+            (
+                {"boxes": ("box",), "present": "kept"},
+                {"box": noise(2, 5, 4), "class": noise(2, 3), "kept": mask},
+                rf"booleans, or of 0 and 1, as 'kept', got {got}; .*out\['kept'\] > 0.5",
+            )
+            for mask, got in [
+                (torch.full((2, 5), 0.25), "0.25"),
+                (torch.tensor([[1, -1, 1, 1, 0]] * 2), "-1"),
+                ([[True] * 5] * 2, "list"),
+            ]
         ),
         (
             {"boxes": ("box", "class"), "most": 3},

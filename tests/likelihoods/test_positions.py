@@ -17,7 +17,7 @@ from scodkit.factors.pieces import sample_keys
 from scodkit.likelihoods import categorical
 from scodkit.likelihoods.likelihood import Likelihood
 from scodkit.model.inputs import Inputs
-from scodkit.numerics.hashing import shares
+from scodkit.numerics.hashing import hashed, shares
 from scodkit.sketch import Exact, documents
 
 POOLS = ("sum", "mean", "last")
@@ -106,8 +106,10 @@ def one_at_a_time(logits: Tensor, samples: int, seed: int) -> Tensor:
         for place, q in enumerate(sequence):
             counter = torch.tensor([place])
             first = float(shares(own, 0, counter)) + float(shares(own, 1, counter)) / 2**23
-            for draw in range(samples):
-                left = (first + draw / samples) % 1 * float(q.sum())
+            counters = torch.arange(place * samples, (place + 1) * samples)
+            order = hashed(own, 2, counters).argsort().tolist()
+            for draw, stratum in enumerate(order):
+                left = (first + stratum / samples) % 1 * float(q.sum())
                 label = next(c for c, s in enumerate(q.cumsum(0).tolist()) if s > left)
                 rows[i, draw, place, label] += 1
     return rows / math.sqrt(samples)
@@ -155,6 +157,14 @@ def test_the_draws_of_a_position_vary_less_than_independent_ones() -> None:
         for likelihood in (Categorical(class_dim=-1, samples=4), family)
     ]
     assert spread[0] < 0.5 * spread[1]
+
+
+def test_many_draws_come_close_to_the_fisher_information_of_all_positions() -> None:
+    """With the order of draws alike at all positions, two positions would move together."""
+    output = noise(1, 6, 4)
+    exact = fisher_by_position(output, 2, "sum")[0]
+    rows = Categorical(class_dim=-1, samples=4096).factor(output)[0]
+    assert float((rows.T @ rows - exact).norm() / exact.norm()) < 0.1
 
 
 @pytest.mark.parametrize("class_dim", [1, -1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import sys
 
@@ -16,6 +17,7 @@ from report_pages import ReadPage, columns_of
 from scodkit import Gaussian, Monitor, MonteCarlo, predicted_class
 from scodkit.errors import BatchError, CalibrationError, MissingPeerError, OptionError
 from scodkit.report import MethodLine, Report, ScoredSet, WatchedStream, gallery
+from scodkit.report.findings import class_name
 
 
 def vectors(n=100, seed=0):
@@ -53,6 +55,27 @@ def test_without_a_calibration_there_are_no_alarms():
         "farthest from the training mean",
     ]
     assert not [label for label in page.facts if "alarm" in label]
+
+
+@pytest.mark.parametrize(
+    ("targets", "got"),
+    [
+        (torch.eye(3)[:2], r"torch.float32 of shape \(2, 3\)"),
+        (torch.tensor([0.0, torch.nan]), r"torch.float32 of shape \(2,\)"),
+        (["cat", "dog"], "a list"),
+    ],
+)
+def test_targets_that_are_no_classes_are_refused(case, targets, got):
+    scores, outputs = torch.tensor([0.5, 1.0]), torch.eye(3)[:2]
+    known = ScoredSet("a", scores, known=True, outputs=outputs, targets=targets)
+    with pytest.raises(BatchError, match=rf"classes counted from 0, got {got}; .*argmax\(1\)"):
+        Report(case.monitor, [known]).html()
+
+
+def test_a_class_before_the_first_has_no_name(case):
+    monitor = copy.copy(case.monitor)
+    monitor.notes = {"classes": ["cat", "dog", "cow"]}
+    assert [class_name(monitor, n) for n in (-1, 2, 3)] == ["class -1", "cow", "class 3"]
 
 
 def test_scores_alone_are_enough(case):

@@ -18,7 +18,7 @@ from detectors import (
     monitor_of,
 )
 from oracles import dense_factors, dense_fisher, dense_score
-from scodkit import Categorical, Heads, Monitor
+from scodkit import Categorical, Heads, Monitor, Projected
 from scodkit.errors import BatchError, OptionError
 from scodkit.model.inputs import Inputs
 
@@ -131,6 +131,28 @@ def test_order_and_padding_do_not_matter() -> None:
     torch.testing.assert_close(one.score[:, order], other.score[:, :QUERIES], rtol=1e-6, atol=0)
     assert (other.score[:, QUERIES:] == 0).all()
     torch.testing.assert_close(turned.score(TEST), plain.score(TEST), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_boxes_have_what_projections_leave_out(form: str) -> None:
+    monitor = monitor_of(form, parameters=Projected(rank=2))
+    found = monitor.boxes(TEST)
+    model = detector("mask")
+    kept = model(TEST)["kept"] if form != "all" else torch.ones(len(TEST), QUERIES)
+    fresh = {  # without any data: eps^2 |L|^2
+        which: rows.square().sum((1, 2)) for which, rows in rows_of(TEST, form).items()
+    }
+    monitor.prior_scale = 1e-7  # data adds nothing
+    prior = monitor.boxes(TEST).score * 1e14
+    each = torch.stack([sum(fresh[n, q] for n in OF_BOXES) for q in range(QUERIES)], 1)
+    if form == "lists":
+        each = each.gather(1, (~kept).long().argsort(dim=1, stable=True))
+    torch.testing.assert_close(prior, each, rtol=1e-8, atol=1e-10)
+    monitor.prior_scale = 1.0
+    scene = monitor.explain(TEST).heads
+    assert scene is not None
+    whole = found.score.sum(1) + scene.values[:, 2]
+    torch.testing.assert_close(whole, monitor.score(TEST), rtol=1e-8, atol=1e-10)
 
 
 def test_an_image_without_boxes_has_nothing_to_doubt() -> None:

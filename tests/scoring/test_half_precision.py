@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from scodkit import Categorical, LastLayers, Monitor
 from scodkit.errors import CaptureWarning, NotFittedError, OptionError, UncertifiedError
+from scodkit.scoring.score import SelfTest
 
 HALF = torch.bfloat16
 COMPILER = "ignore:.*torch.jit.*:DeprecationWarning"
@@ -117,3 +118,10 @@ def test_other_precisions_and_unfitted_monitors_are_refused(
     with pytest.raises(OptionError, match=r"torch\.bfloat16 or None, got torch\.float16"):
         monitor.precision = torch.float16
     assert monitor.calibration is not None
+
+
+def test_a_self_test_allows_for_the_rounding_of_its_precision() -> None:
+    one = torch.tensor([1.0])
+    assert not SelfTest("HookEngine", 1.02 * one, one).ok
+    assert SelfTest("HookEngine", 1.02 * one, one, HALF).ok
+    assert not SelfTest("HookEngine", 1.5 * one, one, HALF).ok

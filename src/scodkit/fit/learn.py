@@ -211,6 +211,8 @@ def _add_samples(
             moments[columns.start].add(rows)
 
     for call in calls:
+        if call.batch_size == 0:
+            continue
         with torch.no_grad():
             finite = finite_samples(call, source.engine.network(call))
         if not bool(finite.any()):

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from scodkit.errors import BatchError, OptionError
 from scodkit.likelihoods.likelihood import LATER, Likelihood, between_0_and_1
 from scodkit.likelihoods.monte_carlo import seeds_of
-from scodkit.numerics.hashing import shares
+from scodkit.numerics.hashing import hashed, shares
 from scodkit.numerics.secular import leading_rows
 
 # classes up to which a CPU is fastest with the whole matrix: a call instead of a few hundred
@@ -360,9 +360,11 @@ def _eigenrows(q: Tensor, count: int) -> Tensor:
 def _drawn_rows(logits: Tensor, samples: int, seeds: Sequence[int], scale: float) -> Tensor:
     """Return ``scale (e_y - q)`` for classes ``y`` drawn at each position.
 
-    The shares of a position's draws lie ``1 / samples`` apart from one that is drawn: each is
-    uniform by itself and independent of other positions, which is all that the expectation of
-    ``R^T R`` takes, and together they vary less than independent ones.
+    The shares of a position's draws lie ``1 / samples`` apart from one that is drawn, in an
+    order of its own: each is uniform by itself and independent of other positions, which is all
+    that the expectation of ``R^T R`` takes. Together they vary less than independent ones at a
+    position, and about as much across positions: in one order for all, products of two
+    positions would be alike in every row, and no number of rows would average them out.
 
     Args:
         logits: ``(B, P, C)``.
@@ -377,11 +379,12 @@ def _drawn_rows(logits: Tensor, samples: int, seeds: Sequence[int], scale: float
     batch, positions, classes = logits.shape
     rows = logits.new_empty(batch, samples, positions, classes)
     places = torch.arange(positions, device=logits.device)
-    strata = torch.arange(samples, dtype=torch.float64, device=logits.device) / samples
+    counter = torch.arange(positions * samples, device=logits.device).view(-1, samples)
     step = max(1, _AT_ONCE // classes)
     for i, seed in enumerate(seeds):
         first = shares(seed, 0, places).double() + shares(seed, 1, places) * 2.0**-23
-        each = (first[:, None] + strata) % 1
+        order = hashed(seed, 2, counter).argsort(dim=1, stable=True)
+        each = (first[:, None] + order.double() / samples) % 1
         for start in range(0, positions, step):
             at = slice(start, start + step)
             # in float64: a vocabulary's sums have more terms than float32 has room for

@@ -133,6 +133,8 @@ class Heads(Likelihood):
         sizes = {t.shape[: 1 + (n in self.boxes)] for n, t in tensors.items()}
         mask = found.get(self._mask) if self._mask else None
         if mask is not None:
+            if not self.shapes:  # reading values waits for a GPU: in the first pass only
+                self._check_mask(mask)
             sizes.add(mask.shape)
         if len({size[:1] for size in sizes}) > 1 or len({s for s in sizes if len(s) > 1}) > 1:
             raise BatchError(
@@ -286,6 +288,24 @@ class Heads(Likelihood):
                 f"got shape {tuple(output.shape)}; keep them: outputs=lambda out: ..."
             )
         return output if output.ndim > axes else output.unsqueeze(-1)
+
+    def _check_mask(self, mask: Any) -> None:
+        """Refuse what does not say which places have a box.
+
+        Raises:
+            BatchError: If it is not a tensor of zeros and ones.
+        """
+        values = mask if isinstance(mask, Tensor) else torch.tensor(math.inf)
+        strange = values[~((values == 0) | (values == 1) | values.isnan())]
+        if strange.numel():
+            got = (
+                f"{float(strange[0]):.4g}" if isinstance(mask, Tensor) else type(mask).__name__
+            )
+            raise BatchError(
+                f"expected a mask of booleans, or of 0 and 1, as {self._mask!r}, got {got}; "
+                "type Monitor(..., outputs=lambda out: ...) to make it of a probability or a "
+                f"class: {{**out, {self._mask!r}: out[{self._mask!r}] > 0.5}}"
+            )
 
     def _record(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Keep the shapes of the heads of the first pass.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from scodkit.calibration import groups_of, predicted_class
+from scodkit.errors import BatchError
 from scodkit.fit.data import Again, digests_of, seen_again
 from scodkit.likelihoods import Bernoulli, Categorical
 from scodkit.metrics import Array, Curves, curves
@@ -163,7 +164,7 @@ def class_name(monitor: Monitor, number: int) -> str:
         number: Of the class, from 0.
     """
     names, count = monitor.notes.get("classes"), monitor.fitted.shape[0]
-    if names is not None and len(names) == max(count, 2) and number < len(names):
+    if names is not None and len(names) == max(count, 2) and 0 <= number < len(names):
         return str(names[number])
     return f"class {number}"
 
@@ -172,12 +173,40 @@ def _losses(monitor: Monitor, one: ScoredSet) -> Tensor | None:
     """Return mistakes, or squared errors; None where the right outputs are not known."""
     if one.outputs is None or one.targets is None:
         return None
-    outputs, targets = one.outputs.double(), torch.as_tensor(one.targets)
+    outputs = one.outputs.double()
     if is_classifier(monitor):
-        return (predicted_class(outputs) != targets.flatten()).double()
+        return (predicted_class(outputs) != _right_classes(one)).double()
+    targets = torch.as_tensor(one.targets)
     if outputs.numel() != targets.numel():
         return None
     return (outputs.flatten(1) - targets.double().reshape(len(one), -1)).square().mean(1)
+
+
+def _right_classes(one: ScoredSet) -> Tensor:
+    """Return the targets of a classifier's set, ``(n,)``; it need not know all these classes.
+
+    Raises:
+        BatchError: If they are no classes.
+    """
+    try:
+        targets = torch.as_tensor(one.targets)
+    except (TypeError, ValueError):  # words
+        targets = torch.empty(0)
+    whole = len(targets) == targets.numel() == len(one) and not targets.is_complex()
+    found = targets.flatten().double()
+    if not whole or bool((found != found.round()).any()) or not bool(found.isfinite().all()):
+        raise BatchError(
+            f"expected whole numbers (n,) as targets of {one.name!r}, the right classes "
+            f"counted from 0, got {_in_words(one.targets)}; type targets=one_hot.argmax(1), "
+            "or labels=... for words"
+        )
+    return found.long()
+
+
+def _in_words(targets: object) -> str:
+    if isinstance(targets, Tensor):
+        return f"{targets.dtype} of shape {tuple(targets.shape)}"
+    return f"a {type(targets).__name__}"
 
 
 def _kinds(monitor: Monitor, one: ScoredSet) -> Sequence[str] | None:
@@ -188,7 +217,7 @@ def _kinds(monitor: Monitor, one: ScoredSet) -> Sequence[str] | None:
         return None
     numbers, before = predicted_class(one.outputs), "predicted "
     if one.targets is not None:
-        numbers, before = torch.as_tensor(one.targets).flatten(), ""
+        numbers, before = _right_classes(one), ""
     names = [before + class_name(monitor, int(number)) for number in numbers]
     return names if len(set(names)) <= _MOST_KINDS else None
 

@@ -18,6 +18,7 @@ from scodkit.factors.engine import Factors, Sums
 from scodkit.factors.pieces import FactorSource
 from scodkit.likelihoods import Heads, Likelihood
 from scodkit.model.inputs import Inputs
+from scodkit.model.projected import ProjectedSet
 from scodkit.scoring.score import Energies, score
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -104,7 +105,9 @@ def box_scores(
     directions: dict[int, list[Tensor]] = {}
     outputs: dict[int, Tensor] = {}
     finite: dict[int, Tensor] = {}
-    for piece in source.pieces(call):
+    # what projections leave out of each row is known if rows are held
+    projected = isinstance(source.engine.parameters, ProjectedSet)
+    for piece in source.pieces(call, hold=projected):
         start = piece.samples.start
         scores = score(_each_row(piece.factors, basis), basis, prior_scale)
         directions.setdefault(start, []).append(scores.view(len(piece.output), -1))
@@ -135,4 +138,6 @@ def _each_row(factors: Factors, basis: Eigenbasis) -> Energies:
         vectors = basis.vectors[columns].to(rows.device)
         sums.add_rows(rows.flatten(0, 1)[:, None], vectors)
     total, along = sums.result
+    if factors.outside is not None:
+        total = total + factors.outside.sum(2).flatten()
     return Energies(total, along.squeeze(1).square())

@@ -123,9 +123,11 @@ def certified(
         )
     parts, inside = scorer(batch, budget, parts=True).parts, None
     assert parts is not None
-    if isinstance(scorer.fitted.parameters, ProjectedSet) and len(parts.total):
-        with scorer.prepared(batch, budget, "a certificate") as (call, source, _):
-            inside = (parts.total - _outside(source, call)).clamp_min(0)
+    if isinstance(scorer.fitted.parameters, ProjectedSet):
+        inside = parts.total
+        if len(inside):
+            with scorer.prepared(batch, budget, "a certificate") as (call, source, _):
+                inside = (inside - _outside(source, call)).clamp_min(0)
     return certificate(parts, scorer.basis(), prior_scale, inside)
 
 

@@ -86,11 +86,13 @@ class SelfTest:
         engine: Name of the engine that computed the scores.
         score: ``(B,)``, as `Monitor.score` returns them.
         alone: ``(B,)``, the reference: each sample alone, by plain autograd.
+        precision: The dtype that gradients were computed in; None for that of the scores.
     """
 
     engine: str
     score: Tensor
     alone: Tensor
+    precision: torch.dtype | None = None
 
     @property
     def distance(self) -> float:
@@ -106,7 +108,7 @@ class SelfTest:
     def ok(self) -> bool:
         """Whether the difference is no more than rounding error."""
         return self.distance <= {torch.float64: 1e-6, torch.float32: 1e-2}.get(
-            self.score.dtype, 2e-1
+            self.precision or self.score.dtype, 2e-1
         )
 
     def __str__(self) -> str:
@@ -465,7 +467,7 @@ class Scorer:
             fast = self._scores(call, basis, source).score
             alone = [call.samples(slice(i, i + 1)) for i in range(call.batch_size)]
             slow = torch.cat([self._scores(sample, basis, plain).score for sample in alone])
-        return SelfTest(type(source.engine).__name__, fast, slow)
+        return SelfTest(type(source.engine).__name__, fast, slow, self.fitted.precision)
 
     @contextmanager
     def prepared(

@@ -51,6 +51,7 @@ class _Slopes:
             ``(q, B, h)`` each.
         """
         count = self.gates.shape[2]
+        across = self.across.to(rows.dtype)  # under autocast weights have another one
         ahead = rows.movedim(time + 1, 0)
         at_gates = rows.new_empty(*rows.shape[:3], count, rows.shape[3])
         # of the state after each step, from the second state to the one before the first
@@ -67,7 +68,7 @@ class _Slopes:
                 torch.mul(self.gates[t, :, :-1], cell.unsqueeze(2), out=gates[:, :, :-1])
                 torch.mul(self.gates[t, :, -1], state, out=gates[:, :, -1])
                 cell.mul_(self.cell[1][t])
-            before = gates.flatten(2) @ self.across
+            before = gates.flatten(2) @ across
             if self.direct is not None:
                 before.addcmul_(state, self.direct[t])
             state = before.add_(ahead[t - 1]) if t else before
