@@ -11,8 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 
 from scodkit import Categorical, Monitor, Projected
-from scodkit.errors import OptionError, ParameterSelectionError
-from scodkit.sharded import ShardedMonitor
+from scodkit.errors import OptionError
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch
 from together import run
 
@@ -101,14 +100,3 @@ def test_sharded_models_are_refused_and_the_advice_works(tmp_path: Path) -> None
     loaded = [Monitor.load(tmp_path / f"fsdp.{rank}", network()) for rank in range(2)]
     scores = [own.score(data(9, seed=1)) for own in loaded]
     torch.testing.assert_close(*scores)
-
-
-def divide(rank: int, count: int, folder: Path) -> None:
-    projected = Projected(rank=4)
-    own = ShardedMonitor(network(), Categorical(), 8, parameters=projected)  # type: ignore[arg-type]
-    with pytest.raises(ParameterSelectionError, match="divided"):
-        own.fit(data().split(7), progress=False)
-
-
-def test_processes_do_not_divide_projected_weights(tmp_path: Path) -> None:
-    run(2, divide, tmp_path)
