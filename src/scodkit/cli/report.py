@@ -227,7 +227,7 @@ def _targets(
     """
     import torch
 
-    from scodkit.report.findings import is_classifier
+    from scodkit.report.findings import tells_one_class
 
     if not found:
         return None
@@ -236,11 +236,11 @@ def _targets(
         targets = torch.cat(parts) if all(part.ndim for part in parts) else torch.empty(0)
         whole = not targets.is_floating_point() and targets.shape == outputs.shape[:1]
         alike = targets.shape == outputs.shape if targets.is_floating_point() else whole
-        return targets if (whole if is_classifier(monitor) else alike) else None
+        return targets if (whole if tells_one_class(monitor) else alike) else None
     if not all(isinstance(cell, str) for cell in found):
         return None
     try:
-        if is_classifier(monitor):
+        if tells_one_class(monitor):
             names = monitor.notes.get("classes") or [str(i) for i in range(outputs.shape[1])]
             return torch.tensor([list(names).index(cell) for cell in found])
         numbers = torch.tensor([float(str(cell)) for cell in found], dtype=torch.float64)

@@ -312,7 +312,7 @@ class FactorSource:
             self._zeros(self.engine.parameters.num_parameters if hold else 0, columns)
         )
 
-        def run(part: Inputs, engine: Engine = engine) -> None:
+        def run(engine: Engine, part: Inputs) -> None:
             linear = engine.linearize(part.repeated(copies) if copies > 1 else part)
             rows = self.rows(linear.output[::copies], part)[1]
             if copies > 1:
@@ -325,10 +325,10 @@ class FactorSource:
 
         if not hold:  # grow the matrix to its final size, outside the measurement
             with contextlib.suppress(Exception):  # the measurement will fail, too
-                run(call.first(2))
+                run(engine, call.first(2))
             engine = self.engine.afresh() if whole is None else engine
         part = call.samples(slice(0, self.samples_at_once(hold)))
-        return peak_bytes(lambda: run(part, engine))
+        return peak_bytes(lambda: run(engine, part))
 
     def _zeros(self, *size: int) -> Tensor:
         """Return zeros on the weights' device, in the dtype they are summed in."""

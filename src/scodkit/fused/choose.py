@@ -182,21 +182,21 @@ def _last_layers(
     """Return the last 15 % of layers, or the end of them with enough directions; and why."""
     network = monitor._network
     widest, words = select(LastLayers(fraction=0.15), network, call), "weights: the last layers"
-    allowed = _directions(widest, budget)
+    allowed = _directions(widest.num_parameters, budget)
     if rank is not None or allowed >= _ENOUGH:
         return widest, words
     fewer, *more = endings(network, call)
     for longer in more:
-        if _directions(longer, budget) < _ENOUGH:
+        if _directions(longer.num_parameters, budget) < _ENOUGH:
             break
         fewer = longer
     words = f"weights: the end of the last layers, as the budget has room for {allowed} "
     return fewer, words + f"directions in all of them, and fewer than {_ENOUGH} serve worse"
 
 
-def _directions(chosen: ParameterSet, budget: Budget) -> int:
+def _directions(weights: int, budget: Budget) -> int:
     """Return how many directions, in float32, half of the memory has room for."""
-    return budget.bytes // 4 // (2 * chosen.num_parameters)
+    return budget.bytes // 4 // (2 * weights)
 
 
 def _sized(
@@ -212,7 +212,7 @@ def _sized(
     weights = chosen.num_parameters if projected is None else projected.most(chosen)
     allowed = budget.bytes // 4  # numbers in float32
     if rank is None:  # the basis in half of the memory
-        rank = min(_MOST_RANK, max(_LEAST_RANK, allowed // (2 * weights)), weights)
+        rank = min(_MOST_RANK, max(_LEAST_RANK, _directions(weights, budget)), weights)
     columns = min(_PER_RANK * rank + _MORE, max(2 * rank, 4 * allowed // weights))
     listed = ", ".join(chosen.names[:4]) + (", ..." if len(chosen.names) > 4 else "")
     why = f"sketch of {listed}: {columns} vectors for a rank of {rank}, "

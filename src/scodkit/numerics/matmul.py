@@ -167,8 +167,8 @@ def thin_product(a: Tensor, b: Tensor) -> Tensor:
         ``(..., r)`` in float32, or in float64 if one of them is.
     """
     if _on_matrix_units(a, a) and b.dtype == torch.float32:
-        parts = matmul(a.reshape(-1, a.shape[-1]), _in_parts(b, a.dtype))
-        return parts.view(-1, _PARTS, b.shape[1]).sum(1).view(*a.shape[:-1], -1)
+        rows = matmul(a.reshape(-1, a.shape[-1]), _in_parts(b, a.dtype))
+        return _summed(rows).view(*a.shape[:-1], -1)
     wide = sum_dtype(a, b)
     return a.to(wide) @ b.to(wide)
 

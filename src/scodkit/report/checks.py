@@ -15,7 +15,7 @@ import torch
 
 from scodkit.calibration import predicted_class
 from scodkit.report import rates
-from scodkit.report.findings import Findings, class_name, is_classifier
+from scodkit.report.findings import Findings, class_name, tells_one_class
 from scodkit.report.rates import Rate, percent
 
 PASSED, LOOK, FAILED, NOT_CHECKED = "passed", "look", "failed", "not checked"
@@ -192,7 +192,7 @@ def _has_classes(found: Findings) -> bool:
     """Return whether false alarms can be told by class."""
     grouped = any(group.name for group in found.groups)
     with_outputs = all(one.outputs is not None for one in found.known)
-    return grouped or (with_outputs and is_classifier(found.report.monitor))
+    return grouped or (with_outputs and tells_one_class(found.report.monitor))
 
 
 def _by_class(found: Findings) -> Iterator[Check]:

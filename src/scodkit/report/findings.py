@@ -106,7 +106,7 @@ class Findings:
     @property
     def mistakes(self) -> dict[str, Rate]:
         """Mistakes of a classifier, by set; none of other outputs."""
-        if not is_classifier(self.report.monitor):
+        if not tells_one_class(self.report.monitor):
             return {}
         return {name: Rate(int(own.sum()), len(own)) for name, own in self.losses.items()}
 
@@ -148,7 +148,7 @@ class Findings:
         return float((gaps <= _SAME * np.abs(scores)).mean())
 
 
-def is_classifier(monitor: Monitor) -> bool:
+def tells_one_class(monitor: Monitor) -> bool:
     """Return whether the output of a sample is one class, or yes and no."""
     shape = monitor.fitted.shape
     if isinstance(monitor.likelihood, Bernoulli):
@@ -174,7 +174,7 @@ def _losses(monitor: Monitor, one: ScoredSet) -> Tensor | None:
     if one.outputs is None or one.targets is None:
         return None
     outputs = one.outputs.double()
-    if is_classifier(monitor):
+    if tells_one_class(monitor):
         return (predicted_class(outputs) != _right_classes(one)).double()
     targets = torch.as_tensor(one.targets)
     if outputs.numel() != targets.numel():
@@ -213,7 +213,7 @@ def _kinds(monitor: Monitor, one: ScoredSet) -> Sequence[str] | None:
     """Return labels that repeat, or right classes, or predicted ones; None for none of them."""
     if one.labels is not None and len(set(one.labels)) <= min(_MOST_KINDS, len(one) / 2):
         return [str(label) for label in one.labels]
-    if one.outputs is None or not is_classifier(monitor):
+    if one.outputs is None or not tells_one_class(monitor):
         return None
     numbers, before = predicted_class(one.outputs), "predicted "
     if one.targets is not None:
