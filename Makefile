@@ -66,8 +66,8 @@ results: $(STAMP)
 	$(BIN)/scodbench figures
 
 picture: $(STAMP)
-	$(BIN)/python examples/digits_picture.py docs/digits.png
-	$(BIN)/python examples/detector.py docs/detector.png
+	$(BIN)/python examples/digits_picture.py docs/images/digits.png
+	$(BIN)/python examples/detector.py docs/images/detector.png
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

@@ -1,6 +1,6 @@
 """Explain the scores of two digits, one of a kind the network knows and one it does not.
 
-Run with ``python examples/explain_digits.py docs/explain.png``.
+Run with ``python examples/explain_digits.py docs/images/explain.png``.
 """
 
 from __future__ import annotations

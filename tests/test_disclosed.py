@@ -1,4 +1,4 @@
-"""What docs/stability.md says a saved file has, and what anyone can tell from it."""
+"""What docs/reference/stability.md says a saved file has, and what anyone can tell from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from scodkit.fit.data import digests_of
 from scodkit.model.inputs import Inputs
 from scodkit.numerics import artifact
 
-PAGE = (Path(__file__).parents[1] / "docs" / "stability.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "stability.md").read_text(
+    encoding="utf-8"
+)
 NAMED = {
     name
     for line in re.findall(r"^\| (`[^|]*) \|", PAGE, re.MULTILINE)

@@ -18,7 +18,7 @@ from scodkit.sketch import Exact
 
 ROOT = Path(__file__).parents[1]
 README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-FAILURES = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
+FAILURES = (ROOT / "docs" / "guides" / "failures.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)

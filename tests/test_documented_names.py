@@ -15,7 +15,7 @@ import scodkit
 from scodkit.errors import MissingPeerError
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 PARSER = doctest.DocTestParser()
 
@@ -103,7 +103,9 @@ def test_public_names_are_no_others(module: str) -> None:
 
 
 def test_names_of_the_reference_exist() -> None:
-    named = re.findall(r"^::: (\S+)", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    named = re.findall(
+        r"^::: (\S+)", (ROOT / "docs" / "reference" / "index.md").read_text(), re.MULTILINE
+    )
     assert "scodkit.Monitor" in named
     for whole in named:
         try:

@@ -28,7 +28,7 @@ def document(path: str) -> dict:
 
 def extras_asked_for() -> set[str]:
     """Return the extras that errors and pages tell users to install."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     told = [path.read_text(encoding="utf-8") for path in pages]
     code = [path.read_text(encoding="utf-8") for path in SOURCES]
     named = re.findall(r'optional\(\s*[\w."]+,\s*"([\w-]+)"', " ".join(code))

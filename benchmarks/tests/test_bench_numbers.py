@@ -58,7 +58,7 @@ def _listed(titles: list[str]) -> str:
 
 def test_cited_numbers_are_means_of_their_rows() -> None:
     rows = comparable(ROWS)
-    text = (ROOT / "docs/results.md").read_text(encoding="utf-8").replace("\n", " ")
+    text = (ROOT / "docs/results/index.md").read_text(encoding="utf-8").replace("\n", " ")
     cited = CITED.findall(text)
     assert cited
     for number, domain, ood, method in cited:
@@ -68,7 +68,7 @@ def test_cited_numbers_are_means_of_their_rows() -> None:
 
 
 def test_cited_sweeps_are_means_of_their_rows() -> None:
-    text = (ROOT / "docs/results.md").read_text(encoding="utf-8").replace("\n", " ")
+    text = (ROOT / "docs/results/index.md").read_text(encoding="utf-8").replace("\n", " ")
     rows = comparable(result_rows.read(ROOT / "results" / "sweeps.jsonl"))
     cited = CITED_SWEEP.findall(text)
     assert cited

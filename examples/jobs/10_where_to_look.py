@@ -4,18 +4,21 @@ import pkgutil
 from pathlib import Path
 
 PAGES = {
-    "How many held-out samples? Which alarm?": ("alarms.md", "scodkit.Calibration"),
-    "Which rank, and is it enough?": ("method.md", "scodkit.Monitor.summary"),
-    "Which method for my network?": ("results.md", "scodkit.Fused"),
-    "How long will it take, how much memory?": ("speed.md", "scodkit.Monitor.plan"),
-    "A large network, thousands of outputs?": ("large.md", "scodkit.LastLayers"),
-    "Several machines, data in parts?": ("scaling.md", "scodkit.parts.Shard"),
-    "Why is this score so high?": ("explain.md", "scodkit.Monitor.explain"),
-    "Other methods on the same network?": ("compare.md", "scodkit.compare"),
-    "What does this error mean?": ("failures.md", "scodkit.errors"),
-    "Without Python?": ("cli.md", "scodkit.cli"),
-    "May I share a saved file? Will it load later?": ("stability.md", "scodkit.Monitor.save"),
-    "Every public name?": ("api.md", "scodkit"),
+    "How many held-out samples? Which alarm?": ("guides/alarms.md", "scodkit.Calibration"),
+    "Which rank, and is it enough?": ("ideas/method.md", "scodkit.Monitor.summary"),
+    "Which method for my network?": ("results/index.md", "scodkit.Fused"),
+    "How long will it take, how much memory?": ("results/speed.md", "scodkit.Monitor.plan"),
+    "A large network, thousands of outputs?": ("guides/large.md", "scodkit.LastLayers"),
+    "Several machines, data in parts?": ("guides/scaling.md", "scodkit.parts.Shard"),
+    "Why is this score so high?": ("guides/explain.md", "scodkit.Monitor.explain"),
+    "Other methods on the same network?": ("guides/compare.md", "scodkit.compare"),
+    "What does this error mean?": ("guides/failures.md", "scodkit.errors"),
+    "Without Python?": ("reference/cli.md", "scodkit.cli"),
+    "May I share a saved file? Will it load later?": (
+        "reference/stability.md",
+        "scodkit.Monitor.save",
+    ),
+    "Every public name?": ("reference/index.md", "scodkit"),
 }
 
 docs = Path(__file__).parents[2] / "docs"

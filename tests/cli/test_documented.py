@@ -16,7 +16,7 @@ from command_line import scod
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "cli.md").read_text()
+DOCUMENT = (ROOT / "docs" / "reference" / "cli.md").read_text()
 README = (ROOT / "README.md").read_text().partition("## From the command line")[2]
 
 
