@@ -1,8 +1,8 @@
 """Fits and scores of projected weights of large networks, all layers, beside passes alone.
 
 The floor is a forward pass and one backward pass per direction to all weights, in the same
-precision. Random weights, from a config; whole weights are timed beside them where they fit.
-Rows go to results/projected.jsonl, on a GPU to projected_cuda.jsonl.
+precision. Random weights, from a config. Encoders of 1 M to 1 B weights are measured whole, too,
+as long as a sketch of them fits into the memory of a GPU. Rows go to results/projected.jsonl, on a GPU to projected_cuda.jsonl.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scodbench.speed.transformers import texts, tiny
+from scodbench.speed.transformers import WORDS, bert, texts, tiny
 from scodbench.speed.turns import Timed, add_rows, interleaved, rows_file, settle
 from scodkit import Categorical, Monitor, Projected
 from scodkit.likelihoods import Likelihood
 from scodkit.numerics.timing import wait_for
 from scodkit.sketch import Nystrom
 
-RANK, SIZE, SECONDS = 50, 100, {"cpu": 4.0, "cuda": 1.0}
-FIT_ON, AHEAD = 10, 2  # batches, and those of them to learn projections from
+SECONDS = {"cpu": 4.0, "cuda": 1.0}
+AHEAD = 2  # batches to learn projections from
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class Case:
     size: int
     likelihood: Likelihood
     dtype: torch.dtype = torch.bfloat16
+    rank: int = 50
+    projected: bool = True
+    fit_on: int = 10  # batches
 
 
 class NextToken(nn.Module):
@@ -79,6 +82,17 @@ def vit(classes: int = 11) -> nn.Module:
     return ViTForImageClassification(ViTConfig(num_labels=classes))
 
 
+def encoder(width: int, depth: int) -> nn.Module:
+    """Return a BERT with four classes."""
+    return bert(
+        vocab_size=WORDS,
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=width // 64,
+        intermediate_size=4 * width,
+    )
+
+
 def pictures(size: int) -> Tensor:
     """Return random pictures ``(size, 3, 224, 224)``."""
     return torch.randn(size, 3, 224, 224)
@@ -90,11 +104,31 @@ def words(size: int, length: int = 128) -> dict[str, Tensor]:
 
 
 TEN, FOUR = Categorical(directions=10), Categorical(directions=4)
+SIZES = {"1 M": (128, 4), "10 M": (384, 6), "100 M": (768, 14), "1 B": (2048, 20)}
+
+
+def of_size(name: str, projected: bool) -> Case:
+    """Return an encoder of so many weights, at a rank at which a tenth of them fits whole."""
+    return Case(
+        f"encoder, {name}",
+        lambda: encoder(*SIZES[name]),
+        lambda n: texts(n, 128),
+        8,
+        Categorical(),
+        rank=20,
+        projected=projected,
+    )
+
+
 CASES = {
     "cpu": (Case("BERT, 4 x 128", tiny, texts, 32, Categorical(), torch.float32),),
     "cuda": (
         Case("ViT-B", vit, pictures, 32, TEN),
-        Case("decoder, 1.1 B", lambda: llama(2048, 22, 32, 4, 5632), words, 8, FOUR),
+        *(of_size(name, True) for name in SIZES),
+        *(of_size(name, False) for name in list(SIZES)[:-1]),
+        Case(
+            "decoder, 1.1 B", lambda: llama(2048, 22, 32, 4, 5632), words, 8, FOUR, fit_on=250
+        ),
         Case("decoder, 7 B", lambda: llama(4096, 32, 32, 32, 11008), words, 2, FOUR),
     ),
 }
@@ -119,14 +153,10 @@ def rows(case: Case, device: str) -> Iterator[dict[str, Any]]:
                 output, weights, row.to(output), retain_graph=True, allow_unused=True
             )
 
-    clock, peaks = Timed([x] * FIT_ON), {}
-    monitor = Monitor(
-        model,
-        case.likelihood,
-        RANK,
-        sketch=Nystrom(size=SIZE),
-        parameters=Projected(rank=16, samples=AHEAD * case.size),
-    )
+    clock, peaks = Timed([x] * case.fit_on), {}
+    projected = Projected(rank=16, samples=AHEAD * case.size) if case.projected else "all"
+    sketch = Nystrom(size=2 * case.rank)
+    monitor = Monitor(model, case.likelihood, case.rank, sketch=sketch, parameters=projected)
     fit = lambda: monitor.fit(clock, progress=False, check_deterministic=False)  # noqa: E731
     whole_fit_s, peaks["fit"] = _measured(fit, device)
     monitor.score(x)
@@ -138,7 +168,8 @@ def rows(case: Case, device: str) -> Iterator[dict[str, Any]]:
     }
     times = interleaved(runs, device, SECONDS[device], rounds=3)
     times["fit"] = 1e3 * statistics.median(clock.seconds[AHEAD + 1 :])
-    times["whole fit, projections learnt"] = 1e3 * whole_fit_s
+    times["whole fit"] = 1e3 * whole_fit_s
+    projections = monitor.projections.tensors().values() if case.projected else ()
     for method, ms in times.items():
         yield {
             "net": case.name,
@@ -148,9 +179,10 @@ def rows(case: Case, device: str) -> Iterator[dict[str, Any]]:
             "peak": peaks.get(method),
             "engine": monitor.fitted.engine,
             "weights": sum(weight.numel() for weight in weights),
+            "projected": case.projected,
             "coordinates": monitor.fitted.parameters.num_parameters,
-            "kept": monitor.basis.nbytes
-            + sum(m.nbytes for m in monitor.projections.tensors().values()),
+            "kept": monitor.basis.nbytes + sum(matrix.nbytes for matrix in projections),
+            "fit_on": case.fit_on * case.size,
             "directions": case.likelihood.num_directions(monitor.fitted.shape),
             "precision": str(case.dtype),
         }
@@ -196,6 +228,9 @@ def measure(device: str, output: Path, names: tuple[str, ...] = ()) -> None:
             + (f", {r['peak'] / 1e9:.2f} GB)" if r["peak"] else ")")
             for r in found
         )
-        print(f"{case.name}, {found[0]['engine']}, batch {case.size}: {cells}", flush=True)
+        whole = "" if case.projected else ", whole weights"
+        print(
+            f"{case.name}{whole}, {found[0]['engine']}, batch {case.size}: {cells}", flush=True
+        )
         if device == "cuda":
             torch.cuda.empty_cache()

@@ -115,7 +115,7 @@ class Moments:
         if self.into is not None and self.of_in is not None:
             along = delta @ self.into
             if not self._kfac:
-                alike = LookedUp(tokens, delta, entries).alike
+                alike = LookedUp(tokens, delta, entries).alike[:, None]
                 along = alike.to(along.dtype) @ along
             self.of_in += delta.flatten(0, 2).mT @ along.flatten(0, 2)
         if self.out is not None and self.of_out is not None:

@@ -19,7 +19,8 @@ from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
-from scodkit.numerics.matmul import add_matmul, matmul, sum_dtype
+from scodkit.numerics.kernels import accumulate
+from scodkit.numerics.matmul import matmul, sum_dtype
 
 # directions per sample from which the closed form pays; with fewer, rows are used, which give
 # a certificate
@@ -369,7 +370,7 @@ def _add(factors: Factors, matrix: Tall) -> None:
     """Use factors as the update of a sketch ``(N, k)`` does."""
     for columns, rows in factors.blocks():
         flat = rows.flatten(0, 1)
-        add_matmul(matrix[columns], flat.mT, matmul(flat, matrix[columns]))
+        accumulate(matrix[columns], flat, matmul(flat, matrix[columns]))
     factors.squared_norms()
 
 

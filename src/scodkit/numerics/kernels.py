@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import EngineFallbackWarning
-from scodkit.numerics.matmul import opaque_to_tracers
+from scodkit.numerics.matmul import add_matmul, opaque_to_tracers
 
 try:
     from scodkit.numerics import triton_kernels
@@ -34,6 +34,14 @@ _BLOCKS = (16, 64, 256, 1024)
 _BUSY = 128
 
 _DTYPES = (torch.float32, torch.bfloat16)
+
+# of a GPU whose matrix units multiply bfloat16
+_AMPERE = (8, 0)
+
+# weights of a sketch, rows and columns that a program of `accumulate` multiplies at a time
+_WEIGHTS, _ROWS, _COLUMNS = 128, 64, (16, 64)
+# places that a program of `contract` pairs with others at a time, and entries of their vectors
+_PLACES, _ENTRIES = (16, 128), 64
 
 
 def run_on(tensor: Tensor) -> bool:
@@ -85,6 +93,56 @@ def project(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     parts = _project(rows.reshape(b * q, n).contiguous(), matrix.contiguous())
     sums = parts.sum(0, dtype=torch.float64).view(b, q, -1)
     return sums[..., -1].sum(1), sums[..., :-1]
+
+
+def accumulate(total: Tensor, rows: Tensor, products: Tensor) -> None:
+    """Add ``rows^T products`` in place, without rounding the products to the rows' dtype.
+
+    Rows in bfloat16 take one pass over rows and total, summed in float32.
+
+    Args:
+        total: ``(n, T)`` in float32 or float64, contiguous.
+        rows: ``(R, n)``.
+        products: ``(R, T)``, in the dtype of the total.
+    """
+    if not multiplies(rows) or total.dtype != torch.float32:
+        add_matmul(total, rows.mT, products)
+        return
+    (count, length), columns = rows.shape, total.shape[1]
+    wide = _between(columns, _COLUMNS)
+    with torch.cuda.device(rows.device):
+        triton_kernels.accumulate[(-(-length // _WEIGHTS), -(-columns // wide))](
+            rows,
+            products.contiguous(),
+            total,
+            count,
+            length,
+            columns,
+            rows.stride(0),
+            ROWS=_ROWS,
+            COLUMNS=wide,
+            BLOCK=_WEIGHTS,
+        )
+
+
+def multiplies(tensor: Tensor) -> bool:
+    """Return whether `contract` supports a tensor: bfloat16, contiguous, on a recent GPU."""
+    if tensor.dtype != torch.bfloat16 or tensor.stride(-1) != 1 or not run_on(tensor):
+        return False
+    return torch.cuda.get_device_capability(tensor.device) >= _AMPERE
+
+
+def contract(vectors: Tensor, weights: Tensor) -> Tensor:
+    """Return ``sum_mn (v_m . v_n) w_mn`` of vectors, without writing their inner products.
+
+    Args:
+        vectors: ``(q, b, m, n)``, which `multiplies` accepts.
+        weights: ``(b, m, m)``, symmetric.
+
+    Returns:
+        ``(q, b)`` in float64, from sums in float32.
+    """
+    return _contract(vectors, weights.float().contiguous()).sum(2, dtype=torch.float64)
 
 
 def patches(
@@ -149,6 +207,31 @@ def _shares(count: int, length: int, columns: int) -> tuple[int, int]:
     return block, -(-length // (_PROGRAMS * block)) * block
 
 
+def _launch_contract(vectors: Tensor, weights: Tensor) -> Tensor:
+    """Return ``(q, b, blocks)``: partial sums, one for each block of places."""
+    result = _empty_contracted(vectors, weights)
+    directions, samples, places, width = vectors.shape
+    with torch.cuda.device(vectors.device):
+        triton_kernels.contract[(result.shape[2], directions * samples)](
+            vectors,
+            weights,
+            result,
+            samples,
+            places,
+            width,
+            *vectors.stride()[:3],
+            BLOCK=_between(places, _PLACES),
+            STEP=_ENTRIES,
+        )
+    return result
+
+
+def _empty_contracted(vectors: Tensor, weights: Tensor) -> Tensor:
+    directions, samples, places, _ = vectors.shape
+    blocks = -(-places // _between(places, _PLACES))
+    return weights.new_empty(directions, samples, blocks)
+
+
 def _launch_patches(source: Tensor, geometry: list[int]) -> Tensor:
     q, b, c, _, _ = source.shape
     high, wide, *steps, filled = geometry
@@ -177,6 +260,7 @@ def _empty_patches(source: Tensor, geometry: list[int]) -> Tensor:
 
 
 _project = opaque_to_tracers("scodkit::project", _launch_project, _empty_products)
+_contract = opaque_to_tracers("scodkit::contract", _launch_contract, _empty_contracted)
 _patches = opaque_to_tracers(
     "scodkit::patches",
     _launch_patches,
@@ -187,3 +271,8 @@ _patches = opaque_to_tracers(
 
 def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
+
+
+def _between(number: int, ends: tuple[int, int]) -> int:
+    """Return the power of two that a number fits into, between two ends."""
+    return min(max(_power_of_two(number), ends[0]), ends[1])

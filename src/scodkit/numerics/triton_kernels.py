@@ -88,3 +88,77 @@ def patches(
             value = tl.load(source + place, mask=seen, other=0.0)
             to = (target + i * WIDE + j) * filled + p
             tl.store(result + to, value, mask=exists & (p < filled))
+
+
+@triton.jit
+def accumulate(
+    rows,
+    products,
+    total,
+    count,
+    length,
+    columns,
+    stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # a float32 product is the sum of three bfloat16 parts, each multiplied exactly
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    here = (n < length)[:, None]
+    wanted = (k < columns)[None, :]
+    sums = tl.zeros((BLOCK, COLUMNS), tl.float32)
+    for start in range(0, count, ROWS):
+        r = start + tl.arange(0, ROWS)
+        entry = r[None, :].to(tl.int64) * stride + n[:, None]
+        a = tl.load(rows + entry, mask=here & (r < count)[None, :], other=0.0)
+        place = r[:, None] * columns + k[None, :]
+        b = tl.load(products + place, mask=(r < count)[:, None] & wanted, other=0.0)
+        for _ in tl.static_range(3):
+            part = b.to(tl.bfloat16)
+            sums = tl.dot(a, part, sums)
+            b -= part.to(tl.float32)
+    place = n[:, None].to(tl.int64) * columns + k[None, :]
+    before = tl.load(total + place, mask=here & wanted, other=0.0)
+    tl.store(total + place, before + sums, mask=here & wanted)
+
+
+@triton.jit
+def contract(
+    vectors,
+    weights,
+    result,
+    samples,
+    places,
+    width,
+    step_direction,
+    step_sample,
+    step_place,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    # a program has a block of places m and all places n from there on: both are symmetric
+    block = tl.program_id(0)
+    line = tl.program_id(1)
+    direction = (line // samples).to(tl.int64)
+    sample = (line % samples).to(tl.int64)
+    first = vectors + direction * step_direction + sample * step_sample
+    m = block * BLOCK + tl.arange(0, BLOCK)
+    from_m = first + m[:, None].to(tl.int64) * step_place
+    of_m = weights + (sample * places + m[:, None]) * places
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for other in range(block, tl.num_programs(0)):
+        n = other * BLOCK + tl.arange(0, BLOCK)
+        from_n = first + n[:, None].to(tl.int64) * step_place
+        inner = tl.zeros((BLOCK, BLOCK), tl.float32)
+        for start in range(0, width, STEP):
+            c = start + tl.arange(0, STEP)
+            inside = (c < width)[None, :]
+            x = tl.load(from_m + c[None, :], mask=(m < places)[:, None] & inside, other=0.0)
+            y = tl.load(from_n + c[None, :], mask=(n < places)[:, None] & inside, other=0.0)
+            inner = tl.dot(x, tl.trans(y), inner)
+        here = (m < places)[:, None] & (n < places)[None, :]
+        weight = tl.load(of_m + n[None, :], mask=here, other=0.0)
+        sums += tl.sum(inner * weight, 1) * tl.where(other > block, 2.0, 1.0)
+    tl.store(result + line * tl.num_programs(0) + block, tl.sum(sums, 0))

@@ -18,7 +18,8 @@ from torch import Tensor
 from scodkit.errors import MergeError, OptionError
 from scodkit.factors.engine import Factors, HeldFactors
 from scodkit.factors.products import Curvature
-from scodkit.numerics.matmul import AddUp, add_matmul, alone, tall_bytes, tall_svd
+from scodkit.numerics.kernels import accumulate
+from scodkit.numerics.matmul import AddUp, alone, tall_bytes, tall_svd
 from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.sketch.maps import Map, SeededMatrix, SparseSign, check_map, matrix_bytes
 
@@ -448,7 +449,7 @@ class SeededSketch(Sketch):
                 products += omega.project(rows.flatten(0, 1).to(total.device), columns.start)
             products = factors.add_up(products)
             for columns, rows in factors.blocks():
-                add_matmul(total[columns], rows.flatten(0, 1).to(total.device).mT, products)
+                accumulate(total[columns], rows.flatten(0, 1).to(total.device), products)
 
 
 class FlatFactors(HeldFactors):

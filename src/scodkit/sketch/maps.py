@@ -30,6 +30,10 @@ _CHUNK_ON_GPU = 1 << 26
 _CACHED = 1 << 32
 _CACHED_AS_FLOATS = 1 << 24
 
+# rows of Omega in a chunk are a multiple of this: columns of rows in half precision, which are
+# read 16 bytes at a time
+_ALIGNED = 64
+
 # of a test matrix: (N, T)
 Shape = tuple[int, int]
 
@@ -275,7 +279,8 @@ class SeededMatrix:
         self._mapping, self._shape, self._seed = mapping, shape, seed
         self._weights = range(shape[0]) if weights is None else weights
         self._scale = mapping.scale(shape).to(device)
-        self._step = max(1, _chunk_entries(device) // shape[1])
+        step = max(1, _chunk_entries(device) // shape[1])
+        self._step = step // _ALIGNED * _ALIGNED or step
         self._signs: Tensor | None = None
         size = (len(self._weights), shape[1])
         dtype = _cached_dtype(mapping, size)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from scodkit.model.projected import Pair
+from scodkit.numerics import kernels
 from scodkit.numerics.matmul import matmul, squared_norms, sum_dtype, wide_bmm
 
 # bytes of rows that stay in a CPU's cache between two uses; and that keep a GPU busy
@@ -190,8 +191,9 @@ class Summed(Factored):
 
     def compressed(self, pair: Pair) -> tuple[Tensor, Tensor]:
         """Return what `Factored.compressed` describes."""
-        left, right = pair.left(self.delta), pair.right(self.a)
-        rows = wide_bmm(left.mT.flatten(1, 2), right)
+        # directions first, as backward passes lie in memory
+        left = pair.left(self.delta.transpose(0, 1)).transpose(0, 1)
+        rows = wide_bmm(left.mT.flatten(1, 2), pair.right(self.a))
         return rows.view(*left.shape[:2], -1), self.each_squared()
 
     def each_squared(self) -> Tensor:
@@ -209,7 +211,7 @@ class Summed(Factored):
 
 def _squares_by_places(delta: Tensor, a: Tensor) -> Tensor:
     """Return ``sum_mn (delta_m . delta_n)(a_m . a_n)``."""
-    return _inner(_grams(delta), _grams(a[:, None])).clamp_min(0)
+    return _contracted(delta, wide_bmm(a, a.mT))
 
 
 def _squares_by_rows(delta: Tensor, a: Tensor) -> Tensor:
@@ -257,8 +259,8 @@ class LookedUp(Factored):
 
     @property
     def alike(self) -> Tensor:
-        """Which places have the same token, ``(b, 1, m, m)``."""
-        return (self.tokens[:, :, None] == self.tokens[:, None])[:, None]
+        """Which places have the same token, ``(b, m, m)``."""
+        return self.tokens[:, :, None] == self.tokens[:, None]
 
     @property
     def sparse(self) -> bool:
@@ -273,7 +275,7 @@ class LookedUp(Factored):
 
     def energies(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Return squared norms ``(b,)`` and rows times ``matrix (V e, k)``, ``(b, q, k)``."""
-        first = self.alike[:, 0].byte().argmax(2)  # a token may be there several times
+        first = self.alike.byte().argmax(2)  # a token may be there several times
         rows = _added(torch.zeros_like(self.delta), first, self.delta)
         wide = sum_dtype(rows, matrix)
         looked_up = matrix.view(self.entries, -1)[self.tokens].to(wide)
@@ -294,11 +296,10 @@ class LookedUp(Factored):
         _, count, places, _ = self.delta.shape
 
         def squares(tokens: Tensor, delta: Tensor) -> Tensor:
-            part = LookedUp(tokens, delta, self.entries)
-            return _inner(_grams(delta), part.alike)
+            return _contracted(delta, LookedUp(tokens, delta, self.entries).alike)
 
         each = torch.float32.itemsize * (count + 1) * places**2
-        return torch.cat(_in_pieces(squares, each, self.tokens, self.delta)).clamp_min(0)
+        return torch.cat(_in_pieces(squares, each, self.tokens, self.delta))
 
     def along(self, other: Summed) -> Tensor:
         """Return the inner products with other rows of the same weight, ``(b, q)`` float64."""
@@ -422,10 +423,19 @@ def _transposed(rows: Tensor, shape: tuple[int, int]) -> Tensor:
     return rows.view(*rows.shape[:2], *shape).mT.flatten(2)
 
 
-def _grams(vectors: Tensor) -> Tensor:
-    """Return inner products of vectors ``(b, q, m, n)``, ``(b, q, m, m)``."""
+def _contracted(delta: Tensor, weights: Tensor) -> Tensor:
+    """Return ``sum_mn (delta_m . delta_n) w_mn``, ``(b, q)``, of a form that is positive.
+
+    Args:
+        delta: ``(b, q, m, n)``.
+        weights: ``(b, m, m)``, symmetric.
+    """
+    vectors = delta.transpose(0, 1)  # as backward passes lie in memory
+    if kernels.multiplies(vectors):
+        return kernels.contract(vectors, weights).mT.clamp_min(0)
     flat = vectors.flatten(0, 1)
-    return wide_bmm(flat, flat.mT).view(*vectors.shape[:2], *[vectors.shape[2]] * 2)
+    inner = wide_bmm(flat, flat.mT).view(*vectors.shape[:2], *weights.shape[1:])
+    return _inner(inner, weights).mT.clamp_min(0)
 
 
 def _inner(one: Tensor, other: Tensor) -> Tensor:
