@@ -1,4 +1,4 @@
-"""Scores by the formula of docs/ideas/method.md alone, and what a monitor makes of the same models.
+"""Scores by the formula of docs/ideas/method.md alone, beside a monitor of the same models.
 
 Nothing of the library's own mathematics is used: rows come from plain autograd on one sample
 at a time, each through a model of its own; the root of the output Fisher information from its

@@ -349,7 +349,7 @@ class Report:
         return self._made()[0]
 
     def numbers(self) -> dict[str, Any]:
-        """Return the numbers of the page as plain data; docs/guides/report.md has their meaning."""
+        """Return the numbers of the page as plain data, see docs/guides/report.md."""
         return self._made()[1]
 
     def _made(self) -> tuple[str, dict[str, Any]]:
