@@ -1,8 +1,9 @@
 """Fits and scores of projected weights of large networks, all layers, beside passes alone.
 
 The floor is a forward pass and one backward pass per direction to all weights, in the same
-precision. Random weights, from a config. Encoders of 1 M to 1 B weights are measured whole, too,
-as long as a sketch of them fits into the memory of a GPU. Rows go to results/projected.jsonl, on a GPU to projected_cuda.jsonl.
+precision. Random weights, from a config. Encoders of 1 M to 1 B weights are measured whole,
+too, as long as a sketch of them fits into the memory of a GPU. Rows go to
+results/projected.jsonl, on a GPU to projected_cuda.jsonl.
 """
 
 from __future__ import annotations
