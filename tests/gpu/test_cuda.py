@@ -376,7 +376,7 @@ def test_rounding_to_tf32_does_not_count_against_one_pass_for_all_networks() -> 
         networks.append(nn.Sequential(ends[0], *layers, ends[1]).cuda())
     method = DeepEnsemble(networks, likelihoods.Gaussian())
     assert method.score(torch.randn(1, 3, 16, 16, device="cuda")).isfinite().all()
-    assert method._runs.works
+    assert method._weight_sets.works
 
 
 def test_samples_are_known_again_on_another_device() -> None:

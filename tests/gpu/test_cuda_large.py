@@ -58,14 +58,13 @@ def test_scores_take_what_was_planned(batch: int, directions: int) -> None:
     x = torch.randn(batch, 16, 256, device="cuda")
     plan = monitor.plan(x)
     monitor.fit([torch.randn(64, 16, 256, device="cuda")], progress=False)
-    monitor.score(x)  # takes what libraries keep for themselves
+    monitor.score(torch.cat([x, x[:1]]))  # takes what libraries keep for themselves
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    monitor.score(x)
+    counted = peak_of(lambda: monitor.score(x))  # the first of this shape, which is checked
     peak = torch.cuda.max_memory_allocated() - before
     assert plan.basis_bytes + peak == pytest.approx(plan.score_bytes, rel=0.15)
     # the allocator gives up to a megabyte more for each tensor: beside the basis that counts
-    counted = peak_of(lambda: monitor.score(x))
     assert counted == pytest.approx(plan.score_working_bytes, rel=0.15)
 
 

@@ -85,20 +85,36 @@ def machine(device: str) -> dict[str, object]:
 
 
 class Timed:
-    """Batches that note how long each keeps its reader."""
+    """Batches that note how long each keeps its reader.
 
-    def __init__(self, batches: Sequence[object]) -> None:
-        self._batches = batches
+    Args:
+        batches: Any.
+        skip: How many of the first do not count. With some, a GPU is waited for after these
+            and after the last alone, as it is in a fit, which runs ahead of it.
+
+    Attributes:
+        seconds: Of each batch.
+    """
+
+    def __init__(self, batches: Sequence[object], skip: int = 0) -> None:
+        self._batches, self._skip = batches, skip
+        self._waits = {skip, len(batches)} if skip else set(range(1, len(batches) + 1))
         self.seconds: list[float] = []
 
     def __iter__(self) -> Iterator[object]:
         """Yield the batches."""
-        for batch in self._batches:
+        for number, batch in enumerate(self._batches, start=1):
             began = time.perf_counter()
             yield batch
-            if torch.cuda.is_available():
+            if torch.cuda.is_available() and number in self._waits:
                 torch.cuda.synchronize()
             self.seconds.append(time.perf_counter() - began)
+
+    @property
+    def each(self) -> float:
+        """Seconds of a batch that counts: the median on a CPU, the mean on a GPU."""
+        middle = statistics.mean if torch.cuda.is_available() else statistics.median
+        return middle(self.seconds[self._skip :])
 
 
 def rows_file(output: Path, suite: str, device: str) -> Path:

@@ -11,9 +11,10 @@ import warnings
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from scodkit.errors import EngineFallbackWarning
-from scodkit.numerics.matmul import add_matmul, opaque_to_tracers
+from scodkit.numerics.matmul import PARTS, add_matmul, in_parts, opaque_to_tracers
 
 try:
     from scodkit.numerics import triton_kernels
@@ -38,8 +39,9 @@ _DTYPES = (torch.float32, torch.bfloat16)
 # of a GPU whose matrix units multiply bfloat16
 _AMPERE = (8, 0)
 
-# weights of a sketch, rows and columns that a program of `accumulate` multiplies at a time
-_WEIGHTS, _ROWS, _COLUMNS = 128, 64, (16, 64)
+# weights of a sketch, rows and columns that a program of `accumulate` multiplies at a time:
+# measured on an H200, within 4 % of the fastest of 36 choices at 32 to 320 rows
+_WEIGHTS, _ROWS, _COLUMNS = 64, 32, (16, 128)
 # places that a program of `contract` pairs with others at a time, and entries of their vectors
 _PLACES, _ENTRIES = (16, 128), 64
 
@@ -101,26 +103,31 @@ def accumulate(total: Tensor, rows: Tensor, products: Tensor) -> None:
     Rows in bfloat16 take one pass over rows and total, summed in float32.
 
     Args:
-        total: ``(n, T)`` in float32 or float64, contiguous.
+        total: ``(n, T)`` in float32 or float64.
         rows: ``(R, n)``.
         products: ``(R, T)``, in the dtype of the total.
     """
-    if not multiplies(rows) or total.dtype != torch.float32:
+    if not (multiplies(rows) and total.dtype == torch.float32 and total.is_contiguous()):
         add_matmul(total, rows.mT, products)
         return
     (count, length), columns = rows.shape, total.shape[1]
-    wide = _between(columns, _COLUMNS)
+    at_once = _between(columns, _COLUMNS)
+    blocks = -(-columns // at_once)
+    wide = blocks * at_once  # or rows of the parts would not be aligned
+    parts = in_parts(pad(products, (0, wide - columns)), rows.dtype)
     with torch.cuda.device(rows.device):
-        triton_kernels.accumulate[(-(-length // _WEIGHTS), -(-columns // wide))](
+        triton_kernels.accumulate[(-(-length // _WEIGHTS), blocks)](
             rows,
-            products.contiguous(),
+            parts,
             total,
             count,
             length,
             columns,
             rows.stride(0),
+            wide,
+            PARTS=PARTS,
             ROWS=_ROWS,
-            COLUMNS=wide,
+            COLUMNS=at_once,
             BLOCK=_WEIGHTS,
         )
 

@@ -23,7 +23,7 @@ from scodkit.numerics.torch_private import get_proxy_mode
 _SLICE = 4096
 
 # a float32 number is the sum of this many bfloat16 numbers
-_PARTS = 3
+PARTS = 3
 
 # rows for each column from which splitting the columns is cheaper than converting the rows, and
 # rows of a tall result whose parts stay in a GPU's cache
@@ -122,10 +122,10 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     wide = sum_dtype(a, b)
     if a.is_cuda and a.dtype == torch.float32 and b.dtype == torch.bfloat16 and _OUT_DTYPE:
         # splitting a few rows is cheaper than converting a long matrix to float32
-        parts = _in_parts(a.T, b.dtype).T.contiguous()
-        return matmul(parts, b).view(_PARTS, len(a), -1).sum(0)
+        parts = in_parts(a.T, b.dtype).T.contiguous()
+        return matmul(parts, b).view(PARTS, len(a), -1).sum(0)
     if _on_matrix_units(a, a) and b.dtype == torch.float32 and len(a) > _SEVERAL * b.shape[1]:
-        return _summed(matmul(a, _in_parts(b, a.dtype)))  # likewise, a few columns
+        return _summed(matmul(a, in_parts(b, a.dtype)))  # likewise, a few columns
     on_units = _on_matrix_units(a, b)
     if not on_units:
         a, b = a.to(wide), b.to(wide)
@@ -147,7 +147,7 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
     elif b.dtype == a.dtype:
         total += matmul(a, b)
     elif _on_matrix_units(a, a):
-        parts = _in_parts(b, a.dtype)
+        parts = in_parts(b, a.dtype)
         # the products of a few rows at a time stay in the cache until they are summed
         for start in range(0, len(a), _TALL_PARTS):
             some = slice(start, start + _TALL_PARTS)
@@ -167,7 +167,7 @@ def thin_product(a: Tensor, b: Tensor) -> Tensor:
         ``(..., r)`` in float32, or in float64 if one of them is.
     """
     if _on_matrix_units(a, a) and b.dtype == torch.float32:
-        rows = matmul(a.reshape(-1, a.shape[-1]), _in_parts(b, a.dtype))
+        rows = matmul(a.reshape(-1, a.shape[-1]), in_parts(b, a.dtype))
         return _summed(rows).view(*a.shape[:-1], -1)
     wide = sum_dtype(a, b)
     return a.to(wide) @ b.to(wide)
@@ -201,12 +201,12 @@ def _in_slices(a: Tensor, b: Tensor) -> Tensor:
 
 def _summed(products: Tensor) -> Tensor:
     """Return ``a @ b`` from the products of ``a`` with the parts of ``b``, side by side."""
-    return products.view(len(products), _PARTS, -1).sum(1)
+    return products.view(len(products), PARTS, -1).sum(1)
 
 
-def _in_parts(b: Tensor, dtype: torch.dtype) -> Tensor:
+def in_parts(b: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a float32 ``(n, r)`` as concatenated half-precision parts that sum to it."""
-    parts = b.new_empty(len(b), _PARTS, b.shape[1], dtype=dtype)
+    parts = b.new_empty(len(b), PARTS, b.shape[1], dtype=dtype)
     for part in parts.unbind(1):
         part.copy_(b)
         b = b - part  # in float32, which no copy of the part is made in

@@ -93,35 +93,35 @@ def patches(
 @triton.jit
 def accumulate(
     rows,
-    products,
+    parts,
     total,
     count,
     length,
     columns,
     stride,
+    wide,
+    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # a float32 product is the sum of three bfloat16 parts, each multiplied exactly
+    # a float32 product is a sum of bfloat16 parts, each multiplied exactly
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     k = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     here = (n < length)[:, None]
-    wanted = (k < columns)[None, :]
     sums = tl.zeros((BLOCK, COLUMNS), tl.float32)
     for start in range(0, count, ROWS):
         r = start + tl.arange(0, ROWS)
         entry = r[None, :].to(tl.int64) * stride + n[:, None]
         a = tl.load(rows + entry, mask=here & (r < count)[None, :], other=0.0)
-        place = r[:, None] * columns + k[None, :]
-        b = tl.load(products + place, mask=(r < count)[:, None] & wanted, other=0.0)
-        for _ in tl.static_range(3):
-            part = b.to(tl.bfloat16)
-            sums = tl.dot(a, part, sums)
-            b -= part.to(tl.float32)
+        for part in tl.static_range(PARTS):
+            place = (r[:, None] * PARTS + part) * wide + k[None, :]
+            b = tl.load(parts + place, mask=(r < count)[:, None], other=0.0)
+            sums = tl.dot(a, b, sums)
+    here = here & (k < columns)[None, :]
     place = n[:, None].to(tl.int64) * columns + k[None, :]
-    before = tl.load(total + place, mask=here & wanted, other=0.0)
-    tl.store(total + place, before + sums, mask=here & wanted)
+    before = tl.load(total + place, mask=here, other=0.0)
+    tl.store(total + place, before + sums, mask=here)
 
 
 @triton.jit
