@@ -137,6 +137,19 @@ def test_scores_take_what_was_planned(
     assert plan.basis_bytes + peak == pytest.approx(plan.score_bytes, rel=0.15)
 
 
+@pytest.mark.parametrize(("batch", "directions"), [(1, 3), (1, 1), (7, 1)])
+def test_the_first_score_of_a_shape_takes_what_was_planned(batch: int, directions: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 200), nn.GELU(), nn.Linear(200, 5)).eval()
+    monitor = Monitor(model, Categorical(directions=directions), rank=60)
+    plan = monitor.plan(torch.randn(batch, 40))
+    monitor.fit([torch.randn(64, 40)], progress=False)
+    monitor.score(torch.randn(batch + 1, 40))
+    assert peak_of(lambda: monitor.score(torch.randn(batch, 40))) == pytest.approx(
+        plan.score_working_bytes, rel=0.02
+    )
+
+
 @pytest.mark.parametrize("megabytes", [1, 100])
 def test_scores_of_a_head_take_what_was_planned(megabytes: int) -> None:
     features = [

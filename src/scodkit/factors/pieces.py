@@ -308,7 +308,7 @@ class FactorSource:
         """
         whole = None if hold else self.whole(call)
         copies = 1 if whole is None else whole.copies
-        engine = (self.engine if whole is None else whole.engine).unchecked()
+        chosen = self.engine if whole is None else whole.engine
         matrix = _Zeros(
             self._zeros(self.engine.parameters.num_parameters if hold else 0, columns)
         )
@@ -326,8 +326,9 @@ class FactorSource:
 
         if not hold:  # grow the matrix to its final size, outside the measurement
             with contextlib.suppress(Exception):  # the measurement will fail, too
-                run(engine, call.first(2))
-            engine = self.engine.afresh() if whole is None else engine
+                run(chosen.unchecked(), call.first(min(2, call.batch_size)))
+        checked = not hold and chosen is self.engine
+        engine = chosen.afresh() if checked else chosen.unchecked()
         part = call.samples(slice(0, self.samples_at_once(hold)))
         return peak_bytes(lambda: run(engine, part))
 
