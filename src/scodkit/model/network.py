@@ -232,6 +232,10 @@ class Network:
         network.model, network._twin = model, Twin(model, apart=False)
         return network
 
+    def in_float32(self) -> Network:
+        """Return a copy of the model with weights and buffers in float32."""
+        return Network(copy.deepcopy(self.model).float(), self._pick_inputs, self._pick_outputs)
+
     def at_precision(self, precision: torch.dtype | None) -> Network:
         """Return the same model under ``torch.autocast`` to a dtype; None for its own."""
         if precision == self.precision:
