@@ -14,7 +14,7 @@ from torch import Tensor
 from draws import noise
 from scodkit.numerics.matmul import (
     _LONGEST,
-    _in_parts,
+    in_parts,
     _in_slices,
     _summed,
     add_matmul,
@@ -83,7 +83,7 @@ def test_three_parts_are_the_float32_exactly(exponent: int, seed: int) -> None:
     bits = torch.randint(2**23, 2**24, (64, 2), generator=generator)
     signs = torch.randint(0, 2, (64, 2), generator=generator) * 2 - 1
     numbers = torch.ldexp((signs * bits).double(), torch.tensor(exponent - 23)).float()
-    parts = _in_parts(numbers, torch.bfloat16)
+    parts = in_parts(numbers, torch.bfloat16)
     assert parts.dtype == torch.bfloat16
     assert parts.shape == (64, 6)
     assert torch.equal(sum(part.double() for part in parts.chunk(3, dim=1)), numbers.double())
@@ -91,14 +91,14 @@ def test_three_parts_are_the_float32_exactly(exponent: int, seed: int) -> None:
 
 def test_parts_of_zeros_and_of_the_tiniest_stay_finite() -> None:
     numbers = torch.tensor([[0.0, -0.0, 2.0**-149, 2.0**-126, 3.3e38, -3.3e38]])
-    sums = sum(part.double() for part in _in_parts(numbers, torch.bfloat16).chunk(3, dim=1))
+    sums = sum(part.double() for part in in_parts(numbers, torch.bfloat16).chunk(3, dim=1))
     assert sums.isfinite().all()
     assert ((sums - numbers.double()).abs() <= 2.0**-133).all()
 
 
 def test_products_with_parts_sum_to_the_product() -> None:
     a, b = noise(9, 300, dtype=torch.bfloat16), noise(300, 7, seed=1, dtype=torch.float32)
-    assert near(_summed(a.float() @ _in_parts(b, a.dtype).float()), a, b)
+    assert near(_summed(a.float() @ in_parts(b, a.dtype).float()), a, b)
 
 
 @pytest.mark.parametrize("length", [_LONGEST, 2 * _LONGEST, 65_537, 600_000, 7000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import torch
@@ -184,7 +185,7 @@ class _Trial:
         Models whose samples interact are refused. The engine's memory is measured, too.
         """
         try:
-            linear, factors = self._pulled_back(engine)
+            linear, factors = _measured(engine, self._few, self._rows)
         except Exception as error:  # whatever a third-party module raises under a transform
             return f"it raised {first_line(error)}"
         check_alone(self._network, linear.output, self.alone.output)
@@ -200,22 +201,6 @@ class _Trial:
             distance = relative_distance(norms[usable], self._norms[usable])
             objection = self._verdict("squared norms", distance)
         return objection
-
-    def _pulled_back(self, engine: Engine) -> tuple[Linearization, Factors]:
-        live = LiveBytes()
-        try:
-            with live:
-                linear = engine.linearize(self._few)
-                forward = live.now
-                factors = linear.pull_back(self._rows).hold()
-        except UnsupportedCallError:
-            raise
-        except Exception:  # some models do not run under a dispatch mode
-            linear = engine.linearize(self._few)
-            return linear, linear.pull_back(self._rows).hold()
-        samples, directions = self._rows.shape[:2]
-        engine.memory = Memory.bound(samples, directions, forward, live.most)
-        return linear, factors
 
     def check_interaction(self) -> None:
         """Refuse models whose samples interact."""
@@ -277,6 +262,45 @@ class _Trial:
             if off > 0.0:
                 worst = max(worst, off / max(size, least) if size or least else float("inf"))
         return worst
+
+
+def measure(engine: Engine, example: Inputs) -> None:
+    """Measure the memory of an engine that was chosen in another precision.
+
+    Args:
+        engine: It runs the model in the precision to measure.
+        example: A batch; a few of its samples are run.
+    """
+    few = pick(example, distinct(example, num_alone(engine.parameters)))
+    with torch.no_grad():
+        output = engine.network(few)
+    rows = _random((len(output), _DIRECTIONS, output[0].numel()), output)
+    with contextlib.suppress(UnsupportedCallError):
+        _measured(engine, few, rows)
+
+
+def _measured(engine: Engine, few: Inputs, rows: Tensor) -> tuple[Linearization, Factors]:
+    """Return samples linearised, and rows ``(b, q, d)`` of them pulled back.
+
+    Sets the engine's memory by what that takes.
+
+    Raises:
+        UnsupportedCallError: If the engine cannot follow the model.
+    """
+    live = LiveBytes()
+    try:
+        with live:
+            linear = engine.linearize(few)
+            forward = live.now
+            factors = linear.pull_back(rows).hold()
+    except UnsupportedCallError:
+        raise
+    except Exception:  # some models do not run under a dispatch mode
+        linear = engine.linearize(few)
+        return linear, linear.pull_back(rows).hold()
+    samples, directions = rows.shape[:2]
+    engine.memory = Memory.bound(samples, directions, forward, live.most)
+    return linear, factors
 
 
 def _norm(rows: Tensor) -> float:

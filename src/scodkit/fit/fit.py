@@ -16,8 +16,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from scodkit import errors
-from scodkit.factors.choose import name_of
-from scodkit.factors.engine import FactorsOf
+from scodkit.factors.choose import measure, name_of
+from scodkit.factors.engine import Engine, FactorsOf
 from scodkit.factors.pieces import FactorSource
 from scodkit.factors.products import ProductSource
 from scodkit.fit import data
@@ -137,6 +137,7 @@ class _Begun:
         terms: What must be the same in all processes, by name.
         form: Of the first batch.
         source: Turns batches into factors.
+        engine: That of the source, in the precision of the pass.
         products: Turns batches into products with their curvature; None for a pass in rows.
         probes: The model's answers to made-up inputs.
     """
@@ -145,6 +146,7 @@ class _Begun:
     terms: dict[str, Any]
     form: Form
     source: FactorSource
+    engine: Engine
     products: ProductSource | None
     probes: Probes | None
 
@@ -252,6 +254,10 @@ class _Pass:
                 products = None
             else:
                 source, products = prepared.sources()
+            engine = source.engine.of(network.at_precision(options.precision))
+            if options.precision is not None and products is None:
+                with engine.network.evaluating():
+                    measure(engine, prepared.example)
             checked = options.check_deterministic
             probes = Probes.of(network, first, call, deterministic=checked)
         terms = {
@@ -265,7 +271,7 @@ class _Pass:
             terms["heads"] = recipe.likelihood.shapes
         if options.sharded:
             terms["first batch"] = data.batch_digest(call)
-        return _Begun(batches, terms, Form.of(first, call), source, products, probes)
+        return _Begun(batches, terms, Form.of(first, call), source, engine, products, probes)
 
     def agree(self, begun: _Begun | None) -> _Terms:
         """Return what all processes fit; those without data fit what the others do.
@@ -345,8 +351,7 @@ class _Pass:
         progress = Progress(state)
         if options.checkpoint is not None:
             self._resume(progress, options.checkpoint, terms)
-        engine = chosen.engine.of(self.network.at_precision(options.precision))
-        source, network = replace(chosen, engine=engine), engine.network
+        source, network = replace(chosen, engine=begun.engine), begun.engine.network
         late = _LATE if network.device.type == "cuda" else 0
         number = -1
         for number, call in self._calls(network, begun.batches, progress.batches):

@@ -20,7 +20,7 @@ from scodkit.errors import ParameterSelectionError
 from scodkit.model.parameters import Block, ParameterSet, Selection
 from scodkit.numerics import artifact
 from scodkit.numerics.hashing import digest_of
-from scodkit.numerics.matmul import thin_product
+from scodkit.numerics.matmul import Thin
 
 Moments = Literal["gradient", "kfac", "random"]
 
@@ -169,13 +169,21 @@ class Pair:
         assert like is not None
         return torch.eye(self.sides[0], dtype=like.dtype, device=like.device)[which]
 
+    @cached_property
+    def _left(self) -> Thin | None:
+        return None if self.out is None else Thin(self.out)
+
+    @cached_property
+    def _right(self) -> Thin | None:
+        return None if self.into is None else Thin(self.into)
+
     def left(self, delta: Tensor) -> Tensor:
         """Return gradients at outputs ``(..., o)`` times ``P_out``."""
-        return delta if self.out is None else thin_product(delta, self.out)
+        return delta if self._left is None else self._left.after(delta)
 
     def right(self, a: Tensor) -> Tensor:
         """Return activations ``(..., i)`` times ``P_in``."""
-        return a if self.into is None else thin_product(a, self.into)
+        return a if self._right is None else self._right.after(a)
 
     def of_gradients(self, rows: Tensor) -> Tensor:
         """Return ``P_out^T G P_in``, flat, of gradients ``(..., o i)``."""

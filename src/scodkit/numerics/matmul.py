@@ -9,6 +9,7 @@ only a chunk at a time exists in float64; its rows may be distributed over proce
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -156,21 +157,35 @@ def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
         total.addmm_(a.to(total.dtype), b)
 
 
-def thin_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a @ b`` for a few columns ``b``, accumulated in the wider dtype.
+class Thin:
+    """A matrix of a few columns ``(n, r)``, to multiply many others with.
 
     Args:
-        a: ``(..., n)``, in any floating dtype.
-        b: ``(n, r)``; not rounded to the dtype of ``a``.
-
-    Returns:
-        ``(..., r)`` in float32, or in float64 if one of them is.
+        matrix: In float32 or float64; not rounded to the dtype of the others.
     """
-    if _on_matrix_units(a, a) and b.dtype == torch.float32:
-        rows = matmul(a.reshape(-1, a.shape[-1]), in_parts(b, a.dtype))
-        return _summed(rows).view(*a.shape[:-1], -1)
-    wide = sum_dtype(a, b)
-    return a.to(wide) @ b.to(wide)
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def after(self, a: Tensor) -> Tensor:
+        """Return ``a @ matrix``, accumulated in the wider dtype.
+
+        Args:
+            a: ``(..., n)``, in any floating dtype.
+
+        Returns:
+            ``(..., r)`` in float32, or in float64 if one of them is.
+        """
+        if _on_matrix_units(a, a) and self.matrix.dtype == torch.float32:
+            rows = matmul(a.reshape(-1, a.shape[-1]), self._parts)
+            return _summed(rows).view(*a.shape[:-1], -1)
+        wide = sum_dtype(a, self.matrix)
+        return a.to(wide) @ self.matrix.to(wide)
+
+    @functools.cached_property
+    def _parts(self) -> Tensor:
+        with torch.inference_mode(False):  # or no later gradient could go through them
+            return in_parts(self.matrix, torch.bfloat16)
 
 
 def wide_bmm(a: Tensor, b: Tensor) -> Tensor:
