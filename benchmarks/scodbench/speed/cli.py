@@ -62,7 +62,7 @@ def speed(
     output: Annotated[Path, typer.Option(help="Folder for rows and tables.")] = RESULTS,
     tables: Annotated[
         bool,
-        typer.Option("--tables", help="Only the tables of nets, from their rows."),
+        typer.Option("--tables", help="Only tables, from the rows of nets or projected."),
     ] = False,
 ) -> None:
     """Time scored predictions and fits against the forward pass, floors, loops and peers.
@@ -78,12 +78,16 @@ def speed(
         large_outputs,
         many_classes,
         projected,
+        projected_table,
         scaling,
         transformers,
     )
     from scodbench.speed import speed as nets
     from scodbench.speed.speed_table import print_table
 
+    if tables and suite is Suite.PROJECTED:
+        print(projected_table.write(output / "projected_cuda.jsonl"))
+        return
     if tables:
         print_table(output)
         return
