@@ -78,7 +78,7 @@ def test_blocks_run_or_say_why_not(page: str, block: Block) -> None:
     assert block.language in {"python", "sh", "console"} | SHOWN, "a block of unknown language"
     if block.reason is not None:
         assert len(block.reason.split()) >= 3
-        for path in re.findall(r"[\w/]+\.py", block.reason):
+        for path in re.findall(r"tests/[\w/]+\.py", block.reason):
             assert (ROOT / path).exists(), f"{path} does not exist"
     if block.language == "python" and not block.text.startswith(">>> "):
         compile(block.text, page, "exec")
