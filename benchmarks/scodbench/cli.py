@@ -136,8 +136,8 @@ def table(
 
     Example: scodbench table --output results
     """
+    from scodbench.tables import choices
     from scodbench.tables.checks import checks
-    from scodbench.tables.choices import layers_table, prior_table, rank_table
     from scodbench.tables.headline import headline
     from scodbench.tables.paper import methods_table, paper_table
     from scodbench.tables.sweeps import fidelity_table, sketch_table
@@ -149,10 +149,10 @@ def table(
         "methods_table": methods_table(found, rows),
         "sketch_table": sketch_table(swept, sweeps),
         "fidelity_table": fidelity_table(swept, sweeps),
-        "layers_table": layers_table(swept, sweeps),
-        "rank_table": rank_table(swept, sweeps),
-        "prior_table": prior_table(swept, sweeps),
         "checks": checks(found, swept),
+        "layers_table": choices.layers_table(swept, sweeps),
+        "rank_table": choices.rank_table(swept, sweeps),
+        "prior_table": choices.prior_table(swept, sweeps),
     }
     _print_tables({name: own for name, own in tables.items() if own.lines}, output)
 
