@@ -154,7 +154,7 @@ def table(found: list[dict[str, Any]]) -> str:
     """
     titles = [f"1e{exponent}" if exponent else "1" for exponent in EXPONENTS]
     lines = [
-        "| prior's variance, or 1 / noise variance, times | " + " | ".join(titles) + " |",
+        "| prior variance | " + " | ".join(titles) + " |",
         "| --- |" + " --: |" * len(titles),
     ]
     told = {"caught": "unknown inputs flagged", "same": "inputs judged as at 1"}

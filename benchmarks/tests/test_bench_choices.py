@@ -51,9 +51,9 @@ def test_the_rank_is_that_of_the_largest_sketch() -> None:
     rows = [swept("rank", 0.9, size=40, rank=4), swept("rank", 0.8, size=80, rank=4)]
     table = rank_table([*rows, swept("rank", 0.85, size=80, rank=80)])
     (line,) = table.lines
-    assert (line["4"], line["largest"]) == ("0.800, 50%", "0.850, 50% (rank 80)")
+    assert (line["rank 4"], line["largest"]) == ("0.800,\xa050%", "0.850,\xa050% (80)")
     assert "± 0.020 at most" in table.caption
-    assert line["16"] == ""
+    assert line["rank 16"] == ""
 
 
 def test_a_prior_that_was_not_tried_has_an_empty_cell() -> None:

@@ -49,11 +49,11 @@ def rank_table(sweeps: Sequence[Row], file: Path = SWEEPS_FILE) -> Table:
     for domain, own in _by_domain(rows):
         size = max(row["size"] for row in own)
         largest = max(row["rank"] for row in select(own, size=size))
-        cells = {str(rank): _with_captured(own, size, rank) for rank in _RANKS}
-        full = f"{_with_captured(own, size, largest)} (rank {largest})"
-        lines.append({"domain": domain.title, **cells, "largest": full})
+        cells = {f"rank {rank}": _with_captured(own, size, rank) for rank in _RANKS}
+        full = _with_captured(own, size, largest)
+        lines.append({"domain": domain.title, **cells, "largest": f"{full} ({largest})"})
     caption = (
-        "AUROC by rank, and the captured share of the training data's curvature. "
+        "AUROC by rank, and the captured curvature; the largest rank in brackets. "
         f"{_source(rows, 'rank', file)}"
     )
     return Table(lines, caption) if lines else Table([])
@@ -94,7 +94,7 @@ def _auroc(rows: Sequence[Row], **wanted: object) -> str:
 
 def _with_captured(rows: Sequence[Row], size: int, rank: int) -> str:
     captured = over_seeds(rows, "captured", size=size, rank=rank)
-    share = "" if captured is None else f", {captured.value:.0%}"
+    share = "" if captured is None else f",\N{NO-BREAK SPACE}{captured.value:.0%}"
     return _auroc(rows, size=size, rank=rank) + share
 
 
