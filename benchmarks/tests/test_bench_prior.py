@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,28 @@ def test_a_task_has_known_and_unknown_inputs(task: str) -> None:
     assert len(known.unique(dim=0)) == len(known)
     assert build()(data.unknown[:2]).shape[0] == 2
     assert not torch.equal(of(1).test, data.test)
+
+
+def means(key: str) -> dict[tuple[str, int], float]:
+    return {
+        (task, exponent): statistics.mean(
+            row[key] for row in ROWS if (row["task"], row["exponent"]) == (task, exponent)
+        )
+        for task in prior.TASKS
+        for exponent in prior.EXPONENTS
+    }
+
+
+def test_the_guides_have_the_numbers_of_the_rows() -> None:
+    same, false_alarms = means("same"), means("false_alarms")
+    assert min(same[task, e] for task, e in same if e >= -2) > 0.96
+    low, high = min(false_alarms.values()), max(false_alarms.values())
+    layers, likelihood = (
+        " ".join((ROOT / "docs" / "guides" / f"{name}.md").read_text().split())
+        for name in ("layers_rank_prior", "likelihood")
+    )
+    assert f"between {100 * low:.1f} and {100 * high:.1f} % raised" in layers
+    regressors = [task for task in prior.TASKS if task != "digit as a class"]
+    too_large = max(1 - same[task, -2] for task in regressors)
+    assert f"{100 * too_large:.1f} % of the inputs at most" in likelihood
+    assert max(1 - same[task, e] for task in regressors for e in (2, 8)) < 0.001
