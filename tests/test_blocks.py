@@ -35,10 +35,12 @@ BLOCKS = [
     for block in page_blocks.blocks((ROOT / page).read_text(encoding="utf-8"))
 ]
 PROGRAMS = {"scod": typer.main.get_command(app)}
-if find_spec("scodbench"):  # a package of its own
-    PROGRAMS["scodbench"] = typer.main.get_command(import_module("scodbench.cli").app)
 # of the system, or checked elsewhere
 OTHER_PROGRAMS = {"cd", "pip"}
+if find_spec("scodbench"):  # a package of its own
+    PROGRAMS["scodbench"] = typer.main.get_command(import_module("scodbench.cli").app)
+else:
+    OTHER_PROGRAMS.add("scodbench")
 TORCHRUN = ["-m", "scodkit"]
 
 
@@ -64,9 +66,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if run_by(page)])
 def test_python_blocks_run(page: str, home: Path) -> None:
-    # README's blocks make all but what a user has
-    names = page_blocks.given(page)
-    assert page_blocks.run(ROOT / page, names)
+    assert page_blocks.run(ROOT / page, page_blocks.given(page))
 
 
 def named(block: tuple[str, Block]) -> str:
