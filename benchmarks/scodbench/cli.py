@@ -26,7 +26,7 @@ from scodbench.rows import (
     SWEEPS_FILE,
     Row,
 )
-from scodbench.speed.cli import alarms, layers, sketch, speed
+from scodbench.speed.cli import alarms, layers, prior, sketch, speed
 from scodbench.sweeps import SWEEPS
 from scodkit import __version__
 from scodkit.cli import output as shown
@@ -43,7 +43,7 @@ class _InOrder(TyperGroup):
     def list_commands(self, ctx: object) -> list[str]:
         return [
             *("run", "sweep", "table", "figures", "fused", "projected"),
-            *("data", "speed", "sketch", "alarms", "layers"),
+            *("data", "speed", "sketch", "alarms", "layers", "prior"),
         ]
 
 
@@ -55,6 +55,7 @@ app.command()(speed)
 app.command()(sketch)
 app.command()(alarms)
 app.command()(layers)
+app.command()(prior)
 
 _SLOW = ("taxinet", "cifar10", "cifar10_all", "taxinet_xplane")  # on a CPU
 _HOURS = "its large network takes hours on a CPU; type --device cuda"
@@ -135,6 +136,7 @@ def table(
 
     Example: scodbench table --output results
     """
+    from scodbench.tables import choices
     from scodbench.tables.checks import checks
     from scodbench.tables.headline import headline
     from scodbench.tables.paper import methods_table, paper_table
@@ -148,6 +150,9 @@ def table(
         "sketch_table": sketch_table(swept, sweeps),
         "fidelity_table": fidelity_table(swept, sweeps),
         "checks": checks(found, swept),
+        "layers_table": choices.layers_table(swept, sweeps),
+        "rank_table": choices.rank_table(swept, sweeps),
+        "prior_table": choices.prior_table(swept, sweeps),
     }
     _print_tables({name: own for name, own in tables.items() if own.lines}, output)
 

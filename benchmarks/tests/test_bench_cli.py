@@ -46,7 +46,7 @@ def test_without_a_verb_there_is_help(words: tuple[str, ...]) -> None:
 def test_help_has_the_verbs_in_the_order_of_the_work() -> None:
     lines = scodbench("--help").output.splitlines()
     verbs = ["run", "sweep", "table", "figures", "fused", "projected"]
-    verbs += ["data", "speed", "sketch", "alarms", "layers"]
+    verbs += ["data", "speed", "sketch", "alarms", "layers", "prior"]
     first = [words[1] for words in map(str.split, lines) if len(words) > 1]
     assert [word for word in first if word in verbs] == verbs
     assert set(verbs) == set(typer.main.get_command(cli.app).commands)

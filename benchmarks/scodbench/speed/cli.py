@@ -1,4 +1,4 @@
-"""``scodbench speed``, ``sketch``, ``alarms``, ``layers``: measured beside the domains."""
+"""``scodbench speed``, ``sketch``, ``alarms``, ``layers``, ``prior``: beside the domains."""
 
 from __future__ import annotations
 
@@ -140,5 +140,15 @@ def layers(tables: TablesOption = False) -> None:
     Example: scodbench layers
     """
     from scodbench import layers as measured
+
+    measured.main(tables=tables)
+
+
+def prior(tables: TablesOption = False) -> None:
+    """Measure how far alarms depend on the prior and on the noise variance.
+
+    Example: scodbench prior
+    """
+    from scodbench import prior as measured
 
     measured.main(tables=tables)
