@@ -66,6 +66,7 @@ results: $(STAMP)
 	$(BIN)/scodbench figures
 
 picture: $(STAMP)
+	$(BIN)/python examples/hero.py docs/images/hero.png
 	$(BIN)/python examples/digits_picture.py docs/images/digits.png
 	$(BIN)/python examples/detector.py docs/images/detector.png
 
