@@ -14,16 +14,41 @@ from scodbench.tables.summaries import comparable
 
 Figure = Callable[[Any, Sequence[Row], Sequence[Row]], Any]
 
+_MEMORY_LABEL = "T, vectors of a number per weight"
 _RANK = Curves(
-    "rank", "rank", "size", "rank k", log=2, mark=lambda size: size / 2, mark_label="k = T / 2"
+    "rank",
+    "rank",
+    "size",
+    "rank k",
+    lambda domain: domain.all_layers.rank,
+    "k as in the tables",
+    log=2,
+    joined=lambda domain: domain.all_layers.size,
 )
-_PRIOR = Curves("prior", "prior_variance", "ood", "prior variance $\\epsilon^2$", log=10)
-_MEMORY = Curves("sketch", "size", "sketch", "memory T", log=2)
+_PRIOR = Curves(
+    "prior",
+    "prior_variance",
+    "ood",
+    "prior variance $\\epsilon^2$",
+    lambda domain: 1.0,
+    "default",
+)
+_MEMORY = Curves(
+    "sketch",
+    "size",
+    "sketch",
+    _MEMORY_LABEL,
+    lambda domain: domain.all_layers.size,
+    "T as in the tables",
+    log=2,
+)
 _CAPTURED = Curves(
     "sketch",
     "size",
     "sketch",
-    "memory T",
+    _MEMORY_LABEL,
+    lambda domain: domain.all_layers.size,
+    "T as in the tables",
     figure="captured",
     shown="captured curvature",
     log=2,

@@ -12,7 +12,7 @@ from scodbench.tables.paper import Table, marked
 from scodbench.tables.summaries import comparable, domains_in, over_seeds
 
 
-def headline(rows: Sequence[Row], file: Path = ROWS_FILE) -> Table:
+def headline(rows: Sequence[Row], file: Path | str = ROWS_FILE) -> Table:
     """Return the AUROC over all unknown inputs of a domain, a line for each method.
 
     Args:

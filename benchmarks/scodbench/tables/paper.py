@@ -39,7 +39,7 @@ class Table:
     notes: Sequence[str] = ()
 
 
-def paper_table(rows: Sequence[Row], file: Path = ROWS_FILE) -> Table:
+def paper_table(rows: Sequence[Row], file: Path | str = ROWS_FILE) -> Table:
     """Return the paper's table: ours, and the paper's figures beside.
 
     Args:
@@ -103,7 +103,9 @@ def _paper_cells(
     }
 
 
-def methods_table(rows: Sequence[Row], file: Path = ROWS_FILE, figure: str = "auroc") -> Table:
+def methods_table(
+    rows: Sequence[Row], file: Path | str = ROWS_FILE, figure: str = "auroc"
+) -> Table:
     """Return one line per method, one column per domain and set of unknown inputs.
 
     Args:
