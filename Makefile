@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --doctest-modules
 
 .PHONY: demo test test-slow test-hosts lint types imports unit coverage bench bench-sketch bench-alarms \
-  results picture docs dist clean
+  results tables picture docs dist clean
 
 demo: $(STAMP)
 	$(BIN)/scod demo
@@ -64,6 +64,11 @@ results: $(STAMP)
 	$(BIN)/scodbench sweep $(SMALL)
 	$(BIN)/scodbench table --output results
 	$(BIN)/scodbench figures
+	$(MAKE) tables
+
+# measured tables into the pages that show them
+tables:
+	$(PYTHON) docs/_site/fill_tables.py
 
 picture: $(STAMP)
 	$(BIN)/python examples/hero.py docs/images/hero.png
