@@ -152,7 +152,7 @@ def table(
     files = _files(rows)
     found, swept, told = _rows_in(*files), result_rows.read(sweeps), _named(files)
     tables = {
-        "winners": winners(found, told),
+        "winners": winners(found, result_rows.latest(result_rows.read(FUSED_SWEEP_FILE)), told),
         "headline": headline(found, told),
         "paper_table": paper_table(found, told),
         "methods_table": methods_table(found, told),
@@ -206,8 +206,8 @@ def figures(
     written = draw(found, result_rows.read(sweeps), output)
     if not written:
         raise OptionError(
-            f"expected rows of {', '.join(ALL_DOMAINS)} in {_named(files)}, found none to draw; type: "
-            "scodbench run"
+            f"expected rows of {', '.join(ALL_DOMAINS)} in {_named(files)}, found none to "
+            "draw; type: scodbench run"
         )
     for path in written:
         typer.echo(str(path))
@@ -329,7 +329,8 @@ def _rows_in(*files: Path) -> list[Row]:
     found = [row for path in files for row in result_rows.read(path)]
     if not found:
         raise OptionError(
-            f"expected rows in {_named(files)}, found none; type: scodbench run --rows {files[0]}"
+            f"expected rows in {_named(files)}, found none; type: scodbench run --rows "
+            f"{files[0]}"
         )
     return found
 

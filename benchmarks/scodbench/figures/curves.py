@@ -13,13 +13,12 @@ from scodbench.figures.style import (
     MARKERS,
     PALETTE,
     legend_below,
-    networks,
     note_below,
     panels,
     widen,
-    words,
 )
 from scodbench.measure import POOLED
+from scodbench.names import networks, words
 from scodbench.rows import Row, select
 from scodbench.tables.summaries import domains_in, mean
 
@@ -42,6 +41,7 @@ class Curves:
         figure: What is drawn.
         shown: Of the figure, on the other axis.
         log: Base of the axis, which is logarithmic.
+        note: Stands below.
         joined: The one of ``lines`` whose points are joined, the others have none; None for
             all of them.
     """
@@ -55,6 +55,7 @@ class Curves:
     figure: str = "auroc"
     shown: str = "AUROC"
     log: int = 10
+    note: str = ""
     joined: Callable[[Domain], object] | None = None
 
     def draw(self, plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
@@ -72,7 +73,12 @@ class Curves:
             if self.lines == "ood":
                 legend_below(axis)
         has_bars = any(f"{self.figure}_low" in row for row in own)
-        _legend(figure, axes[0], whole=self.lines != "ood", title=BARS if has_bars else None)
+        below = "\n".join([BARS] * has_bars + [self.note] * bool(self.note))
+        if self.lines == "ood":
+            note_below(figure, below)
+        else:  # the same lines in all panels
+            handles, _ = axes[0].get_legend_handles_labels()
+            legend_below(figure, handles=handles, title=below, title_fontsize=7.5)
         return figure
 
     def _draw_panel(self, axis: Any, rows: list[Row], domain: Domain) -> None:
@@ -163,12 +169,3 @@ def draw_line(
         bar = ends(group, curves.figure)
         if bar is not None:
             axis.vlines(place, *bar, color=colour, lw=1, alpha=0.7)
-
-
-def _legend(figure: Any, axis: Any, *, whole: bool, title: str | None) -> None:
-    """Say under a figure what its bars are; and what its lines are, if in all panels alike."""
-    if whole:
-        handles, _ = axis.get_legend_handles_labels()
-        legend_below(figure, handles=handles, title=title, title_fontsize=7.5)
-    elif title:
-        note_below(figure, title)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from scodbench.figures.style import COLOURS, GREY, legend_below, networks, panels
+from scodbench.figures.style import COLOURS, GREY, legend_below, panels
 from scodbench.methods import PAPER, TITLES
+from scodbench.names import networks
 from scodbench.rows import Row, select
 from scodbench.tables.summaries import domains_in, mean
 

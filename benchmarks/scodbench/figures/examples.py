@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from scodbench.figures.style import panels, words
+from scodbench.figures.style import panels
+from scodbench.names import words
 from scodbench.rows import Row, select
 from scodbench.tables.summaries import domains_in
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from scodbench.figures.style import BLACK, GREY, PALETTE, note_below, panels, words
+from scodbench.figures.style import BLACK, GREY, PALETTE, note_below, panels
 from scodbench.measure import POOLED
+from scodbench.names import words
 from scodbench.rows import Row, select
 from scodbench.tables.summaries import domains_in
 

@@ -14,9 +14,9 @@ from scodbench.figures.style import (
     note_below,
     panels,
     widen,
-    words,
 )
 from scodbench.measure import POOLED
+from scodbench.names import words
 from scodbench.rows import Row, select
 from scodbench.tables.summaries import domains_in
 

@@ -22,13 +22,12 @@ from scodbench.figures.style import (
     RED,
     SKY,
     legend_below,
-    networks,
     panels,
     plain_ticks,
-    words,
 )
 from scodbench.measure import POOLED
 from scodbench.methods import TITLES
+from scodbench.names import networks, words
 from scodbench.rows import Row, select
 from scodbench.tables.summaries import Mean, domains_in, over_seeds
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,41 +143,6 @@ def plain_ticks(axis: Any, base: int = 10) -> None:
     axis.set_major_locator(ticker.LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(ticker.NullLocator())
-
-
-# where a name of rows, with spaces, is not what people call it
-_NAMES = {
-    "tinyimagenet": "TinyImageNet",
-    "svhn": "SVHN",
-    "fashion": "Fashion-MNIST",
-    "digits": "other digits",
-    "other_stretch": "another stretch",
-    "Nystrom": "Nyström",
-    "TwoSided": "two-sided (the paper's)",
-    "FrequentDirections": "Frequent Directions",
-}
-
-
-def words(name: str) -> str:
-    """Return a name of rows as it is read.
-
-    Examples:
-        >>> words("white_wine"), words("classes_5_9"), words("svhn")
-        ('white wine', 'classes 5-9', 'SVHN')
-    """
-    return _NAMES.get(name, re.sub(r"(\d)_(\d)", r"\1-\2", name).replace("_", " "))
-
-
-def networks(least: int, most: int) -> str:
-    """Return how many networks figures are of.
-
-    Examples:
-        >>> networks(1, 1), networks(3, 5)
-        ('1 network', '3 to 5 networks')
-    """
-    if most == 1:
-        return "1 network"
-    return f"{most} networks" if least == most else f"{least} to {most} networks"
 
 
 def save(figure: Any, folder: Path, name: str) -> list[Path]:
