@@ -37,7 +37,9 @@ def test_committed_tables_are_those_of_the_rows(name: str) -> None:
 
 def test_the_table_of_costs_is_that_of_the_speed_rows() -> None:
     folder = ROOT / "benchmarks" / "results"
-    assert cost_table(folder).strip() == (folder / "cost.md").read_text(encoding="utf-8").strip()
+    assert (
+        cost_table(folder).strip() == (folder / "cost.md").read_text(encoding="utf-8").strip()
+    )
 
 
 def test_the_readme_says_where_scod_is_on_the_front_and_where_not() -> None:
