@@ -66,17 +66,21 @@ results: $(STAMP)
 	$(BIN)/scodbench figures
 	$(MAKE) tables
 
-# measured tables into the pages that show them
-tables:
-	$(PYTHON) docs/_site/fill_tables.py
+# measured tables into the pages that show them, and the table of public names
+tables: $(STAMP)
+	$(BIN)/python docs/_site/fill_tables.py
+	$(BIN)/python docs/_site/reference.py
 
 picture: $(STAMP)
 	$(BIN)/python examples/hero.py docs/images/hero.png
 	$(BIN)/python examples/digits_picture.py docs/images/digits.png
 	$(BIN)/python examples/detector.py docs/images/detector.png
 
+# the site, into site/; a warning is an error
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict
+	rm -rf site
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -E -c docs/_site -d site/.doctrees docs site
+	rm -rf site/.doctrees
 
 # wheel and sdist, checked, and tried in an empty environment for each extra; publishes nothing
 dist: $(STAMP)

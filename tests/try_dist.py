@@ -130,7 +130,9 @@ def try_peers(env: Environment) -> None:
 def try_docs(env: Environment) -> None:
     """Make the pages."""
     site = str(env.folder / "site")
-    env.run(str(env.programs / "mkdocs"), "build", "--strict", "-q", "-d", site, folder=ROOT)
+    env.run(
+        env.python, "-m", "sphinx", "-q", "-W", "-c", "docs/_site", "docs", site, folder=ROOT
+    )
 
 
 def try_dev(env: Environment) -> None:
