@@ -94,7 +94,7 @@ def _draw_answers(
     axis.annotate(
         "", (160, true - 2), (160, says + 3), arrowprops={"arrowstyle": "<->", "color": "black"}
     )
-    axis.text(163, true - 4, f"{true - says:.0f} m\nshort", va="top")
+    axis.text(163, true - 4, f"{round(true) - round(says)} m\nshort", va="top")
     axis.text(
         178, 8, "the entropy of its answer\nis the same everywhere", ha="right", style="italic"
     )

@@ -19,7 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-README = (str(ROOT / "tests" / "support" / "readme_blocks.py"), str(ROOT / "README.md"))
+PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "overview.md")
+README = (str(ROOT / "tests" / "support" / "readme_blocks.py"), *map(str, PAGES))
 
 # what the programs begin with
 MADE = """
