@@ -168,7 +168,7 @@ def test_winners_begin_with_the_largest_loss() -> None:
     ]
     cifar, mnist, wine, binary = lines
     assert (cifar["best other method"], cifar["Fused"]) == ("Energy **0.900**", "0.600")
-    assert mnist["best other method"] == "Energy **0.800 (0.780-0.830)**"
+    assert mnist["best other method"] == "Energy **0.800 (0.780\N{NON-BREAKING HYPHEN}0.830)**"
     assert wine["best other method"].startswith("KNN **0.910 ± ")
     assert wine["SCOD, last layers"].startswith("0.860 ± ")
     assert (binary["Fused"], binary["best other method"]) == ("**0.900**", "KNN 0.500")

@@ -13,6 +13,7 @@ from scodbench.rows import ROWS_FILE, Row, select
 from scodbench.tables.paper import Table, marked
 from scodbench.tables.summaries import Mean, comparable, domains_in, over_seeds
 
+_TO = "\N{NON-BREAKING HYPHEN}"
 _SHOWN = ("fused", "scod_ll", "naive")  # beside the best of the others
 _OURS = ("fused", "scod_ll")
 _VARIANTS = ("scod", "scod_two_sided", "scod_frequent_directions")  # no others, either
@@ -98,7 +99,7 @@ def _line(
     for method, mean in shown.items():
         text = str(mean)
         if mean.seeds == 1 and "auroc_low" in (row := found[method][0]):
-            text += f" ({row['auroc_low']:.3f}-{row['auroc_high']:.3f})"
+            text += f" ({row['auroc_low']:.3f}{_TO}{row['auroc_high']:.3f})"
         cells[method] = f"**{text}**" if round(mean.value, 3) == top else text
     seeds = [mean.seeds for mean in shown.values()]
     return {

@@ -178,6 +178,10 @@ def marked(
     return texts
 
 
+def _plain(cell: str) -> str:
+    return re.sub(r"\*\*|`", "", cell).replace("\N{NON-BREAKING HYPHEN}", "-")
+
+
 def _without_figures(rows: Iterable[Row], methods: Iterable[str]) -> list[str]:
     """Return a line for each method and reason it has no figures somewhere."""
     reasons: dict[tuple[str, str], dict[str, None]] = {}
@@ -218,8 +222,18 @@ def markdown(table: Table) -> str:
 def _markdown(lines: Sequence[Line]) -> str:
     head = list(lines[0])
     rule = ["---" if name in _LEFT else "--:" for name in head]
-    body = [list(line.values()) for line in lines]
+    body = [[unbroken(cell) for cell in line.values()] for line in lines]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, rule, *body))
+
+
+def unbroken(text: str) -> str:
+    r"""Return a cell whose intervals are not broken into lines.
+
+    Examples:
+        >>> unbroken("KNN 0.993 ± 0.002 (3)").split(" ")
+        ['KNN', '0.993\xa0±\xa00.002', '(3)']
+    """
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def _renamed(lines: Sequence[Line], columns: Mapping[str, str]) -> list[Line]:
@@ -236,7 +250,6 @@ def comma_separated(table: Table) -> str:
     writer = csv.DictWriter(text, list(table.lines[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(
-        {name: re.sub(r"\*\*|`", "", cell) for name, cell in line.items()}
-        for line in table.lines
+        {name: _plain(cell) for name, cell in line.items()} for line in table.lines
     )
     return text.getvalue()
