@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 HERO = (ROOT / "examples" / "hero.py").read_text(encoding="utf-8")
 # what the example prints: metres, nats, alarm
-LINE = re.compile(r"^ *(\d+) m   score (\S+) nats   (fine|ALARM)$", re.MULTILINE)
+LINE = re.compile(r"^ *(\d+) m   score +(\S+) nats   (fine|ALARM)$", re.MULTILINE)
 
 
 def test_the_readme_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
