@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,38 @@ PAGES = [
 ]
 
 
+def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    path = ROOT / "docs" / "_site" / program
+    return subprocess.run([sys.executable, str(path), *words], capture_output=True, text=True)
+
+
 def test_tables_are_those_of_their_files() -> None:
-    fill = [sys.executable, str(ROOT / "docs" / "_site" / "fill_tables.py"), "--check"]
-    ran = subprocess.run(fill, capture_output=True, text=True)
+    ran = run("fill_tables.py", "--check")
     assert ran.returncode == 0, ran.stderr
+
+
+def test_links_lead_somewhere() -> None:
+    ran = run("links.py")
+    assert ran.returncode == 0, ran.stderr
+    assert "https://" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ("results/index.md", ""),
+        ("reference/index.md#likelihoods", ""),
+        ("nowhere.md", "no file nowhere.md"),
+        ("../../", "../../ is outside"),
+        (
+            "reference/index.md#Likelihoods",
+            "no heading #Likelihoods in docs/reference/index.md",
+        ),
+    ],
+)
+def test_dead_links_are_found(link: str, message: str) -> None:
+    links = runpy.run_path(str(ROOT / "docs" / "_site" / "links.py"))
+    assert links["dead"](ROOT / "docs" / "index.md", link) == message
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -43,7 +43,7 @@ extensions = [
 exclude_patterns = ["_site"]
 nitpicky = False
 
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "html_image"]
 myst_heading_anchors = 4
 default_role = "code"
 
@@ -78,17 +78,19 @@ html_theme_options: dict[str, Any] = {
         "image_dark": "static/logo.svg",
     },
     "navbar_align": "left",
-    "navbar_persistent": [],
-    "navbar_end": ["search-button", "theme-switcher"],
+    "navbar_persistent": ["search-button-field"],
+    "navbar_end": ["theme-switcher"],
     "header_links_before_dropdown": 6,
     "show_nav_level": 1,
     "show_toc_level": 2,
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": {"index": [], "**": ["page-toc"]},
+    "pygments_light_style": "github-light-high-contrast",
+    "pygments_dark_style": "github-dark-high-contrast",
     "footer_start": ["copyright"],
-    "footer_end": ["theme-version"],
+    "footer_end": [],
     "show_version_warning_banner": False,
 }
-html_sidebars = {"index": []}
+html_sidebars = {"index": [], "**": ["sidebar-nav-bs"]}
 
 
 def read(app: Any, page: str, content: list[str]) -> None:
@@ -116,6 +118,26 @@ def docstring(
     lines[:] = [re.sub(r"(?<=[^\s`(])(`{1,2})(?=[A-Za-z])", r"\1\\ ", line) for line in lines]
 
 
+def mend(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Mend what Sphinx writes.
+
+    Links back from source code take all of a module to be under one name; signatures of several
+    lines are definition lists without a term, and heads of columns may have no name: screen
+    readers stumble over both.
+    """
+    body = context.get("body", "").replace('<th class="head"><p></p></th>', "<td></td>")
+    if page.startswith("_modules/"):
+        body = re.sub(r'<a class="viewcode-back".*?</a>', "", body, flags=re.DOTALL)
+    spans = {"<dl>": '<span class="lines">', "<dd>": '<span class="line">'}
+    spans |= {"</dl>": "</span>", "</dd>": "</span>"}
+    lines = r'<dl>\s*<dd><em class="sig-param".*?</dl>'
+    tags = re.compile("|".join(spans))
+    body = re.sub(
+        lines, lambda m: tags.sub(lambda tag: spans[tag[0]], m[0]), body, flags=re.DOTALL
+    )
+    context["body"] = body
+
+
 def rst(fence: str) -> str:
     """Return a fenced directive in reStructuredText.
 
@@ -137,5 +159,7 @@ def setup(app: Any) -> None:
     app.add_config_value("scodkit_names", reference.documented(), "")
     app.connect("source-read", read)
     app.connect("autodoc-process-docstring", docstring, priority=1)
+    app.connect("html-page-context", mend)
     app.connect("missing-reference", crosslinks.find_type)
+    app.connect("doctree-resolved", navigation.as_cards)
     app.connect("doctree-resolved", crosslinks.link_names)

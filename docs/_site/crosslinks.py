@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from docutils import nodes
-from sphinx.addnodes import desc_signature
+from sphinx.addnodes import desc, desc_signature
 from sphinx.application import Sphinx
 from sphinx.util.nodes import make_refnode
 
@@ -58,9 +58,18 @@ def in_prose(doctree: nodes.document) -> Iterator[nodes.literal]:
 
 def section_of(node: nodes.Node) -> Any:
     """Return the section, or the entry of the reference, that a node is in."""
-    while node.parent is not None and not isinstance(node, (nodes.section, nodes.row)):
+    while node.parent is not None and not isinstance(node, (nodes.section, nodes.row, desc)):
         node = node.parent
     return node
+
+
+def class_of(node: Any) -> str:
+    """Return the class whose entry of the reference a node is in, with a dot; or nothing."""
+    while node is not None:
+        if isinstance(node, desc) and node["objtype"] == "class":
+            return f"{node[0]['fullname']}."
+        node = node.parent
+    return ""
 
 
 def link_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
@@ -75,7 +84,9 @@ def link_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
     seen = set()
     for literal in in_prose(doctree):
         match = NAME.fullmatch(literal.astext())
-        target = names.get(match[1]) if match else None
+        target = (
+            names.get(f"{class_of(literal)}{match[1]}", names.get(match[1])) if match else None
+        )
         key = (id(section_of(literal)), target)
         if target is None or key in seen:
             continue

@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from docutils import nodes
+from sphinx.application import Sphinx
+
 DOCS = Path(__file__).parents[1]
 SECTIONS = {
     "start": "Start",
@@ -65,7 +68,7 @@ def write_indexes() -> None:
             name, about = titles.get(page, ("", ""))
             link = f":doc:`{name} </{page}>`" if name else f":doc:`/{page}`"
             about = re.sub(r"`([^`]+)`", r"``\1``", about)
-            lines += [link, f"    {about or '..'}", ""]
+            lines.append(f"- {link}: {about}" if about else f"- {link}")
         (DOCS / section / "index.rst").write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -83,3 +86,26 @@ def tree(page: str, first: tuple[str, ...] = ()) -> str:
         below = pages_of(page.partition("/")[0], first)
         lines = [f"{titles[p][0]} </{p}>" if p in titles else f"/{p}" for p in below]
     return "\n".join(["```{toctree}", ":hidden:", "", *lines, "```"])
+
+
+def as_cards(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Make the lists of pages on an index look like cards.
+
+    Args:
+        app: Of the build.
+        doctree: Of the page; changed.
+        page: Its name.
+    """
+    if page != "index" and not page.endswith("/index"):
+        return
+    if page == "index":
+        doctree.next_node(nodes.section)["classes"].append("home")
+    for bullets in doctree.findall(nodes.bullet_list):
+        lines = [item.next_node(nodes.paragraph) for item in bullets]
+        if not all(line and isinstance(line[0], nodes.reference) for line in lines):
+            continue
+        bullets["classes"].append("cards")
+        for line in lines:
+            if len(line) > 1:
+                about = line[1].astext().removeprefix(":").lstrip()
+                line[1] = nodes.Text(about[:1].upper() + about[1:])

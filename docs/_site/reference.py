@@ -186,7 +186,8 @@ def text(page: Page) -> str:
     for name in page.names:
         thing = _thing(name)
         if inspect.isclass(thing):
-            lines += [f".. autoclass:: {name}", "   :members:"]
+            kind = "exception" if issubclass(thing, BaseException) else "class"
+            lines += [f".. auto{kind}:: {name}", "   :members:"]
             lines += (
                 [f"   :exclude-members: {told}"]
                 if (told := ", ".join(_attributes(thing)))
