@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --doctest-modules
 
 .PHONY: demo test test-slow test-hosts lint types imports unit coverage bench bench-sketch bench-alarms \
-  results tables picture docs dist clean
+  results tables picture docs links dist clean
 
 demo: $(STAMP)
 	$(BIN)/scod demo
@@ -83,6 +83,10 @@ docs: $(STAMP)
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -E -c docs/_site -d site/.doctrees docs site
 	rm -rf site/.doctrees
 
+# dead links of the pages in Markdown are errors; those to the web are printed, not followed
+links: $(STAMP)
+	$(BIN)/python docs/_site/links.py
+
 # wheel and sdist, checked, and tried in an empty environment for each extra; publishes nothing
 dist: $(STAMP)
 	$(BIN)/python tests/try_dist.py
@@ -96,4 +100,5 @@ $(STAMP): pyproject.toml benchmarks/pyproject.toml constraints.txt peers.txt
 	touch $@
 
 clean:
+	find docs -name '*.rst' -delete
 	rm -rf .venv dist site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

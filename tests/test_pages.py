@@ -17,6 +17,17 @@ PAGES = [
 ]
 
 
+def test_every_page_is_listed_on_the_first() -> None:
+    docs = ROOT / "docs"
+    listed = set(
+        re.findall(r"^- \[.+?\]\((.+?)\): ", (docs / "index.md").read_text(), re.MULTILINE)
+    )
+    pages = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
+    # the site makes a list for each section out of these lines
+    indexes = {page for page in pages if page.endswith("index.md")}
+    assert pages - indexes <= listed <= pages
+
+
 def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
     path = ROOT / "docs" / "_site" / program
     return subprocess.run([sys.executable, str(path), *words], capture_output=True, text=True)

@@ -33,7 +33,7 @@ PLACES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 STATES = ((1440, "light", "dark"), (390, "dark", "light"))
 # axe would fetch style sheets of its own accord, from wrong addresses
 OPTIONS = {"preload": False, "resultTypes": ["violations"]}
-NO_FORMULA = ".katex-error"
+NO_FORMULA = ".katex-error, .math:not(:has(.katex))"
 # source code as Sphinx shows it, and the list of all names: looked at, but not by axe
 BY_SPHINX = ("_modules", "genindex", "search")
 FOLLOWS = "scheme => document.documentElement.dataset.theme === scheme"

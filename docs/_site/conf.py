@@ -71,6 +71,9 @@ html_favicon = "static/favicon.svg"
 html_show_sourcelink = False
 html_copy_source = False
 html_context = {"default_mode": "auto"}
+if REPOSITORY:
+    html_context["edit_page_url_template"] = f"{REPOSITORY}/edit/main/docs/{{{{ file_name }}}}"
+    html_context["edit_page_provider_name"] = "GitHub"
 html_theme_options: dict[str, Any] = {
     "logo": {
         "text": "scodkit",
@@ -83,13 +86,19 @@ html_theme_options: dict[str, Any] = {
     "header_links_before_dropdown": 6,
     "show_nav_level": 1,
     "show_toc_level": 2,
-    "secondary_sidebar_items": {"index": [], "**": ["page-toc"]},
+    "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
     "pygments_light_style": "github-light-high-contrast",
     "pygments_dark_style": "github-dark-high-contrast",
     "footer_start": ["copyright"],
     "footer_end": [],
     "show_version_warning_banner": False,
 }
+if REPOSITORY:
+    html_theme_options["use_edit_page_button"] = True
+    html_theme_options["secondary_sidebar_items"]["**"] = ["page-toc", "edit-this-page"]
+    html_theme_options["icon_links"] = [
+        {"name": "Repository", "url": REPOSITORY, "icon": "fa-brands fa-github"}
+    ]
 html_sidebars = {"index": [], "**": ["sidebar-nav-bs"]}
 
 
@@ -106,8 +115,11 @@ def read(app: Any, page: str, content: list[str]) -> None:
         text = re.sub(r"\[(`[^`]+`)\]\([./]*/src/[^)]*\)", r"\1", text)
     if page == "index" or page.endswith("/index"):
         first = tuple(f"reference/{p.name}" for p in reference.pages())
-        below = navigation.tree(page, first)
-        text += f"\n\n{below if Path(app.env.doc2path(page)).suffix == '.md' else rst(below)}\n"
+        lines = [":hidden:", "", *navigation.below(page, first)]
+        if Path(app.env.doc2path(page)).suffix == ".md":
+            text += "\n".join(["\n\n```{toctree}", *lines, "```\n"])
+        else:
+            text += "\n   ".join(["\n\n.. toctree::", *lines])
     content[0] = text
 
 
@@ -118,14 +130,26 @@ def docstring(
     lines[:] = [re.sub(r"(?<=[^\s`(])(`{1,2})(?=[A-Za-z])", r"\1\\ ", line) for line in lines]
 
 
+def write_pages() -> None:
+    """Write the pages that are not committed, and remove those of earlier builds."""
+    for path in (ROOT / "docs").rglob("*.rst"):
+        path.unlink()
+    for path, text in reference.files().items():
+        path.write_text(text, encoding="utf-8")
+    for path, text in navigation.indexes().items():
+        path.write_text(text, encoding="utf-8")
+
+
 def mend(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Mend what Sphinx writes.
 
     Links back from source code take all of a module to be under one name; signatures of several
     lines are definition lists without a term, and heads of columns may have no name: screen
-    readers stumble over both.
+    readers stumble over both. A number and its interval stay on one line.
     """
     body = context.get("body", "").replace('<th class="head"><p></p></th>', "<td></td>")
+    body = re.sub(r"(?<=\d) ± (?=\d)", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}", body)
+    body = re.sub(r"(?<=\d) (?=\([\d.]+-[\d.]+\))", "\N{NO-BREAK SPACE}", body)
     if page.startswith("_modules/"):
         body = re.sub(r'<a class="viewcode-back".*?</a>', "", body, flags=re.DOTALL)
     spans = {"<dl>": '<span class="lines">', "<dd>": '<span class="line">'}
@@ -138,24 +162,13 @@ def mend(app: Any, page: str, template: str, context: dict[str, Any], doctree: A
     context["body"] = body
 
 
-def rst(fence: str) -> str:
-    """Return a fenced directive in reStructuredText.
-
-    Args:
-        fence: In Markdown.
-    """
-    first, *lines, _ = fence.splitlines()
-    return "\n".join([f".. {first[4:-1]}::", *(f"   {line}" for line in lines)])
-
-
 def setup(app: Any) -> None:
     """Write the pages that are not committed, and connect what changes the others.
 
     Args:
         app: Of the build.
     """
-    reference.write()
-    navigation.write_indexes()
+    write_pages()
     app.add_config_value("scodkit_names", reference.documented(), "")
     app.connect("source-read", read)
     app.connect("autodoc-process-docstring", docstring, priority=1)

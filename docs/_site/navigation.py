@@ -57,9 +57,9 @@ def sections() -> Iterator[tuple[str, str]]:
             yield section, title
 
 
-def write_indexes() -> None:
-    """Write a page for each section that has none."""
-    titles = listed()
+def indexes() -> dict[Path, str]:
+    """Return a page for each section that has none, with where it lies."""
+    titles, found = listed(), {}
     for section, title in sections():
         if (DOCS / section / "index.md").exists():
             continue
@@ -69,23 +69,22 @@ def write_indexes() -> None:
             link = f":doc:`{name} </{page}>`" if name else f":doc:`/{page}`"
             about = re.sub(r"`([^`]+)`", r"``\1``", about)
             lines.append(f"- {link}: {about}" if about else f"- {link}")
-        (DOCS / section / "index.rst").write_text("\n".join(lines), encoding="utf-8")
+        found[DOCS / section / "index.rst"] = "\n".join(lines)
+    return found
 
 
-def tree(page: str, first: tuple[str, ...] = ()) -> str:
-    """Return the pages below one, as a table of contents that is not shown on it.
+def below(page: str, first: tuple[str, ...] = ()) -> list[str]:
+    """Return the pages below an index, with the titles that the navigation shows.
 
     Args:
-        page: Its name.
+        page: Name of the index.
         first: As for `pages_of`.
     """
     if page == "index":
-        lines = [f"{title} </{section}/index>" for section, title in sections()]
-    else:
-        titles = listed()
-        below = pages_of(page.partition("/")[0], first)
-        lines = [f"{titles[p][0]} </{p}>" if p in titles else f"/{p}" for p in below]
-    return "\n".join(["```{toctree}", ":hidden:", "", *lines, "```"])
+        return [f"{title} </{section}/index>" for section, title in sections()]
+    titles = listed()
+    found = pages_of(page.partition("/")[0], first)
+    return [f"{titles[p][0]} </{p}>" if p in titles else f"/{p}" for p in found]
 
 
 def as_cards(app: Sphinx, doctree: nodes.document, page: str) -> None:

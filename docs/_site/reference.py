@@ -200,13 +200,9 @@ def text(page: Page) -> str:
     return "\n".join(lines)
 
 
-def write() -> None:
-    """Write the pages beside the committed ones."""
-    for page in pages():
-        path = INDEX.parent / f"{page.name}.rst"
-        new = text(page)
-        if not path.exists() or path.read_text(encoding="utf-8") != new:
-            path.write_text(new, encoding="utf-8")
+def files() -> dict[Path, str]:
+    """Return the pages that are not committed, with where they lie."""
+    return {INDEX.parent / f"{page.name}.rst": text(page) for page in pages()}
 
 
 def table() -> str:
