@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,17 @@ def test_the_picture_is_of_the_network_of_the_readme() -> None:
             assert code.replace("net=", "", 1) in drawn, line
     assert "28*speed+55*speed**2" in drawn
     assert "3*torch.randn(600,1)" in drawn
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    image = pytest.importorskip("PIL.Image")
+    program = [sys.executable, str(ROOT / "examples" / "hero.py"), str(tmp_path / "hero.png")]
+    subprocess.run(program, check=True, cwd=tmp_path)
+    committed = ROOT / "docs" / "images" / "hero.png"
+    with image.open(tmp_path / "hero.png") as drawn, image.open(committed) as shown:
+        assert drawn.size == shown.size
+        assert drawn.width <= 2.2 * 390  # so that its letters can be read on a phone
 
 
 def test_the_truth_and_the_shortfall_are_those_of_the_formula() -> None:
