@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --doctest-modules
 
 .PHONY: demo test test-slow test-hosts lint types imports unit coverage bench bench-sketch bench-alarms \
-  results picture docs dist clean
+  results tables picture docs links dist clean
 
 demo: $(STAMP)
 	$(BIN)/scod demo
@@ -64,13 +64,28 @@ results: $(STAMP)
 	$(BIN)/scodbench sweep $(SMALL)
 	$(BIN)/scodbench table --output results
 	$(BIN)/scodbench figures
+	$(MAKE) tables
+
+# measured tables into the pages that show them, and the table of public names
+tables: $(STAMP)
+	$(BIN)/python docs/_site/fill_tables.py
+	$(BIN)/python docs/_site/reference.py
 
 picture: $(STAMP)
+	$(BIN)/python examples/hero.py docs/images/hero.png
 	$(BIN)/python examples/digits_picture.py docs/images/digits.png
+	$(BIN)/python examples/explain_digits.py docs/images/explain.png
 	$(BIN)/python examples/detector.py docs/images/detector.png
 
+# the site, into site/; a warning is an error
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict
+	rm -rf site
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -E -c docs/_site -d site/.doctrees docs site
+	rm -rf site/.doctrees
+
+# dead links of the pages in Markdown are errors; those to the web are printed, not followed
+links: $(STAMP)
+	$(BIN)/python docs/_site/links.py
 
 # wheel and sdist, checked, and tried in an empty environment for each extra; publishes nothing
 dist: $(STAMP)
@@ -85,4 +100,5 @@ $(STAMP): pyproject.toml benchmarks/pyproject.toml constraints.txt peers.txt
 	touch $@
 
 clean:
+	find docs -name '*.rst' -delete
 	rm -rf .venv dist site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Draw the picture at the top of the README: ``make picture``."""
+"""Draw scores of digits a network knows and of digits it does not: ``make picture``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def main() -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.rcParams["font.size"] = 11.5
     digits = load_digits()
     test, novel = digits.test_x, digits.novel_x
     net = train(digits.train_x, digits.train_y)
@@ -33,9 +34,9 @@ def main() -> None:
     threshold = monitor.calibration.threshold(0.05)
     scores, novel_scores = monitor.score(test), monitor.score(novel)
 
-    figure = plt.figure(figsize=(10, 3.2), dpi=130)
-    left, right = figure.subfigures(1, 2, width_ratios=(1.15, 1))
-    axis = left.subplots()
+    figure = plt.figure(figsize=(5.6, 5.4), dpi=150, layout="constrained")
+    top, bottom = figure.subfigures(2, 1, height_ratios=(1.15, 1))
+    axis = top.subplots()
     bins = torch.logspace(torch.log10(scores.min()), torch.log10(novel_scores.max()), 45)
     for values, colour, label in (
         (scores, KNOWN, "digits 0-4, held out"),
@@ -45,38 +46,35 @@ def main() -> None:
         axis.hist(
             values, bins=bins.tolist(), weights=share, alpha=0.65, color=colour, label=label
         )
-    axis.set_ylim(0, axis.get_ylim()[1] * 1.2)
-    axis.axvline(threshold, color="black", lw=1, ls="--")
+    axis.set_ylim(0, axis.get_ylim()[1] * 1.35)
+    axis.axvline(threshold, color="black", lw=1.2, ls="--")
     axis.annotate(
-        "alarm at 5 %\nfalse alarms",
+        "alarm (5 %\nfalse alarms)",
         (threshold, axis.get_ylim()[1]),
-        xytext=(5, -24),
+        xytext=(5, -3),
         textcoords="offset points",
-        fontsize=8,
+        va="top",
     )
-    axis.set(
-        xscale="log",
-        xlabel="score (nats): expected change of the prediction",
-        ylabel="% of images",
-    )
-    axis.legend(fontsize=8, loc="upper left")
+    axis.set(xscale="log", xlabel="SCOD score (nats)", ylabel="% of images")
+    axis.legend(loc="upper left", frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
 
-    cells = right.subplots(2, 6)
+    cells = bottom.subplots(2, 6)
     rows = (
-        (test, scores, KNOWN, spread(scores)),
-        (novel, novel_scores, NOVEL, spread(novel_scores)),
+        ("0-4", test, scores, KNOWN, spread(scores)),
+        ("5-9", novel, novel_scores, NOVEL, spread(novel_scores)),
     )
-    for cell_row, (pictures, values, colour, chosen) in zip(cells, rows, strict=True):
+    for cell_row, (name, pictures, values, colour, chosen) in zip(cells, rows, strict=True):
+        cell_row[0].set_ylabel(name, color=colour, weight="bold")
         for cell, i in zip(cell_row, chosen.tolist(), strict=True):
             cell.imshow(pictures[i, 0], cmap="gray_r")
             flagged = float(values[i]) > threshold
-            cell.set_title(f"{float(values[i]):.2g}" + (" !" if flagged else ""), fontsize=9)
+            cell.set_title(f"{float(values[i]):.2g}" + (" !" if flagged else ""), fontsize=11)
             cell.set(xticks=[], yticks=[])
             for spine in cell.spines.values():
                 spine.set(color=colour, lw=2)
-    right.suptitle("from least to most atypical ( ! = alarm )", fontsize=9, y=1.0)
-    figure.savefig(sys.argv[1], bbox_inches="tight")
+    bottom.suptitle("from least to most atypical ( ! = alarm )", fontsize=11.5)
+    figure.savefig(sys.argv[1], facecolor="white", metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ Run with ``python examples/explain_digits.py docs/images/explain.png``.
 from __future__ import annotations
 
 import sys
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
+import matplotlib as mpl
 import torch
 from torch import Tensor
 
@@ -21,17 +23,28 @@ def median(scores: Tensor) -> int:
     return int(scores.argsort()[len(scores) // 2])
 
 
+def bars(axes: Any, names: Sequence[str], values: Tensor, title: str) -> None:
+    """Draw shares in per cent of their sum, in an order that is the same in both digits."""
+    shares = 100 * values / values.sum()
+    axes.barh(range(len(names)), shares.tolist(), color=plots.RAISES)
+    axes.set(yticks=range(len(names)), yticklabels=names, xlim=(0, 100))
+    axes.invert_yaxis()
+    axes.set_title(title, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def main() -> None:
     """Fit on the digits 0-4, explain a held-out one and one of 5-9, draw."""
+    mpl.rcParams.update({"font.size": 9.5, "axes.titlesize": 10})
     digits = load_digits()
     x, y = digits.train_x, digits.train_y
     net = train(x, y)
     monitor = Monitor(net, Categorical(), rank=50).fit([x], progress=False)
     references = monitor.references([x], progress=False)
 
-    figure = plots.new_figure(12.0, 4.4)
+    figure = plots.new_figure(5.6, 7.4)
     for part, kind, pictures, names in zip(
-        figure.subfigures(2, 1, hspace=0.04),
+        figure.subfigures(1, 2, wspace=0.04),
         ("held out", "never seen"),
         (digits.test_x, digits.novel_x),
         (digits.test_y, digits.novel_y),
@@ -42,29 +55,22 @@ def main() -> None:
         told = monitor.explain(one, saliency=True, references=references)
         assert told.saliency is not None
         assert told.nearest is not None
-        layers, classes = told.layers, told.directions
-        panels = [
-            partial(plots.image, pixels=one[0], title=f"a {int(names[i])}, {kind}"),
-            partial(plots.slope_map, gradient=told.saliency.gradient[0]),
-            partial(plots.shares, names=layers.names, values=layers.values, top=8),
-            partial(plots.shares, names=classes.names, values=classes.values, top=8),
-        ]
-        for j, far in zip(
-            told.nearest.index[0].tolist(), told.nearest.distance[0], strict=True
-        ):
-            title = f"a {int(y[j])}, at {far:.2g}"
-            panels.append(partial(plots.image, pixels=x[j], title=title))
-        title = f"predicted {told.predictions[0]}, score {float(told.score):.2g} nats"
-        part.suptitle(title, fontsize=10, x=0.01, ha="left")
-        places = part.subplots(1, len(panels), width_ratios=[1.2, 1.5, 1.9, 1.7, 1, 1, 1])
-        for axes, draw in zip(places, panels, strict=True):
-            draw(axes)
-        places[2].set_title("by layer", fontsize=8)
-        places[3].set_title("by class", fontsize=8)
-        middle = places[5]
-        place = {"transform": middle.transAxes, "ha": "center", "fontsize": 8}
-        middle.text(0.5, 1.28, "nearest training images", **place)
-    figure.savefig(sys.argv[1])
+        head, layers, classes, nearest = part.subfigures(4, 1, height_ratios=(1.5, 1, 1.25, 1))
+        part.suptitle(f"a {int(names[i])}, {kind}", weight="bold", fontsize=11)
+        head.suptitle(f"predicted {told.predictions[0]}\nscore {float(told.score):.2g} nats")
+        image, slopes = head.subplots(1, 2, width_ratios=(1, 1.3))
+        plots.image(image, one[0], "")
+        plots.slope_map(slopes, told.saliency.gradient[0])
+        slopes.set_title("slope, nats per unit", fontsize=9)
+        kinds = [name.partition(" (")[0] for name in told.layers.names]
+        bars(layers.subplots(), kinds, told.layers.values[0], "% of the score, by layer")
+        shown = told.directions
+        bars(classes.subplots(), shown.names, shown.values[0], "% of the score, by class")
+        nearest.suptitle("nearest training images, distance in √nats", fontsize=9)
+        found = zip(told.nearest.index[0].tolist(), told.nearest.distance[0], strict=True)
+        for axes, (j, far) in zip(nearest.subplots(1, 3), found, strict=True):
+            plots.image(axes, x[j], f"a {int(y[j])}: {far:.2g}")
+    figure.savefig(sys.argv[1], metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def too_long(path: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    folders = ("src", "tests", "benchmarks", "examples")
+    folders = ("src", "tests", "benchmarks", "examples", "docs")
     files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     complaints = [complaint for path in files for complaint in too_long(path)]
     sys.exit("\n".join(complaints) if complaints else 0)

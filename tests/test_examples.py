@@ -6,7 +6,6 @@ Warnings are errors, as in all tests: a user who does nothing wrong is told noth
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import shutil
 import subprocess
@@ -140,8 +139,6 @@ def test_where_to_look(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pages = run("10_where_to_look.py")["PAGES"]
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 * len(pages)
-    listed = set(re.findall(r"([\w/]+\.md)", (ROOT / "mkdocs.yml").read_text()))
     index = (ROOT / "docs" / "index.md").read_text()
     for page, _ in pages.values():
-        assert page in listed
         assert f"]({page})" in index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -83,3 +84,45 @@ def test_commit_hooks_download_nothing() -> None:
     for hook in repository["hooks"]:
         assert hook["language"] == "system"
         assert hook["entry"].startswith(".venv/bin/")
+
+
+def readme_of_an_index(repository: str) -> str:
+    """Return the README that is built with this address of the repository."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    metadata = {"urls": {"Repository": repository}} if repository else {}
+    module.ReadmeHook(str(ROOT), {}).update(metadata)
+    assert metadata["readme"]["content-type"] == "text/markdown"
+    return metadata["readme"]["text"]
+
+
+def targets(text: str) -> list[str]:
+    """Return all that a page in Markdown links to or shows."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+
+
+def test_files_that_the_readme_links_to_exist() -> None:
+    own = [t for t in targets((ROOT / "README.md").read_text("utf-8")) if "://" not in t]
+    assert len(own) > 10
+    assert not [t for t in own if not (ROOT / t.partition("#")[0]).is_file()]
+
+
+def test_an_index_shows_the_readme_with_whole_addresses() -> None:
+    text = readme_of_an_index("https://example.org/scodkit/")
+    found = targets(text)
+    assert len(found) == len(targets((ROOT / "README.md").read_text("utf-8")))
+    assert not [target for target in found if not target.startswith("https://")]
+    assert 'src="https://example.org/scodkit/raw/HEAD/docs/images/hero.png"' in text
+    assert "](https://example.org/scodkit/blob/HEAD/docs/guides/fused.md#absurd-inputs)" in text
+
+
+def test_without_an_address_the_readme_of_an_index_has_no_dead_links() -> None:
+    text = readme_of_an_index("")
+    assert not [target for target in targets(text) if not target.startswith("https://")]
+    assert "<img" not in text
+    assert "Above: a network that learned stopping distances" in text
+    assert "<!--" not in text

@@ -19,7 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-README = (str(ROOT / "tests" / "support" / "readme_blocks.py"), str(ROOT / "README.md"))
+PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "overview.md")
+README = (str(ROOT / "tests" / "support" / "readme_blocks.py"), *map(str, PAGES))
 
 # what the programs begin with
 MADE = """
@@ -130,7 +131,9 @@ def try_peers(env: Environment) -> None:
 def try_docs(env: Environment) -> None:
     """Make the pages."""
     site = str(env.folder / "site")
-    env.run(str(env.programs / "mkdocs"), "build", "--strict", "-q", "-d", site, folder=ROOT)
+    env.run(
+        env.python, "-m", "sphinx", "-q", "-W", "-c", "docs/_site", "docs", site, folder=ROOT
+    )
 
 
 def try_dev(env: Environment) -> None:

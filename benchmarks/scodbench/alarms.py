@@ -196,24 +196,36 @@ def _delays(rows: list[dict[str, Any]], level: float) -> list[float]:
 
 def draw(rows: list[dict[str, Any]]) -> None:
     """Draw how false alarms and delays are spread over repetitions."""
-    from matplotlib.figure import Figure
+    from scodbench.figures.style import BLUE, GREEN, ORANGE, legend_below, panels, style
 
-    figure = Figure(figsize=(10, 3.4), dpi=130, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for level, colour in ((0.01, "#009E73"), (0.05, "#0072B2"), (0.1, "#E69F00")):
-        own = _of(rows, task="false alarms", method="one threshold", level=level)
-        left.hist([row["rate"] for row in own], bins=30, color=colour, alpha=0.7)
-        left.axvline(level, color=colour, ls="--", lw=1)
-    left.set(xlabel="share of alarms on 1000 new digits 0-4", ylabel="splits of 200")
-    left.set_title("asked for 1, 5 and 10 % false alarms (dashed)", fontsize=10)
-    for level, colour in ((0.01, "#009E73"), (0.05, "#0072B2")):
-        delays = _delays(rows, level)
-        label = f"at most {level:.0%} false alarms, ever"
-        right.hist(delays, bins=range(0, 41, 2), color=colour, alpha=0.6, label=label)
-    right.set(xlabel="digits 5-9 until the drift alarm", ylabel="streams of 200")
-    right.set_title("after 1000 known digits", fontsize=10)
-    right.legend(fontsize=8, frameon=False)
-    figure.savefig(RESULTS / "alarms.png")
+    colours = {0.01: GREEN, 0.05: BLUE, 0.1: ORANGE}
+    titles = (
+        "False alarms\n200 splits, 1,000 new digits 0-4 each",
+        "Drift alarm\n200 streams, 1,000 known digits first",
+    )
+    with style() as plt:
+        figure, (left, right) = panels(plt, titles, height=2.9)
+        for level, colour in colours.items():
+            own = _of(rows, task="false alarms", method="one threshold", level=level)
+            found = [100 * row["rate"] for row in own]
+            # whole numbers of alarms: the same number of them in each bin
+            edges = [0.25 + 0.5 * i for i in range(-1, 32)]
+            shares = [100 / len(found)] * len(found)
+            left.hist(found, bins=edges, weights=shares, color=colour, alpha=0.75)
+            left.axvline(100 * level, color="black", ls="--", lw=1)
+        left.set(xlabel="alarms on known digits (%)\ndashed: asked for", ylabel="% of splits")
+        left.set_xlim(-0.25, 15)
+        for level in (0.01, 0.05):
+            delays = sorted(_delays(rows, level))
+            risen = [100 * (i + 1) / len(delays) for i in range(len(delays))]
+            label = f"{level:.0%} false alarms, ever"
+            right.step(
+                [0, *delays], [0, *risen], where="post", color=colours[level], label=label
+            )
+        right.set(xlabel="digits 5-9 seen since the change", ylabel="% of streams alarmed")
+        right.set_xlim(0, 1.05 * max(max(_delays(rows, level)) for level in (0.01, 0.05)))
+        legend_below(right, columns=1)
+        figure.savefig(RESULTS / "alarms.png", metadata={"Software": None})
 
 
 def main(*, tables: bool) -> None:

@@ -70,6 +70,15 @@ _DOMAINS = f"{_names(DOMAINS)[:-1]}; only by name: {', '.join(OPTIONAL_DOMAINS)}
 
 
 RowsOption = Annotated[Path, typer.Option("--rows", help="File of result rows, JSON lines.")]
+RowFilesOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--rows",
+        help=f"File of result rows; may be repeated, {ROWS_FILE} and {FUSED_ROWS_FILE} by "
+        "default. Of the same job the later rows count.",
+        show_default=False,
+    ),
+]
 SweepsOption = Annotated[Path, typer.Option("--sweeps", help="File of the rows of sweeps.")]
 DomainOption = Annotated[list[str] | None, typer.Option("--domain", help=_DOMAINS)]
 SeedsOption = Annotated[int, typer.Option(min=1, help="Trained networks per domain.")]
@@ -126,7 +135,7 @@ def run(
 
 @app.command()
 def table(
-    rows: RowsOption = ROWS_FILE,
+    rows: RowFilesOption = None,
     sweeps: SweepsOption = SWEEPS_FILE,
     output: Annotated[
         Path | None, typer.Option(help="Folder for Markdown and CSV files as well.")
@@ -138,15 +147,17 @@ def table(
     """
     from scodbench.tables import choices
     from scodbench.tables.checks import checks
-    from scodbench.tables.headline import headline
+    from scodbench.tables.headline import headline, winners
     from scodbench.tables.paper import methods_table, paper_table
     from scodbench.tables.sweeps import fidelity_table, sketch_table
 
-    found, swept = _rows_in(rows), result_rows.read(sweeps)
+    files = _files(rows)
+    found, swept, told = _rows_in(*files), result_rows.read(sweeps), _named(files)
     tables = {
-        "headline": headline(found, rows),
-        "paper_table": paper_table(found, rows),
-        "methods_table": methods_table(found, rows),
+        "winners": winners(found, result_rows.latest(result_rows.read(FUSED_SWEEP_FILE)), told),
+        "headline": headline(found, told),
+        "paper_table": paper_table(found, told),
+        "methods_table": methods_table(found, told),
         "sketch_table": sketch_table(swept, sweeps),
         "fidelity_table": fidelity_table(swept, sweeps),
         "checks": checks(found, swept),
@@ -181,7 +192,7 @@ def sweep(
 
 @app.command()
 def figures(
-    rows: RowsOption = ROWS_FILE,
+    rows: RowFilesOption = None,
     sweeps: SweepsOption = SWEEPS_FILE,
     output: Annotated[Path, typer.Option(help="Folder for SVG and PNG files.")] = Path(
         "results/figures"
@@ -193,14 +204,15 @@ def figures(
     """  # noqa: DOC501 (shown as help)
     from scodbench.figures import draw
 
-    found = _rows_in(rows)
+    files = _files(rows)
+    found = _rows_in(*files)
     if not sweeps.exists():
         shown.note(f"no rows of sweeps in {sweeps}; for their figures type: scodbench sweep")
     written = draw(found, result_rows.read(sweeps), output)
     if not written:
         raise OptionError(
-            f"expected rows of {', '.join(ALL_DOMAINS)} in {rows}, found none to draw; type: "
-            "scodbench run"
+            f"expected rows of {', '.join(ALL_DOMAINS)} in {_named(files)}, found none to "
+            "draw; type: scodbench run"
         )
     for path in written:
         typer.echo(str(path))
@@ -302,16 +314,28 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _rows_in(path: Path) -> list[Row]:
-    """Return the rows of a file.
+def _files(given: list[Path] | None) -> list[Path]:
+    """Return the files of rows that are asked for: all there are, where nothing is said."""
+    if given:
+        return given
+    return [ROWS_FILE, *(path for path in (FUSED_ROWS_FILE,) if path.exists())]
+
+
+def _named(files: Sequence[Path]) -> str:
+    return " and ".join(map(str, files))
+
+
+def _rows_in(*files: Path) -> list[Row]:
+    """Return the rows of files, one after the other.
 
     Raises:
         OptionError: If there are none.
     """
-    found = result_rows.read(path)
+    found = [row for path in files for row in result_rows.read(path)]
     if not found:
         raise OptionError(
-            f"expected rows in {path}, found none; type: scodbench run --rows {path}"
+            f"expected rows in {_named(files)}, found none; type: scodbench run --rows "
+            f"{files[0]}"
         )
     return found
 

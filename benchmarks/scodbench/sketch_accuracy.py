@@ -205,45 +205,43 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_ERROR = r"$\|F-\hat F\|_*\,/\,\mathrm{tr}\,F$"
+
+
 def draw(rows: list[dict[str, Any]]) -> None:
     """Draw the error of each sketch against the memory it takes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from scodbench.figures.style import legend_below, panels, style
 
     nets = list(dict.fromkeys(row["net"] for row in rows))
-    figure, axes = plt.subplots(1, len(nets), figsize=(5.2 * len(nets), 3.8), squeeze=False)
     styles = {
         "two-sided, k=(T-4)/6": ("#D55E00", "s", "two-sided (paper), k=(T-4)/6"),
         "two-sided, k=2(T-1)/3": ("#E69F00", "D", "two-sided (paper), k=2(T-1)/3"),
-        "FD, k=T/2": ("#999999", "v", "frequent directions, k=T/2"),
-        "Nystrom, k=T/2": ("#0072B2", "o", "Nystrom, k=T/2 (default)"),
-        "Nystrom, k=T": ("#009E73", "^", "Nystrom, k=T"),
+        "FD, k=T/2": ("#999999", "v", "Frequent Directions, k=T/2"),
+        "Nystrom, k=T/2": ("#0072B2", "o", "Nyström, k=T/2 (default)"),
+        "Nystrom, k=T": ("#009E73", "^", "Nyström, k=T"),
     }
-    for axis, net in zip(axes[0], nets, strict=True):
-        for family, (colour, marker, label) in styles.items():
-            means = []
-            for size in SIZES:
-                chosen = [
-                    r["nuclear"]
-                    for r in rows
-                    if (r["net"], r["family"], r["size"]) == (net, family, size)
-                ]
-                axis.plot([size] * len(chosen), chosen, marker, color=colour, alpha=0.25, ms=4)
-                means.append(mean(chosen))
-            axis.plot(SIZES, means, f"{marker}-", color=colour, label=label)
-        axis.set(
-            xscale="log", yscale="log", title=net, xlabel="memory T (vectors of N numbers)"
-        )
-        axis.set_xticks(SIZES, [str(s) for s in SIZES])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel(r"$\|F-\hat F\|_*\,/\,\mathrm{tr}\,F$")
-    figure.tight_layout(rect=(0, 0.13, 1, 1))
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=3, fontsize=8, frameon=False)
-    figure.savefig(RESULTS / "sketch_accuracy.png", dpi=130)
+    with style() as plt:
+        titles = [net.replace("mnist", "MNIST").replace("wine", "Wine") for net in nets]
+        figure, axes = panels(plt, titles, height=2.9)
+        for axis, net in zip(axes, nets, strict=True):
+            for family, (colour, marker, label) in styles.items():
+                means = []
+                for size in SIZES:
+                    chosen = [
+                        r["nuclear"]
+                        for r in rows
+                        if (r["net"], r["family"], r["size"]) == (net, family, size)
+                    ]
+                    axis.plot([size] * len(chosen), chosen, marker, color=colour, alpha=0.25)
+                    means.append(mean(chosen))
+                axis.plot(SIZES, means, f"{marker}-", color=colour, label=label)
+            axis.set(xscale="log", yscale="log", xlabel="T, vectors of a number per weight")
+            axis.set_xticks(SIZES, [str(s) for s in SIZES])
+            axis.minorticks_off()
+        axes[0].set_ylabel("relative error of the sketch\n" + _ERROR)
+        handles, _ = axes[0].get_legend_handles_labels()
+        legend_below(figure, handles=handles)
+        figure.savefig(RESULTS / "sketch_accuracy.png", metadata={"Software": None})
 
 
 def main(*, tables: bool) -> None:

@@ -17,7 +17,7 @@ from scodbench.figures.draw import FIGURES
 from scodbench.figures.examples import decoded
 from scodbench.figures.histograms import density
 from scodbench.figures.runtime import FAMILIES, front, points
-from scodbench.figures.style import style
+from scodbench.figures.style import COLOURS, style
 from scodbench.methods import METHODS, TITLES
 from scodbench.rows import Row, select
 
@@ -101,26 +101,52 @@ def lines_of(axis: Any) -> dict[str, Any]:
     return {line.get_label(): line for line in axis.get_lines()}
 
 
+def bars_of(axis: Any) -> list[tuple[float, float, float]]:
+    """Places and ends of vertical bars."""
+    found = [c.get_segments()[0] for c in axis.collections if len(c.get_segments())]
+    return [(x, low, high) for (x, low), (_, high) in (segment.tolist() for segment in found)]
+
+
 def test_curves_are_means_over_seeds_of_all_sets(plt: Any) -> None:
     (axis,) = FIGURES["auroc_against_rank"](plt, [], SWEEPS).axes
-    lines = lines_of(axis)
-    line = lines["T = 10"]
-    assert list(line.get_xdata()) == [1, 2, 4]
-    assert list(line.get_ydata()) == pytest.approx([0.82, 0.83, 0.85])
-    # the band goes from the least to the greatest
-    low, high = (axis.collections[0].get_paths()[0].vertices[:, 1] for _ in (0, 1))
-    assert (low.min(), high.max()) == (pytest.approx(0.81), pytest.approx(0.86))
-    marks = [
-        ln.get_xdata()[0]
-        for ln in axis.get_lines()
-        if ln.get_linestyle() == "--" and len(ln.get_xdata())
-    ]
-    assert marks == [5, 10]  # half of T
+    assert "all unknown sets, 2 networks" in {text.get_text() for text in axis.texts}
+    # nothing is said of sizes that are no part of the domain's own
+    small, large = (line for line in axis.get_lines() if len(line.get_xdata()) == 3)
+    for line in (small, large):
+        assert list(line.get_xdata()) == [1, 2, 4]
+        assert list(line.get_ydata()) == pytest.approx([0.82, 0.83, 0.85])
+        assert line.get_markerfacecolor() == "none"
+    assert bars_of(axis) == []  # only the size of the tables has any
+    assert [ln.get_xdata()[0] for ln in axis.get_lines() if ln.get_linestyle() == ":"] == [50]
+
+
+def test_the_size_of_the_tables_is_joined_and_has_bars(plt: Any) -> None:
+    about = {"size": 304, "rank": 4}
+    one = swept("rank", auroc=0.9, auroc_low=0.88, auroc_high=0.91, **about)
+    (axis,) = FIGURES["auroc_against_rank"](plt, [], [one]).axes
+    assert bars_of(axis) == [(4, 0.88, pytest.approx(0.91))]  # over test inputs
+    two = [swept("rank", seed=s, auroc=0.9 + s / 10, auroc_low=0.1, **about) for s in (0, 1)]
+    (axis,) = FIGURES["auroc_against_rank"](plt, [], two).axes
+    assert bars_of(axis) == [(4, 0.9, 1.0)]  # the two values
+    three = [swept("rank", seed=s, auroc=0.9 + s / 50, **about) for s in (0, 1, 2)]
+    (axis,) = FIGURES["auroc_against_rank"](plt, [], three).axes
+    ((_, low, high),) = bars_of(axis)
+    assert (low, high) == (pytest.approx(0.8703, abs=1e-4), pytest.approx(0.9697, abs=1e-4))
 
 
 def test_lines_of_sets_have_no_pooled_one(plt: Any) -> None:
     (axis,) = FIGURES["auroc_against_prior"](plt, [], SWEEPS).axes
-    assert set(lines_of(axis)) == {"digit 5", "upside down"}
+    assert set(lines_of(axis)) == {"digit 5", "upside down", "default"}
+
+
+def test_what_hardly_changes_looks_so(plt: Any) -> None:
+    sweeps = [
+        swept("prior", "digit_5", prior_variance=v, auroc=0.999 + v / 1e3) for v in (0.1, 1)
+    ]
+    (axis,) = FIGURES["auroc_against_prior"](plt, [], sweeps).axes
+    low, high = axis.get_ylim()
+    assert high - low == pytest.approx(0.05)
+    assert low < 0.999 < 1 < high < 1.003
 
 
 def test_the_last_linear_layer_stands_alone(plt: Any) -> None:
@@ -128,18 +154,28 @@ def test_the_last_linear_layer_stands_alone(plt: Any) -> None:
     lines = lines_of(axis)
     assert list(lines["digit 5"].get_xdata()) == [0.5, 1.0]
     assert list(lines["as in the tables"].get_xdata()) == [0.5, 0.5]
-    alone = [bar.lines[0].get_xydata().tolist() for bar in axis.containers]
-    assert alone == [[[0, pytest.approx(0.9)]]] * 2
+    alone = [ln.get_xydata().tolist()[0] for ln in axis.get_lines() if len(ln.get_xdata()) == 1]
+    assert [auroc for _, auroc in alone] == pytest.approx([0.9, 0.9])
+    assert max(place for place, _ in alone) < -0.1  # off the axis of shares, which begins at 0
+    assert axis.get_xticklabels()[0].get_text() == "linear"
 
 
 def test_histograms_of_other_bins_are_made_alike(plt: Any) -> None:
     (axis,) = FIGURES["score_histograms"](plt, ROWS, []).axes
     known, noise = axis.patches
     assert (known.get_label(), noise.get_label()) == ("known", "noise")
-    for patch in (known, noise):
-        values, edges, _ = patch.get_data()
-        assert float((values * np.diff(edges)).sum()) == pytest.approx(1.0)
+    assert [known.get_data().baseline, noise.get_data().baseline] == [0, 1]  # a strip each
+    for patch, (values, edges) in (
+        (known, density(histogram(0, 1), "known")),
+        (noise, density(histogram(0, 0.5), "unknown")),
+    ):
+        shown = patch.get_data()
+        assert shown.edges.tolist() == edges.tolist()
+        heights = shown.values - shown.baseline
+        assert heights / heights.max() == pytest.approx(values / values.max())
     assert density(histogram(0, 0.5), "unknown")[0].tolist() == [0, 0, 1, 1]
+    (dashed,) = axis.get_lines()
+    assert dashed.get_xdata()[0] == pytest.approx(1 + 0.55 / 0.6)  # 5 % of known are above
 
 
 def test_the_front_is_what_nothing_beats() -> None:
@@ -156,29 +192,35 @@ def test_the_front_is_what_nothing_beats() -> None:
 def test_every_method_has_a_look_of_its_own_and_a_place(plt: Any) -> None:
     assert sorted(sum(FAMILIES.values(), ())) == sorted(METHODS)
     rows = [row(method, 0, 0.9 + i / 200, i + 1) for i, method in enumerate(METHODS)]
-    panel, legend = FIGURES["auroc_against_runtime"](plt, rows, []).axes
+    figure = FIGURES["auroc_against_runtime"](plt, rows, [])
+    (panel,) = figure.axes
     shown = [line for line in panel.get_lines() if len(line.get_xdata()) == 1]
     assert {line.get_label() for line in shown} == set(TITLES.values())
     looks = {(line.get_marker(), line.get_markeredgecolor()) for line in shown}
     assert len(looks) == len(METHODS)
-    named = [text.get_text() for text in legend.get_legend().get_texts()]
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
     assert sorted(named) == sorted([*TITLES.values(), "front"])
 
 
 def test_the_front_is_drawn_filled_and_named(plt: Any) -> None:
-    panel, _ = FIGURES["auroc_against_runtime"](plt, ROWS, []).axes
+    rows = [*ROWS, row("knn", 1, 0.99, 0.6), row("naive", 1, 0.5, 0.5, ood="noise")]
+    (panel,) = FIGURES["auroc_against_runtime"](plt, rows, []).axes
     filled = {
-        line.get_label() for line in panel.get_lines() if line.get_markerfacecolor() != "none"
+        line.get_label()
+        for line in panel.get_lines()
+        if line.get_markerfacecolor() != "none" and len(line.get_xdata()) == 1
     }
-    assert {TITLES["naive"], TITLES["knn"]} == filled & set(TITLES.values())
+    assert filled == {TITLES["naive"], TITLES["knn"]}
     (steps,) = (line for line in panel.get_lines() if len(line.get_xdata()) > 1)
-    assert steps.get_xydata().tolist() == [[1.0, 0.5], [1.2, 0.97]]
-    assert [text.get_text() for text in panel.texts] == ["Front: Naive (entropy); KNN"]
+    assert steps.get_xydata().tolist() == [[1.0, 0.5], [1.2, 0.98]]
+    (small,) = (text.get_text().splitlines() for text in panel.texts)
+    assert small == ["unknown: noise", "1 to 2 networks", "Front: Naive (entropy); KNN"]
+    assert bars_of(panel) == [(1.2, 0.97, 0.99)]  # of the front alone, where there are any
 
 
 def test_what_is_nearly_perfect_is_not_pressed_together(plt: Any) -> None:
     rows = [*ROWS, row("vim", 0, 1.0, 3.0)]
-    panel, _ = FIGURES["auroc_against_runtime"](plt, rows, []).axes
+    (panel,) = FIGURES["auroc_against_runtime"](plt, rows, []).axes
     ends = panel.get_ylim()
     assert ends[0] < 0.5
     assert 1 < ends[1] < 1.01
@@ -187,23 +229,37 @@ def test_what_is_nearly_perfect_is_not_pressed_together(plt: Any) -> None:
     assert high - low > 0.2
 
 
-def test_error_curves_are_the_rows(plt: Any) -> None:
+def test_error_curves_of_two_networks_are_two(plt: Any) -> None:
     other = swept("errors", "mixed", 1, domain="taxinet", method="scod", auroc=0.6,
                   roc=[[0, 0.4, 1], [0, 0.6, 1]], threshold_share=0.4)  # fmt: skip
     (axis,) = FIGURES["error_roc"](plt, [], [*SWEEPS, other]).axes
-    lines = {name.split(":")[0]: line for name, line in lines_of(axis).items()}
-    assert lines["SCOD"].get_xydata().tolist() == pytest.approx(
-        np.array([[0, 0], [0.3, 0.7], [1, 1]])
-    )
-    assert "AUROC 0.700" in lines["SCOD"].get_label()
-    assert "2 networks" in lines["SCOD"].get_label()
-    assert "30%" in axis.get_title()  # two networks, of a fifth and of two, whatever the rows
+    labelled = lines_of(axis)
+    assert "SCOD: 0.800, 0.600" in labelled  # no interval of two
+    first, second = (line for line in axis.get_lines() if line.get_color() == COLOURS["scod"])
+    assert first.get_xydata().tolist() == np.transpose(CURVE).tolist()
+    assert second.get_xydata().tolist() == [[0, 0], [0.4, 0.6], [1, 1]]
+    (small,) = (text.get_text() for text in axis.texts)
+    assert small == "2 networks; large errors: 20% and 40%"
+
+
+def test_error_curves_of_more_networks_are_their_mean(plt: Any) -> None:
+    more = [
+        swept("errors", "mixed", s, domain="taxinet", method="scod", auroc=0.7 + s / 10,
+              roc=[[0, 0.2 * s, 1], [0, 0.6 + 0.1 * s, 1]], threshold_share=0.1 * s)
+        for s in (1, 2, 3)
+    ]  # fmt: skip
+    (axis,) = FIGURES["error_roc"](plt, [], more).axes
+    (line,) = (line for line in axis.get_lines() if line.get_color() == COLOURS["scod"])
+    assert line.get_xydata()[1].tolist() == pytest.approx([0.4, 0.8])
+    assert line.get_label() == "SCOD: 0.900 ± 0.248"
+    assert axis.texts[0].get_text() == "3 networks; large errors: 10% to 30%"
 
 
 def test_costs_are_over_the_number_of_weights(plt: Any) -> None:
     scoring, fitting = FIGURES["runtime_against_size"](plt, [], SWEEPS).axes
     assert set(lines_of(scoring)) >= {"scored prediction, batch 1", "bare prediction, batch 64"}
-    assert lines_of(fitting)["9 samples"].get_xydata().tolist() == [[1000, 1], [4000, 4]]
+    assert lines_of(fitting)["measured"].get_xydata().tolist() == [[1000, 1], [4000, 4]]
+    assert fitting.get_ylabel() == "seconds, 9 samples"
     assert (scoring.get_xscale(), scoring.get_yscale()) == ("log", "log")
 
 

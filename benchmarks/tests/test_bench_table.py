@@ -11,6 +11,7 @@ from scipy import stats
 
 from scodbench.rows import Row
 from scodbench.tables.checks import TARGETS, checks
+from scodbench.tables.headline import winners
 from scodbench.tables.paper import (
     Table,
     comma_separated,
@@ -93,15 +94,15 @@ def test_only_the_newest_rows_count() -> None:
 def test_the_papers_table_has_its_figures_beside_ours() -> None:
     table = paper_table(ROWS)
     lines = {line["method"]: line for line in table.lines}
-    assert list(lines) == ["scod", "naive", "deep_ensemble"]  # those with rows, in its order
-    assert lines["scod"]["AUROC"].startswith("**0.920 ± ")
-    assert not lines["deep_ensemble"]["AUROC"].startswith("**")
-    assert lines["deep_ensemble"]["AUPR"] == "**0.900**"
-    assert lines["deep_ensemble"]["FPR95"] == "**0.200**"  # the lowest
-    assert (lines["scod"]["AUROC, paper"], lines["scod"]["AUPR, paper"]) == ("0.966", "0.962")
-    assert (lines["scod"]["ms"], lines["scod"]["x forward"]) == ("2", "4.0")
-    assert (lines["scod"]["seeds"], lines["scod"]["device"]) == ("2", "cpu")
-    assert lines["scod"]["rows"] == "`wine/pooled/scod/0-1`"
+    assert list(lines) == ["SCOD", "Naive (entropy)", "Deep Ensemble, 5"]  # those with rows
+    assert lines["SCOD"]["AUROC"].startswith("**0.920 ± ")
+    assert not lines["Deep Ensemble, 5"]["AUROC"].startswith("**")
+    assert lines["Deep Ensemble, 5"]["AUPR"] == "**0.900**"
+    assert lines["Deep Ensemble, 5"]["FPR95"] == "**0.200**"  # the lowest
+    assert (lines["SCOD"]["AUROC, paper"], lines["SCOD"]["AUPR, paper"]) == ("0.966", "0.962")
+    assert (lines["SCOD"]["ms"], lines["SCOD"]["x forward"]) == ("2", "4.0")
+    assert (lines["SCOD"]["seeds"], lines["SCOD"]["device"]) == ("2", "cpu")
+    assert lines["SCOD"]["rows"] == "`wine/pooled/scod/0-1`"
     assert any("trapezoidal" in note for note in table.notes)
     assert "rows in results/rows.jsonl," in table.caption
     assert "rows in own/rows.jsonl," in paper_table(ROWS, Path("own/rows.jsonl")).caption
@@ -116,14 +117,15 @@ def test_cifars_figure_is_over_the_papers_set() -> None:
 def test_the_methods_table_has_a_column_for_each_set() -> None:
     table = methods_table(ROWS)
     methods = [line["method"] for line in table.lines]
-    assert methods == ["scod", "naive", "deep_ensemble", "knn"]
-    assert table.lines[0]["wine: noise"] == "**0.700**"
-    assert table.lines[3] == {"method": "knn", "wine: pooled": "**0.970**", "wine: noise": ""}
+    assert methods == ["SCOD", "Naive (entropy)", "Deep Ensemble, 5", "KNN"]
+    assert table.lines[0]["wine: noise"] == "**0.700** (1)"  # of one of two networks
+    knn = {"method": "KNN", "wine: pooled": "**0.970** (1)", "wine: noise": ""}
+    assert table.lines[3] == knn
     assert "`domain/set/method/seed`" in table.caption
     assert "wine on cpu" in table.caption
     (note,) = table.notes
     assert (
-        note == "No figures for energy on wine, mnist: expected Categorical(), got Gaussian()."
+        note == "No figures for Energy on wine, mnist: expected Categorical(), got Gaussian()."
     )
 
 
@@ -133,10 +135,51 @@ def test_markdown_has_caption_table_and_notes_apart() -> None:
     assert text == f"Above.\n\n{rule}\nOne.\n\nTwo.\n"
 
 
+def test_a_table_of_methods_has_a_section_for_each_domain() -> None:
+    rows = [*ROWS, row("vim", 0, 0.8, domain="mnist", ood="fashion")]
+    wine, mnist = markdown(methods_table(rows)).split("### ")[1:]
+    assert wine.startswith("Wine (2)\n\n| method | all together | noise |")
+    assert "ViM" not in wine
+    assert mnist.startswith("MNIST (1)\n\n| method | Fashion-MNIST |")
+    assert [line.split(" | ")[0] for line in mnist.splitlines()[4:5]] == ["| ViM"]
+
+
+def test_winners_begin_with_the_largest_loss() -> None:
+    rows = [
+        *(row(m, s, a + s / 100) for m, a in (("knn", 0.9), ("vim", 0.8), ("scod_ll", 0.85))
+          for s in (0, 1, 2)),
+        row("energy", 0, 0.8, domain="mnist", auroc_low=0.78, auroc_high=0.83),
+        row("scod", 0, 0.99, domain="mnist"),  # a variant, no other method
+        row("energy", 0, 0.9, domain="cifar10"),
+        row("naive", 0, 0.3, domain="cifar10"),
+        row("knn", 0, 0.5, domain="binary_mnist"),
+        row("fused", 0, 0.9, domain="binary_mnist"),
+    ]  # fmt: skip
+    swept = [
+        row("", 0, 0.6, domain=d, study="separation", name="fused")
+        for d in ("cifar10", "mnist")
+    ]
+    lines = winners(rows, swept).lines
+    assert [line["unknown inputs of"] for line in lines] == [
+        "CIFAR-10, 1 network",
+        "MNIST, 1 network",
+        "Wine, 3 networks",
+        "Binary MNIST, 1 network",
+    ]
+    cifar, mnist, wine, binary = lines
+    assert (cifar["best other method"], cifar["Fused"]) == ("Energy **0.900**", "0.600")
+    assert mnist["best other method"] == "Energy **0.800 (0.780\N{NON-BREAKING HYPHEN}0.830)**"
+    assert wine["best other method"].startswith("KNN **0.910 ± ")
+    assert wine["SCOD, last layers"].startswith("0.860 ± ")
+    assert (binary["Fused"], binary["best other method"]) == ("**0.900**", "KNN 0.500")
+    assert "SCOD" not in mnist["best other method"]
+    assert winners([]).lines == []
+
+
 def test_csv_reads_back_without_marks() -> None:
     lines = list(csv.DictReader(io.StringIO(comma_separated(paper_table(ROWS)))))
     assert lines[0]["AUROC"].startswith("0.920")
-    assert (lines[0]["method"], lines[0]["rows"]) == ("scod", "wine/pooled/scod/0-1")
+    assert (lines[0]["method"], lines[0]["rows"]) == ("SCOD", "wine/pooled/scod/0-1")
 
 
 def test_domains_beyond_the_papers_are_in_the_other_tables() -> None:
@@ -210,7 +253,7 @@ def test_claims_without_rows_are_neither_met_nor_not() -> None:
 
 
 def test_claims_are_of_the_better_of_both() -> None:
-    claim = "Wine, pooled: the better of scod and scod_ll"
+    claim = "Wine, all together: SCOD or SCOD, last layers"
     low = [row("scod", 0, 0.90), row("scod_ll", 0, 0.905)]
     assert met(low, [])[claim] == ("0.9050", "no")
     high = [*low, row("scod_ll", 1, 0.917)]  # 0.911 on average
@@ -232,11 +275,14 @@ def test_cifars_last_layers_are_to_beat_entropy_and_all_layers() -> None:
     rows = [row("scod_ll", 0, 0.92, **about), row("naive", 0, 0.90, **about)]
     rows += [row("scod", 0, 0.93, **about)]
     found = met(rows, [])
-    assert found["CIFAR-10, tinyimagenet: scod_ll less naive"] == ("0.0200", "yes")
-    assert found["CIFAR-10, tinyimagenet: scod_ll less scod"] == ("-0.0100", "no")
+    assert found["CIFAR-10, TinyImageNet: SCOD, last layers minus Naive (entropy)"] == (
+        "0.0200",
+        "yes",
+    )
+    assert found["CIFAR-10, TinyImageNet: SCOD, last layers minus SCOD"] == ("-0.0100", "no")
 
 
 def test_fidelity_is_checked_on_every_network() -> None:
-    claim = "wine: sketch and exact matrix differ, at most"
+    claim = "Wine: sketch and exact matrix differ, at most"
     assert met([], FIDELITY)[claim] == ("0.0030", "no")
     assert met([], FIDELITY[:2])[claim] == ("0.0010", "yes")

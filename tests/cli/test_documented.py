@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "reference" / "cli.md").read_text()
-README = (ROOT / "README.md").read_text().partition("## From the command line")[2]
+OVERVIEW = (ROOT / "docs" / "guides" / "overview.md").read_text()
 
 
 def commands(text: str) -> list[str]:
@@ -48,8 +48,8 @@ def outputs(folder: Path, tmp_path_factory) -> dict[str, str]:
         script.chmod(0o755)
     env = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     found = {}
-    # the README begins in the folder above
-    own = [command.replace("cd examples/own_model && ", "") for command in commands(README)]
+    # the overview begins in the folder above
+    own = [command.replace("cd examples/own_model && ", "") for command in commands(OVERVIEW)]
     for command in dict.fromkeys([*own, *COMMANDS[1:]]):
         run = subprocess.run(
             ["/bin/sh", "-c", command], cwd=folder, env=env, capture_output=True, text=True
@@ -70,10 +70,10 @@ def test_all_verbs_of_the_path_are_there() -> None:
     ]
 
 
-def test_the_readme_has_the_same_path_and_ends_with_a_page(
+def test_the_overview_has_the_same_path_and_ends_with_a_page(
     outputs: dict[str, str], folder: Path
 ) -> None:
-    own = commands(README)
+    own = commands(OVERVIEW)
     assert own[0].startswith("cd examples/own_model && python model.py")
     assert [c for c in own if c in COMMANDS] == COMMANDS[1:4]
     assert outputs["scod report"].split() == ["report", str(folder / "report.html")]

@@ -1,7 +1,7 @@
-"""README's Python blocks, run as they are printed, with a network and data of a user.
+"""Python blocks of pages, run as they are printed, with a network and data of a user.
 
-``python readme_blocks.py README.md`` does so without pytest, in an environment that has nothing
-but scodkit and its extra ``plots``.
+``python readme_blocks.py README.md docs/guides/overview.md`` does so without pytest, in an
+environment that has nothing but scodkit and its extra ``plots``.
 """
 
 from __future__ import annotations
@@ -65,4 +65,5 @@ def run(page: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    for name in sys.argv[1:]:
+        run(Path(name))

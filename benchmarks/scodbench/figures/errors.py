@@ -9,33 +9,58 @@ import numpy as np
 
 from scodbench.figures.style import COLOURS, GREY, legend_below, panels
 from scodbench.methods import PAPER, TITLES
+from scodbench.names import networks
 from scodbench.rows import Row, select
-from scodbench.tables.summaries import domains_in, over_seeds
+from scodbench.tables.summaries import domains_in, mean
+
+_MOST_ALONE = 2  # networks whose curves and values are shown one by one
+
+
+_LEGEND = {"title": "AUROC; of 5 networks mean ± 95 %", "title_fontsize": 7.5, "fontsize": 7.5}
 
 
 def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
-    """Return the figure, None without rows; curves are means over seeds along their way."""
+    """Return the figure, None without rows.
+
+    Of one or two networks each has its curve and value; of more the mean along the way.
+    """
     own = [row for row in select(sweeps, sweep="errors") if row.get("roc")]
     domains = domains_in(own)
     if not domains:
         return None
-    figure, axes = panels(plt, [domain.title for domain in domains], height=4.2)
+    titles = [f"{d.title}\n{_large(list(select(own, domain=d.name)))}" for d in domains]
+    figure, axes = panels(plt, titles, height=3.6)
     for axis, domain in zip(axes, domains, strict=True):
         found = list(select(own, domain=domain.name))
         for method in (*PAPER, "fused"):
             curves = [row["roc"] for row in select(found, method=method)]
             if curves:
-                false, true = np.mean(curves, axis=0)
-                auroc = over_seeds(found, "auroc", method=method)
-                networks = "1 network" if len(curves) == 1 else f"{len(curves)} networks"
-                text = f"{TITLES[method]}: AUROC {auroc}, {networks}"
-                axis.plot(false, true, color=COLOURS[method], lw=1.4, label=text)
+                text = f"{TITLES[method]}: {_values(found, method)}"
+                alone = curves if len(curves) <= _MOST_ALONE else [np.mean(curves, axis=0)]
+                for number, (false, true) in enumerate(alone):
+                    label = None if number else text
+                    axis.plot(false, true, color=COLOURS[method], lw=1.2, label=label)
         axis.plot([0, 1], [0, 1], ":", color=GREY, lw=1)
-        share = over_seeds(found, "threshold_share", method=found[0]["method"])
         axis.set_xlabel("share of small errors flagged")
         axis.set_ylabel("share of large errors flagged")
-        assert share is not None
-        axis.set_title(f"{domain.title}: {share.value:.0%} large errors")
         axis.set_aspect("equal")
-        legend_below(axis, columns=1)
+        legend_below(axis, columns=1, **_LEGEND)
     return figure
+
+
+def _values(rows: Sequence[Row], method: str) -> str:
+    found = [row["auroc"] for row in select(rows, method=method)]
+    if len(found) <= _MOST_ALONE:
+        return ", ".join(f"{value:.3f}" for value in found)
+    return str(mean(found))
+
+
+def _large(rows: Sequence[Row]) -> str:
+    """Return how many networks there are, and which shares of their errors are large."""
+    shares = {row["seed"]: row["threshold_share"] for row in rows}
+    count = networks(len(shares), len(shares))
+    if len(shares) <= _MOST_ALONE:
+        told = " and ".join(f"{share:.0%}" for share in shares.values())
+    else:
+        told = f"{min(shares.values()):.0%} to {max(shares.values()):.0%}"
+    return f"{count}; large errors: {told}"

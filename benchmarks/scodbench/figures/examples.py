@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from scodbench.figures.style import panels, words
+from scodbench.figures.style import panels
+from scodbench.names import words
 from scodbench.rows import Row, select
 from scodbench.tables.summaries import domains_in
 
@@ -23,7 +24,7 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
     domains = domains_in(own)
     if not domains:
         return None
-    figure, axes = panels(plt, [domain.title for domain in domains], columns=2, height=2.0)
+    figure, axes = panels(plt, [domain.title for domain in domains], height=1.6)
     for axis, domain in zip(axes, domains, strict=True):
         strips = {
             row["ood"]: [decoded(text) for text in row["pictures"]]

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from scodbench.domain import Domain
+from scodbench.figures.curves import ends
 from scodbench.figures.style import (
     BLACK,
     BLUE,
@@ -19,11 +21,13 @@ from scodbench.figures.style import (
     PURPLE,
     RED,
     SKY,
+    legend_below,
     panels,
     plain_ticks,
 )
 from scodbench.measure import POOLED
 from scodbench.methods import TITLES
+from scodbench.names import networks, words
 from scodbench.rows import Row, select
 from scodbench.tables.summaries import Mean, domains_in, over_seeds
 
@@ -50,9 +54,15 @@ _LOOKS = {
     for colour, methods in FAMILIES.items()
     for method, marker in zip(methods, MARKERS, strict=False)
 }
-_TICKS = (0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
+# those there is room for are shown, the first ones first
+_TICKS = (0.5, 1.0, 0.9, 0.95, 0.99, 0.98, 0.8, 0.97, 0.995, 0.96, 0.94, 0.92, 0.93, 0.91)
+_APART = 0.12  # of the height of a panel
 _BELOW_ONE = 0.002  # so that an AUROC of 1 has its place on an axis that is logarithmic near it
-_WRAP = 58  # letters side by side in the smaller print over a panel
+_WRAP = 37  # letters side by side in the smaller print over a panel
+_RULE = (
+    "Filled: on the front. Hollow: another method is at least as fast and as good.\n"
+    "Bars of the front: 95 % interval over networks, of one network over test inputs; up to 1."
+)
 
 
 def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
@@ -61,20 +71,29 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
     found = {domain: own for domain, own in found.items() if own}
     if not found:
         return None
-    # one place more than there are domains, for the legend
-    figure, axes = panels(plt, [""] * (len(found) + 1), columns=2, height=2.7)
-    for axis, (domain, own) in zip(axes, found.items(), strict=False):
-        _draw_panel(axis, own, f"{domain.title}, {_networks(own)}")
+    titles = [_title(rows, domain, own) for domain, own in found.items()]
+    figure, axes = panels(plt, titles, height=3.3)
+    for axis, (domain, own) in zip(axes, found.items(), strict=True):
+        bars = {method: interval(rows, domain.name, method) for method in front(own)}
+        _draw_panel(axis, own, bars)
         device = next(select(rows, domain=domain.name))["device"]
-        where = "one core" if device == "cpu" else device
+        where = "one core" if device == "cpu" else device.removeprefix("NVIDIA ")
         axis.set_xlabel(f"forward passes, batch 1, {where}")
-    _draw_legend(axes[-1], {method for own in found.values() for method in own})
+    _draw_legend(figure, axes[0], {method for own in found.values() for method in own})
     return figure
 
 
-def _networks(found: Mapping[str, Point]) -> str:
-    most = max(auroc.seeds for _, auroc in found.values())
-    return "1 network" if most == 1 else f"{most} networks"
+def _title(rows: Sequence[Row], domain: Domain, found: Mapping[str, Point]) -> str:
+    seeds = [auroc.seeds for _, auroc in found.values()]
+    sets = dict.fromkeys(row["ood"] for row in select(rows, domain=domain.name))
+    unknown = ", ".join(words(name) for name in sets if name != POOLED)
+    small = [
+        f"unknown: {unknown}" if unknown else "",
+        networks(min(seeds), max(seeds)),
+        "Front: " + "; ".join(TITLES[method] for method in front(found)),
+    ]
+    wrapped = [line for text in small for line in textwrap.wrap(text, _WRAP)]
+    return "\n".join([domain.title, *wrapped])
 
 
 def points(rows: Sequence[Row], domain: str) -> dict[str, Point]:
@@ -97,6 +116,12 @@ def points(rows: Sequence[Row], domain: str) -> dict[str, Point]:
     return found
 
 
+def interval(rows: Sequence[Row], domain: str, method: str) -> tuple[float, float] | None:
+    """Return the ends of the bar of a method's AUROC, all unknown inputs together."""
+    own = select(rows, domain=domain, method=method, ood=POOLED)
+    return ends([row for row in own if "ms_b1" in row and row["auroc"] is not None], "auroc")
+
+
 def front(found: Mapping[str, Point]) -> list[str]:
     """Return the methods that no other one beats in time and AUROC, fastest first.
 
@@ -114,32 +139,42 @@ def front(found: Mapping[str, Point]) -> list[str]:
     return kept
 
 
-def _draw_panel(axis: Any, found: Mapping[str, Point], title: str) -> None:
+def _draw_panel(
+    axis: Any, found: Mapping[str, Point], bars: Mapping[str, tuple[float, float] | None]
+) -> None:
     from matplotlib import ticker
 
-    unbeaten = front(found)
+    axis.set_yscale("function", functions=(_stretched, _unstretched))
     for method, (passes, auroc) in found.items():
-        axis.plot(passes, auroc.value, **_marker(method, is_unbeaten=method in unbeaten))
+        axis.plot(passes, auroc.value, **_marker(method, is_unbeaten=method in bars))
+    for method, bar in bars.items():
+        if bar is not None:
+            axis.vlines(found[method][0], *bar, color=_LOOKS[method][0], lw=1.2, alpha=0.7)
     axis.step(
-        [found[method][0] for method in unbeaten],
-        [found[method][1].value for method in unbeaten],
+        [found[method][0] for method in bars],
+        [found[method][1].value for method in bars],
         where="post",
         color=GREY,
         linewidth=1.2,
         zorder=1,
     )
-    names = textwrap.wrap("Front: " + "; ".join(TITLES[m] for m in unbeaten), _WRAP)
-    axis.set_title(title, loc="left", weight="bold", pad=6 + 9 * len(names))
-    axis.annotate(
-        "\n".join(names), (0, 1), (0, 4), "axes fraction", "offset points", fontsize=7
-    ).set_in_layout(False)  # the title has made room above, and beside the panel none is to be
-    axis.set_yscale("function", functions=(_stretched, _unstretched))
-    axis.yaxis.set_major_locator(ticker.FixedLocator(_TICKS))
-    axis.yaxis.set_major_formatter("{x:g}")
     axis.set_xscale("log")
     plain_ticks(axis.xaxis)
     axis.margins(x=0.08, y=0.1)
+    axis.yaxis.set_major_locator(ticker.FixedLocator(_ticks(*axis.get_ylim())))
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.set_ylabel("AUROC")
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return ticks between two AUROCs that can be told apart."""
+    from_, to = _stretched(low), _stretched(high)
+    shown: dict[float, float] = {}
+    for tick in _TICKS:
+        place = float((_stretched(tick) - from_) / (to - from_))
+        if 0 <= place <= 1 and all(abs(place - other) > _APART for other in shown.values()):
+            shown[tick] = place
+    return sorted(shown)
 
 
 def _marker(method: str, *, is_unbeaten: bool) -> dict[str, Any]:
@@ -164,16 +199,11 @@ def _unstretched(place: Any) -> Any:
     return 1 + _BELOW_ONE - np.exp(-np.asarray(place))
 
 
-def _draw_legend(axis: Any, shown: Set[str]) -> None:
-    axis.set_axis_off()
+def _draw_legend(figure: Any, axis: Any, shown: Set[str]) -> None:
     handles = [
         axis.plot([], [], **_marker(method, is_unbeaten=True))[0]
         for method in _LOOKS
         if method in shown
     ]
     handles += axis.plot([], [], color=GREY, linewidth=1.2, label="front")
-    title = (
-        "Filled: on the front. Hollow: another method\n"
-        "is at least as fast and at least as good."
-    )
-    axis.legend(handles=handles, loc="center", ncols=2, title=title, title_fontsize=8)
+    legend_below(figure, handles=handles, title=_RULE, title_fontsize=7.5)

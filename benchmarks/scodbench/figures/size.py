@@ -8,6 +8,7 @@ from typing import Any
 
 from scodbench.figures.style import BLUE, GREY, MARKERS, ORANGE, legend_below, panels
 from scodbench.rows import Row, select
+from scodbench.sweeps.size import RANK, SIZE
 
 _SCORES = {
     "ms_b1": ("scored prediction, batch 1", BLUE, "-"),
@@ -22,16 +23,19 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
     own = [row for row in select(sweeps, sweep="size") if "weights" in row]
     if not own:
         return None
-    figure, axes = panels(plt, ["Scoring", "Fitting"], height=3.2)
+    device = own[0]["device"]
+    where = "one core" if device == "cpu" else device
+    about = f"MNIST networks of growing width\nT = {SIZE}, rank {RANK}, {where}, one run"
+    figure, axes = panels(plt, [f"Scoring\n{about}", f"Fitting\n{about}"], height=3.4)
     for number, (key, (text, colour, line)) in enumerate(_SCORES.items()):
         places, values = _means(own, key)
         axes[0].plot(places, values, MARKERS[number] + line, color=colour, label=text, lw=1.2)
     places, values = _means(own, "fit_s")
     count = own[0]["fit_on"]
-    axes[1].plot(places, values, "o-", color=BLUE, lw=1.2, label=f"{count} samples")
+    axes[1].plot(places, values, "o-", color=BLUE, lw=1.2, label="measured")
     in_line = [values[0] * place / places[0] for place in places]
     axes[1].plot(places, in_line, ":", color=GREY, lw=1, label="in proportion to the weights")
-    for axis, unit in zip(axes, ("ms a sample", "seconds"), strict=True):
+    for axis, unit in zip(axes, ("ms per sample", f"seconds, {count} samples"), strict=True):
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xlabel("number of weights N")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,20 @@ COLOURS = {
     "kfac_laplace": RED,
     "fused": PURPLE,
 }
-# inches of a panel, by how many are side by side: together as wide as a page shows well
-_WIDTHS = {1: 4.6, 2: 3.7, 3: 3.0}
-_HEIGHT = 2.6
+# inches: a figure of this width is as wide as a phone, with letters that can be read there
+_WIDTH = 5.6
+_HEIGHT = 2.5
+_LEAST_SPAN = 0.05  # of an axis: what is smaller than that looks small
 
 _STYLE: Any = {
-    "figure.dpi": 140,
+    "figure.dpi": 180,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "axes.labelsize": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 8.5,
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
     "legend.fontsize": 8,
@@ -65,34 +65,70 @@ def style() -> Iterator[Any]:
 
 
 def panels(
-    plt: Any, titles: Sequence[str], columns: int = 3, height: float = _HEIGHT
+    plt: Any, titles: Sequence[str], columns: int = 2, height: float = _HEIGHT
 ) -> tuple[Any, list[Any]]:
     """Return a figure with a panel for each title.
 
     Args:
         plt: Matplotlib's pyplot.
-        titles: Of the panels.
+        titles: Of the panels; what follows a line break is in smaller print.
         columns: Side by side, at most.
         height: Of a panel, in inches.
     """
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
-    size = (_WIDTHS[columns] * columns, height * rows)
     # this layout makes room for legends outside of the axes
     figure, axes = plt.subplots(
-        rows, columns, figsize=size, squeeze=False, layout="constrained"
+        rows, columns, figsize=(_WIDTH, height * rows), squeeze=False, layout="constrained"
     )
+    figure.get_layout_engine().set(hspace=0.06, wspace=0.06)
     flat = list(axes.flat)
     for spare in flat[len(titles) :]:
         spare.set_visible(False)
     for axis, title in zip(flat, titles, strict=False):
-        axis.set_title(title)
+        entitle(axis, title)
     return figure, flat[: len(titles)]
 
 
-def legend_below(axis: Any, columns: int = 2) -> None:
-    """Put the legend of a panel under it, where it hides nothing."""
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=columns)
+def entitle(axis: Any, title: str) -> None:
+    """Write a title over a panel: the first line large, all others in smaller print."""
+    first, *rest = title.split("\n")
+    axis.set_title(first, loc="left", weight="bold", pad=5 + 9.2 * len(rest))
+    axis.annotate(
+        "\n".join(rest), (0, 1), (0, 3), "axes fraction", "offset points", fontsize=7.5
+    ).set_in_layout(False)  # the title has made room above, and beside the panel none is to be
+
+
+def legend_below(owner: Any, columns: int = 2, **options: Any) -> None:
+    """Put a legend under a panel or a figure, where it hides nothing.
+
+    Args:
+        owner: An axis or a figure.
+        columns: Of the legend.
+        options: Of matplotlib's own call.
+    """
+    if hasattr(owner, "add_subplot"):
+        owner.legend(loc="outside lower center", ncols=columns, **options)
+    else:
+        owner.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=columns, **options)
+
+
+def note_below(figure: Any, text: str) -> None:
+    """Write what holds for all panels under a figure."""
+    figure.supxlabel(text, fontsize=7.5)
+
+
+def widen(axis: Any, which: str = "y") -> None:
+    """Let an axis of shares span so much that differences of no importance look small.
+
+    Args:
+        axis: A panel.
+        which: Its axis, ``x`` or ``y``.
+    """
+    low, high = getattr(axis, f"get_{which}lim")()
+    middle, half = (low + high) / 2, max(high - low, _LEAST_SPAN) / 2
+    top = min(middle + half, 1 + 0.04 * 2 * half)  # there is nothing beyond one
+    getattr(axis, f"set_{which}lim")(min(low, top - 2 * half), top)
 
 
 def plain_ticks(axis: Any, base: int = 10) -> None:
@@ -107,16 +143,6 @@ def plain_ticks(axis: Any, base: int = 10) -> None:
     axis.set_major_locator(ticker.LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(ticker.NullLocator())
-
-
-def words(name: str) -> str:
-    """Return a name of rows as it is read.
-
-    Examples:
-        >>> words("white_wine"), words("classes_5_9")
-        ('white wine', 'classes 5-9')
-    """
-    return re.sub(r"(\d)_(\d)", r"\1-\2", name).replace("_", " ")
 
 
 def save(figure: Any, folder: Path, name: str) -> list[Path]:

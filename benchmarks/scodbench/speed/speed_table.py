@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from scodbench.figures.costs import draw_costs
+
 Key = tuple[str, str, int, str]  # net, task, batch, method
 
 CONVOLUTIONAL = ("rotated mnist", "binary mnist", "mnist 0-4")
@@ -102,7 +104,7 @@ def _targets() -> list[Target]:
 
 
 def cost_table(folder: Path) -> str:
-    """Return the README's table: what a scored prediction costs on one CPU core."""
+    """Return the table of what a scored prediction costs on one CPU core."""
     lines = (folder / "speed_cpu.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if row["task"] == "score"]
     times = {(row["net"], row["batch"], row["method"]): row["ms"] for row in rows}
@@ -129,7 +131,7 @@ def cost_table(folder: Path) -> str:
 
 
 def print_table(folder: Path) -> None:
-    """Print all rows and all targets; write them, and what the README shows, to files."""
+    """Print all rows and all targets; write them, tables of some and a chart to files."""
     lines: list[str] = []
     times: dict[str, dict[Key, float]] = {}
     for device in ("cpu", "cuda"):
@@ -143,7 +145,7 @@ def print_table(folder: Path) -> None:
             f"torch {about['torch']}, Python {about['python']}",
             "",
             "| net | task | batch | method | ms | x forward |",
-            "| --- | --- | --- | --- | --- | --- |",
+            "| --- | --- | --: | --- | --: | --: |",
         ]
         table = {
             (r["net"], r["task"], r["batch"], r["method"]): r["ms"] for r in rows if "ms" in r
@@ -167,7 +169,7 @@ def print_table(folder: Path) -> None:
         lines.append("")
     merged = {key: ms for table in times.values() for key, ms in table.items()}
     cpu_only = times.get("cpu", {})
-    lines += ["| target | found | at most | |", "| --- | --- | --- | --- |"]
+    verdicts = []
     for target in _targets():
         for table in (cpu_only, times.get("cuda", {}), merged):
             try:
@@ -175,9 +177,16 @@ def print_table(folder: Path) -> None:
             except KeyError:
                 continue
             verdict = "met" if value <= target.limit else "missed"
-            lines.append(f"| {target.what} | {value:.3g} | {target.limit:.3g} | {verdict} |")
+            verdicts.append(f"| {target.what} | {value:.3g} | {target.limit:.3g} | {verdict} |")
             break
-    text = "\n".join(lines) + "\n"
+    head = ["| target | found | at most | |", "| --- | --: | --: | --- |"]
+    text = "\n".join([*lines, *head, *verdicts]) + "\n"
+    missed = [line for line in verdicts if line.endswith("| missed |")]
+    told = f"Missed are {len(missed)} of {len(verdicts)} targets:\n"
     (folder / "speed.md").write_text(text, encoding="utf-8")
+    (folder / "missed.md").write_text(
+        "\n".join([told, *head, *missed]) + "\n", encoding="utf-8"
+    )
     (folder / "cost.md").write_text(cost_table(folder), encoding="utf-8")
+    draw_costs(folder)
     print(text)

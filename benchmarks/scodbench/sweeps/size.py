@@ -19,7 +19,7 @@ from scodkit.numerics.timing import wait_for
 from scodkit.sketch import Nystrom
 
 WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-_SIZE, _RANK = 64, 32
+SIZE, RANK = 64, 32
 _FIT_ON = 256
 _BATCH = 64
 
@@ -36,7 +36,7 @@ def size_sweep(setup: Setup) -> Iterator[Row]:
     learnt = list(Loader(setup.fit_on.take(slice(0, _FIT_ON)), _BATCH, setup.device))
     for width in WIDTHS:
         model = wide_net(width, setup.seed).to(setup.device)
-        monitor = Monitor(model, setup.domain.likelihood, _RANK, sketch=Nystrom(size=_SIZE))
+        monitor = Monitor(model, setup.domain.likelihood, RANK, sketch=Nystrom(size=SIZE))
         monitor.fit(learnt[:1], progress=False)  # warms up
         wait_for(setup.device)
         began = time.perf_counter()

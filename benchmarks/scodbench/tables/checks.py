@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from scodbench.domains import DOMAINS
 from scodbench.measure import POOLED
+from scodbench.methods import TITLES
+from scodbench.names import words
 from scodbench.rows import Row, select
 from scodbench.tables.paper import Line, Table
 from scodbench.tables.summaries import Mean, comparable, over_seeds, row_ids
@@ -21,6 +23,7 @@ TARGETS = {
     ("cifar10", "tinyimagenet"): 0.91,
 }
 _OURS = ("scod", "scod_ll")
+_BETTER = " or ".join(TITLES[method] for method in _OURS)
 # what SCOD on CIFAR-10's last layers is to be better than
 _ORDER = ("cifar10", "tinyimagenet", "scod_ll", ("naive", "scod"))
 
@@ -37,7 +40,7 @@ def checks(rows: Sequence[Row], sweeps: Sequence[Row]) -> Table:
     """
     rows = comparable(rows)
     lines = [*_levels(rows), *_orders(rows), *_fidelity(sweeps)]
-    caption = "What was to be shown; AUROC, mean over seeds, in rows of results/*.jsonl."
+    caption = "Claims and whether they hold: AUROC, mean over networks, of rows in results/."
     return Table(lines, caption)
 
 
@@ -46,7 +49,7 @@ def _levels(rows: Sequence[Row]) -> Iterable[Line]:
         found = {m: _auroc(rows, domain, ood, m) for m in _OURS}
         there = {method: auroc.value for method, auroc in found.items() if auroc}
         best = max(there, key=lambda method: there[method], default=None)
-        claim = f"{DOMAINS[domain].title}, {ood}: the better of {' and '.join(_OURS)}"
+        claim = f"{DOMAINS[domain].title}, {words(ood)}: {_BETTER}"
         if best is None:
             yield _line(claim, f">= {target}")
         else:
@@ -58,7 +61,7 @@ def _orders(rows: Sequence[Row]) -> Iterable[Line]:
     domain, ood, better, others = _ORDER
     auroc = _auroc(rows, domain, ood, better)
     for other in others:
-        claim = f"{DOMAINS[domain].title}, {ood}: {better} less {other}"
+        claim = f"{DOMAINS[domain].title}, {words(ood)}: {TITLES[better]} minus {TITLES[other]}"
         beside = _auroc(rows, domain, ood, other)
         if auroc is None or beside is None:
             yield _line(claim, "> 0")
@@ -71,7 +74,7 @@ def _orders(rows: Sequence[Row]) -> Iterable[Line]:
 def _fidelity(sweeps: Sequence[Row]) -> Iterable[Line]:
     found = fidelities(sweeps)
     for domain, fidelity in found.items():
-        claim = f"{domain}: sketch and exact matrix differ, at most"
+        claim = f"{DOMAINS[domain].title}: sketch and exact matrix differ, at most"
         largest = fidelity.largest
         yield _line(claim, f"<= {CLOSE}", largest, largest <= CLOSE, f"`{fidelity.ids}`")
     if not found:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from scodbench.domains import DOMAINS
 from scodbench.measure import POOLED
-from scodbench.methods import METHODS, PAPER
+from scodbench.methods import METHODS, PAPER, TITLES
+from scodbench.names import words
 from scodbench.rows import ROWS_FILE, Row, select
 from scodbench.tables.paper_values import PAPER_DOMAINS, PAPER_SET, PAPER_TABLE, Reported
 from scodbench.tables.summaries import Mean, comparable, domains_in, over_seeds, row_ids
@@ -20,7 +21,7 @@ from scodbench.tables.summaries import Mean, comparable, domains_in, over_seeds,
 Line = dict[str, str]
 
 _LOW_IS_GOOD = ("fpr95",)
-_LEFT = ("domain", "unknown", "method", "claim", "device", "rows")
+_LEFT = ("domain", "unknown", "method", "claim", "device", "rows", "unknown inputs of")
 _SPREAD = "± is half of a 95 % interval over trained networks (Student's t)"
 
 
@@ -32,14 +33,17 @@ class Table:
         lines: One dict a line, by the columns' names; Markdown marks what is best.
         caption: What stands above.
         notes: What stands below, a paragraph each.
+        sections: In Markdown a table for each of these headings: its columns by their names in
+            ``lines``, and what they are called there. None for one table.
     """
 
     lines: Sequence[Line]
     caption: str = ""
     notes: Sequence[str] = ()
+    sections: Mapping[str, Mapping[str, str]] | None = None
 
 
-def paper_table(rows: Sequence[Row], file: Path = ROWS_FILE) -> Table:
+def paper_table(rows: Sequence[Row], file: Path | str = ROWS_FILE) -> Table:
     """Return the paper's table: ours, and the paper's figures beside.
 
     Args:
@@ -66,7 +70,11 @@ def paper_table(rows: Sequence[Row], file: Path = ROWS_FILE) -> Table:
                 cells = {name: texts.get(method, "") for name, texts in figures.items()}
                 reported = PAPER_TABLE.get((domain.name, method))
                 prefix = f"{domain.name}/{ood}/{method}"
-                about = {"domain": domain.title, "unknown": ood, "method": method}
+                about = {
+                    "domain": domain.title,
+                    "unknown": words(ood),
+                    "method": TITLES[method],
+                }
                 lines.append({**about, **_paper_cells(found, cells, reported, prefix)})
     if not lines:
         return Table([])
@@ -103,8 +111,12 @@ def _paper_cells(
     }
 
 
-def methods_table(rows: Sequence[Row], file: Path = ROWS_FILE, figure: str = "auroc") -> Table:
+def methods_table(
+    rows: Sequence[Row], file: Path | str = ROWS_FILE, figure: str = "auroc"
+) -> Table:
     """Return one line per method, one column per domain and set of unknown inputs.
+
+    In Markdown each domain has its own table.
 
     Args:
         rows: All result rows.
@@ -113,17 +125,19 @@ def methods_table(rows: Sequence[Row], file: Path = ROWS_FILE, figure: str = "au
     """
     rows = comparable(rows)
     judged = [row for row in rows if row.get(figure) is not None]
-    columns = {
-        f"{domain}: {ood}": marked(
-            {m: over_seeds(judged, figure, domain=domain, method=m, ood=ood) for m in METHODS},
-            figure,
-        )
-        for domain in (found.name for found in domains_in(judged))
-        for ood in dict.fromkeys(row["ood"] for row in select(judged, domain=domain))
-    }
+    columns = {}
+    sections: dict[str, dict[str, str]] = {}
+    for domain in domains_in(judged):
+        own = list(select(judged, domain=domain.name))
+        seeds = len({row["seed"] for row in own})
+        section = sections[f"{domain.title} ({seeds})"] = {"method": "method"}
+        for ood in dict.fromkeys(row["ood"] for row in own):
+            found = {m: over_seeds(own, figure, method=m, ood=ood) for m in METHODS}
+            section[f"{domain.name}: {ood}"] = words(ood)
+            columns[f"{domain.name}: {ood}"] = marked(found, figure, seeds)
     lines = [
-        {"method": method, **{name: texts.get(method, "") for name, texts in columns.items()}}
-        for method in METHODS
+        {"method": title, **{name: texts.get(method, "") for name, texts in columns.items()}}
+        for method, title in TITLES.items()
         if any(method in texts for texts in columns.values())
     ]
     if not lines:
@@ -132,17 +146,21 @@ def methods_table(rows: Sequence[Row], file: Path = ROWS_FILE, figure: str = "au
     places = ", ".join(f"{domain} on {device}" for domain, device in devices.items())
     caption = (
         f"{figure.upper()}: each figure is the mean over the rows `domain/set/method/seed` of "
-        f"{file} ({places}); {_SPREAD}."
+        f"{file} ({places}); {_SPREAD}. In a heading is how many networks there are at most; a "
+        "cell with a number in brackets is of so many."
     )
-    return Table(lines, caption, _without_figures(rows, METHODS))
+    return Table(lines, caption, _without_figures(rows, METHODS), sections)
 
 
-def marked(found: Mapping[str, Mean | None], figure: str = "auroc") -> dict[str, str]:
+def marked(
+    found: Mapping[str, Mean | None], figure: str = "auroc", networks: int | None = None
+) -> dict[str, str]:
     """Return the means that are there as text, the best of them in bold.
 
     Args:
         found: By name.
         figure: Of what.
+        networks: A mean of fewer than so many says of how many; None for none of them.
 
     Examples:
         >>> marked({"a": Mean(0.9004, None, 1), "b": Mean(0.8996, None, 1), "c": None})
@@ -152,10 +170,16 @@ def marked(found: Mapping[str, Mean | None], figure: str = "auroc") -> dict[str,
     # figures that look the same are equally good
     there = {name: (m, sign * round(m.value, 3)) for name, m in found.items() if m}
     best = max((value for _, value in there.values()), default=math.inf)
-    return {
-        name: f"**{text}**" if value == best else str(text)
-        for name, (text, value) in there.items()
-    }
+    texts = {}
+    for name, (its, value) in there.items():
+        text = f"**{its}**" if value == best else str(its)
+        few = networks is not None and its.seeds < networks
+        texts[name] = f"{text} ({its.seeds})" if few else text
+    return texts
+
+
+def _plain(cell: str) -> str:
+    return re.sub(r"\*\*|`", "", cell).replace("\N{NON-BREAKING HYPHEN}", "-")
 
 
 def _without_figures(rows: Iterable[Row], methods: Iterable[str]) -> list[str]:
@@ -166,7 +190,7 @@ def _without_figures(rows: Iterable[Row], methods: Iterable[str]) -> list[str]:
             why = re.sub(r"^\w+Error: ", "", str(row.get("why", ""))).split(";")[0]
             reasons.setdefault((method, why), {})[row["domain"]] = None
     return [
-        f"No figures for {method} on {', '.join(domains)}: {why}."
+        f"No figures for {TITLES[method]} on {', '.join(domains)}: {why}."
         for (method, why), domains in reasons.items()
     ]
 
@@ -184,12 +208,38 @@ def markdown(table: Table) -> str:
     """
     if not table.lines:
         return ""
-    head = list(table.lines[0])
-    rule = ["---" if name in _LEFT else "--:" for name in head]
-    body = [list(line.values()) for line in table.lines]
-    text = "".join("| " + " | ".join(cells) + " |\n" for cells in (head, rule, *body))
+    if table.sections is None:
+        text = _markdown(table.lines)
+    else:
+        text = "\n".join(
+            f"### {heading}\n\n{_markdown(_renamed(table.lines, columns))}"
+            for heading, columns in table.sections.items()
+        )
     above = f"{table.caption}\n\n" if table.caption else ""
     return above + text + "".join(f"\n{note}\n" for note in table.notes)
+
+
+def _markdown(lines: Sequence[Line]) -> str:
+    head = list(lines[0])
+    rule = ["---" if name in _LEFT else "--:" for name in head]
+    body = [[unbroken(cell) for cell in line.values()] for line in lines]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in (head, rule, *body))
+
+
+def unbroken(text: str) -> str:
+    r"""Return a cell whose intervals are not broken into lines.
+
+    Examples:
+        >>> unbroken("KNN 0.993 ± 0.002 (3)").split(" ")
+        ['KNN', '0.993\xa0±\xa00.002', '(3)']
+    """
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+
+
+def _renamed(lines: Sequence[Line], columns: Mapping[str, str]) -> list[Line]:
+    """Return these columns by other names, without lines that have only their first cell."""
+    found = [{new: line[old] for old, new in columns.items()} for line in lines]
+    return [line for line in found if any(list(line.values())[1:])]
 
 
 def comma_separated(table: Table) -> str:
@@ -200,7 +250,6 @@ def comma_separated(table: Table) -> str:
     writer = csv.DictWriter(text, list(table.lines[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(
-        {name: re.sub(r"\*\*|`", "", cell) for name, cell in line.items()}
-        for line in table.lines
+        {name: _plain(cell) for name, cell in line.items()} for line in table.lines
     )
     return text.getvalue()

@@ -1,0 +1,116 @@
+"""Names in prose become links to the reference; links out of docs/ to what the site can show.
+
+A page says `Monitor.fit`, `monitor.fit(loader)` or `KNN` in code, as it would on GitHub. The
+first time that a section of the page does so, the site makes it a link.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import desc, desc_signature
+from sphinx.application import Sphinx
+from sphinx.util.nodes import make_refnode
+
+NAME = re.compile(r"(?:scodkit\.)?([A-Za-z_][\w.]*)(?:\(.*\))?", re.DOTALL)
+# what pages call an object of a class
+CALLED = {"monitor": "Monitor", "fused": "Fused", "calibration": "Calibration"}
+
+
+def by_short_name(app: Sphinx) -> dict[str, tuple[str, str]]:
+    """Return page and anchor of every name of the reference, by what prose may call it.
+
+    Args:
+        app: Of the build.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    objects = app.env.get_domain("py").get_objects()
+    # of names that two things have, the one nearest to the top of the package is meant
+    for whole, _, kind, page, anchor, _ in sorted(objects, key=lambda o: o[0].count(".")):
+        if kind == "module":
+            continue
+        parts = whole.removeprefix("scodkit.").split(".")
+        classes = [i for i, part in enumerate(parts) if part[0].isupper()]
+        short = parts[classes[0] if classes else -1 :]
+        for name in (".".join(parts), ".".join(short)):
+            if len(name) > 2:
+                found.setdefault(name, (page, anchor))
+    for variable, cls in CALLED.items():
+        for name in [n for n in found if n.startswith(f"{cls}.")]:
+            found[variable + name.removeprefix(cls)] = found[name]
+    return found
+
+
+def in_prose(doctree: nodes.document) -> Iterator[nodes.literal]:
+    """Yield code in running text that is no link, no heading and no signature."""
+    for literal in list(doctree.findall(nodes.literal)):
+        parent: Any = literal
+        while parent is not None and not isinstance(
+            parent, (nodes.reference, nodes.title, nodes.term, desc_signature)
+        ):
+            parent = parent.parent
+        if parent is None:
+            yield literal
+
+
+def section_of(node: nodes.Node) -> Any:
+    """Return the section, or the entry of the reference, that a node is in."""
+    while node.parent is not None and not isinstance(node, (nodes.section, nodes.row, desc)):
+        node = node.parent
+    return node
+
+
+def class_of(node: Any) -> str:
+    """Return the class whose entry of the reference a node is in, with a dot; or nothing."""
+    while node is not None:
+        if isinstance(node, desc) and node["objtype"] == "class":
+            return f"{node[0]['fullname']}."
+        node = node.parent
+    return ""
+
+
+def link_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Make names in prose links.
+
+    Args:
+        app: Of the build.
+        doctree: Of the page; changed.
+        page: Its name.
+    """
+    names = by_short_name(app)
+    seen = set()
+    for literal in in_prose(doctree):
+        match = NAME.fullmatch(literal.astext())
+        target = (
+            names.get(f"{class_of(literal)}{match[1]}", names.get(match[1])) if match else None
+        )
+        key = (id(section_of(literal)), target)
+        if target is None or key in seen:
+            continue
+        seen.add(key)
+        link = make_refnode(app.builder, page, *target, [literal.deepcopy()])
+        literal.replace_self(link)
+
+
+def find_type(app: Sphinx, env: Any, node: Any, content: nodes.Element) -> nodes.Node | None:
+    """Find a type of ours that a signature names by the module which defines it.
+
+    Args:
+        app: Of the build.
+        env: Of the build.
+        node: What refers to it.
+        content: What the link shows.
+
+    Returns:
+        A link, or nothing if it is none of ours.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    name = app.config.scodkit_names.get(node["reftarget"], node["reftarget"])
+    target = by_short_name(app).get(name.removeprefix("scodkit.").rpartition(".")[2])
+    if target is None:
+        return None
+    return make_refnode(app.builder, node["refdoc"], *target, [content])

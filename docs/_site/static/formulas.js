@@ -1,0 +1,7 @@
+// Formulas of a page, drawn by KaTeX; it writes MathML beside them for screen readers.
+for (const place of document.querySelectorAll(".math")) {
+  katex.render(place.textContent, place, {
+    displayMode: place.tagName === "DIV",
+    throwOnError: false,
+  });
+}

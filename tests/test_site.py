@@ -1,0 +1,198 @@
+"""The site in a real browser: every page, wide and narrow, light and dark; and its search.
+
+Needs playwright's Python package and a Chromium: Debian's, or playwright's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import html.parser
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip(
+    "axe_playwright_python.sync_playwright", reason="axe is not installed"
+)
+pytest.importorskip("sphinx", reason="what builds the site is not installed")
+
+ROOT = Path(__file__).parents[1]
+PLACES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# widths, each with the colour schemes of a page, the first of which axe sees: it takes long
+STATES = ((1440, "light", "dark"), (390, "dark", "light"))
+# axe would fetch style sheets of its own accord, from wrong addresses
+OPTIONS = {"preload": False, "resultTypes": ["violations"]}
+NO_FORMULA = ".katex-error, .math:not(:has(.katex))"
+# source code as Sphinx shows it, and the list of all names: looked at, but not by axe
+BY_SPHINX = ("_modules", "genindex", "search")
+FOLLOWS = "scheme => document.documentElement.dataset.theme === scheme"
+WIDER = "() => document.documentElement.scrollWidth - innerWidth"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = ["-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs/_site", "docs"]
+    ran = subprocess.run(
+        [sys.executable, *command, str(folder)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    handler = functools.partial(Quiet, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PLACES)), None)
+    with sync_api.sync_playwright() as playwright:
+        own = Path(playwright.chromium.executable_path)
+        if found is None and not own.exists():
+            pytest.skip("no Chromium found: apt-get install chromium, or CHROMIUM=/path/to/it")
+        # a container often runs as root, where Chromium's sandbox does not start
+        opened = playwright.chromium.launch(
+            executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield opened
+        opened.close()
+
+
+def files(site: Path) -> list[Path]:
+    """Return all pages; not what the theme leaves among its files."""
+    return [
+        path for path in sorted(site.resolve().rglob("*.html")) if "_static" not in path.parts
+    ]
+
+
+def pages(site: Path) -> list[str]:
+    """Return all pages but those of source code."""
+    found = (path.relative_to(site.resolve()).as_posix() for path in files(site))
+    return [page for page in found if not page.startswith(BY_SPHINX)]
+
+
+class Marks(html.parser.HTMLParser):
+    """What a page links to, and where it can be linked to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.anchors = {""}
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src") and value:
+                self.links.add(value)
+            elif name == "id" and value:
+                self.anchors.add(value)
+
+
+def test_no_link_is_dead(site: Path) -> None:
+    marks = {path: Marks(path) for path in files(site)}
+    wrong = []
+    for path, mark in marks.items():
+        for link in mark.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.is_file():
+                wrong.append(f"{path.relative_to(site.resolve())}: no file {link}")
+            elif target in marks and unquote(parts.fragment) not in marks[target].anchors:
+                wrong.append(f"{path.relative_to(site.resolve())}: no anchor {link}")
+    assert not wrong
+
+
+def test_every_page_is_reached_from_the_first(site: Path) -> None:
+    start = (site / "index.html").resolve()
+    seen, left = {start}, [start]
+    while left:
+        path = left.pop()
+        for link in Marks(path).links:
+            target = (path.parent / unquote(urlsplit(link).path)).resolve()
+            if target.suffix == ".html" and target.is_file() and target not in seen:
+                seen.add(target)
+                left.append(target)
+    assert {site.resolve() / page for page in pages(site)} <= seen
+
+
+def test_pages_in_a_browser(site: Path, address: str, browser) -> None:
+    wrong: list[str] = []
+    page = browser.new_page()
+    page.on(
+        "console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None
+    )
+    page.on("pageerror", lambda error: wrong.append(f"{page.url}: {error}"))
+    page.on("requestfailed", lambda request: wrong.append(f"not loaded: {request.url}"))
+    page.on("request", lambda request: asked.append(request.url))
+    asked: list[str] = []
+    found = pages(site)
+    assert len(found) > 30
+    for name in found:
+        for width, *schemes in STATES:
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=schemes[0])
+            page.goto(f"{address}/{name}")
+            wrong += [
+                f"{name}: no formula: {f}" for f in page.locator(NO_FORMULA).all_inner_texts()
+            ]
+            wrong += [f"{name}, {width} px: {told}" for told in violations(page)]
+            for scheme in schemes:
+                page.emulate_media(color_scheme=scheme)
+                page.wait_for_function(FOLLOWS, arg=scheme)
+                if (wider := page.evaluate(WIDER)) > 0:
+                    wrong.append(f"{name}, {width} px, {scheme}: {wider} px too wide")
+    page.close()
+    wrong += [f"asks for {url}" for url in asked if not url.startswith((address, "data:"))]
+    assert not wrong, "\n".join(wrong)
+
+
+def violations(page) -> list[str]:
+    """Return what axe-core finds, each with some of the places."""
+    found = axe.Axe().run(page, options=OPTIONS).response["violations"]
+    return [f"{v['id']}: {[node['html'][:200] for node in v['nodes'][:3]]}" for v in found]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("install", "index"),
+        ("tutorial", "tutorials/"),
+        ("Hugging Face", "guides/exports"),
+        ("out-of-distribution", "index"),
+        ("DriftAlarm", "reference/alarms"),
+    ],
+)
+def test_search_finds(words: str, expected: str, address: str, browser) -> None:
+    page = browser.new_page()
+    page.goto(f"{address}/index.html")
+    page.keyboard.press("Control+k")
+    page.keyboard.type(words)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/search.html?*")
+    page.wait_for_selector("ul.search li a")
+    results = page.locator("ul.search li > a").evaluate_all("found => found.map(a => a.href)")
+    page.close()
+    assert any(expected in result for result in results[:8]), results[:8]
