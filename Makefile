@@ -68,6 +68,7 @@ results: $(STAMP)
 picture: $(STAMP)
 	$(BIN)/python examples/digits_picture.py docs/images/digits.png
 	$(BIN)/python examples/detector.py docs/images/detector.png
+	$(BIN)/python examples/ideas docs/images
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
