@@ -58,15 +58,17 @@ def rates(flags: Tensor, group: Tensor) -> Tensor:
 def draw(found: Found) -> Figure:
     """Draw both kinds of rate beside each other."""
     figure, (axes,) = look.panels((2.6,))
-    places = torch.arange(CLASSES)
+    places = range(CLASSES)
     for side, rate, colour, name in (
         (-0.2, found.pooled, look.ORANGE, "one threshold"),
         (0.2, found.by_class, look.BLUE, "by=predicted_class"),
     ):
         mean, error = 100 * rate.mean(0), 100 * rate.std(0) / SPLITS**0.5
-        axes.bar(places + side, mean, 0.4, yerr=2 * error, color=colour, label=name)
+        heights, bars = mean.tolist(), (2 * error).tolist()
+        at = [place + side for place in places]
+        axes.bar(at, heights, 0.4, yerr=bars, color=colour, label=name)
     axes.axhline(100 * RATE, color="black", ls="--", lw=1)
-    axes.set_xticks(places.tolist(), [f"digit {k}" for k in places.tolist()])
+    axes.set_xticks(places, [f"digit {k}" for k in places])
     look.name_axes(axes, "predicted class", "false alarms, %")
     look.title(axes, "Mean rates of 1,000 splits, 5 % asked for")
     look.key(axes)

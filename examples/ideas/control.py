@@ -37,7 +37,7 @@ def trained() -> Control:
     torch.manual_seed(0)
     gain, x = torch.randn(6, 2), torch.randn(1500, 6)
     y = torch.tanh(x @ gain) + 0.3 * torch.sin(2 * x[:, :2]) + 0.1 * torch.randn(1500, 2)
-    heldout, far = torch.randn(200, 6), 3 * torch.randn(200, 6)
+    heldout, far = torch.randn(200, 6), 3 * torch.randn(400, 6)[:200]
     net = nn.Sequential(
         nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2)
     )

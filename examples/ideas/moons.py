@@ -125,9 +125,9 @@ def draw(found: Found) -> Figure:
     """Draw four maps of the first network."""
     figure, every_axes = look.panels((2.5, 2.5), columns=2)
     shown = found.maps[DECAYS[0]]
-    across, up = found.points.view(SIDE, SIDE, 2).unbind(2)
+    across, up = found.points.view(SIDE, SIDE, 2).permute(2, 0, 1).numpy()
     for axes, (name, p_value) in zip(every_axes, shown.p_values.items(), strict=True):
-        p_map = p_value.view(SIDE, SIDE)
+        p_map = p_value.view(SIDE, SIDE).numpy()
         colours = axes.pcolormesh(
             across, up, 100 * (1 - p_map), vmin=0, vmax=100, cmap="cividis", rasterized=True
         )

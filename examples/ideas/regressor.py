@@ -109,7 +109,7 @@ def draw(found: Found) -> Figure:
     look.title(entropy, f"Entropy of its output: {float(found.entropy[0]):.2f} everywhere")
     score.semilogy(at, found.score, color=look.BLUE, lw=1.5)
     score.axhline(found.threshold, color="black", lw=1, ls="--")
-    score.text(-6.9, 1.15 * found.threshold, "alarm at 5 %\nfalse alarms", **look.SMALL)
+    score.text(-6.9, 1.4 * found.threshold, "alarm at 5 %\nfalse alarms", **look.SMALL)
     look.name_axes(score, "input x (shaded: where there was data)", "nats")
     look.title(score, "SCOD score")
     return figure

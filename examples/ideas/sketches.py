@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIZES = (128, 208, 304, 448)  # vectors of N numbers
+SIZES = (128, 208, 448)  # vectors of N numbers
 SHOWN = 208  # of which the eigenvalues are drawn
 
 
