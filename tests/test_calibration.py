@@ -227,7 +227,9 @@ class TestGroups:
 
     def test_too_few_in_all_are_refused(self):
         calibration = Calibration(normal(18, 0), torch.arange(18) % 2)
-        with pytest.raises(CalibrationError, match=r"(?m)n = 18 held-out.*at least 19 samples$"):
+        with pytest.raises(
+            CalibrationError, match=r"(?m)n = 18 held-out.*at least 19 samples$"
+        ):
             calibration.flag(normal(3, 1), groups=torch.tensor([0, 1, 2]))
 
     def test_infinity_is_flagged_whatever_its_group_and_names_none(self):

@@ -62,7 +62,7 @@ def test_links_within_the_guides_resolve() -> None:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_addresses_resolve(kind: type[Exception]) -> None:
     page, _, anchor = str(errors.more_about(kind)).partition("#")
-    assert page.endswith(("guides/failures.md", "guides/failures/"))
+    assert page.endswith(("guides/failures.md", "guides/failures.html"))
     assert anchor in anchors(PAGE)
 
 
@@ -74,7 +74,7 @@ def test_the_address_is_that_of_the_package(
     described["Project-URL"] = "Source, https://example.org/code"
     described["Project-URL"] = f"Documentation, {site}"
     monkeypatch.setattr(metadata, "metadata", lambda name: described)
-    address = "https://example.org/docs/guides/failures/#batcherror"
+    address = "https://example.org/docs/guides/failures.html#batcherror"
     try:
         assert errors.more_about(errors.BatchError) == address
     finally:

@@ -175,7 +175,7 @@ def _page() -> str:
     sites = dict(entry.split(", ", 1) for entry in entries)
     if "Documentation" not in sites:
         return "docs/guides/failures.md"
-    return f"{sites['Documentation'].rstrip('/')}/guides/failures/"
+    return f"{sites['Documentation'].rstrip('/')}/guides/failures.html"
 
 
 def optional(module: str, extra: str, then: str = "") -> Any:
