@@ -76,6 +76,7 @@ picture: $(STAMP)
 	$(BIN)/python examples/digits_picture.py docs/images/digits.png
 	$(BIN)/python examples/explain_digits.py docs/images/explain.png
 	$(BIN)/python examples/detector.py docs/images/detector.png
+	$(BIN)/python examples/ideas docs/images
 
 # the site, into site/; a warning is an error
 docs: $(STAMP)

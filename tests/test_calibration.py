@@ -125,7 +125,7 @@ class TestThreshold:
 
     def test_the_number_it_takes_for_whole_fractions(self):
         for parts in range(3, 250):  # 1 / (1 / 49) is not 49 in floats
-            with pytest.raises(CalibrationError, match=rf"at least {parts - 1} samples$"):
+            with pytest.raises(CalibrationError, match=rf"(?m)at least {parts - 1} samples$"):
                 Calibration(torch.zeros(parts - 2)).threshold(1 / parts)
 
     @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 1.5, float("nan"), float("inf")])
@@ -227,7 +227,9 @@ class TestGroups:
 
     def test_too_few_in_all_are_refused(self):
         calibration = Calibration(normal(18, 0), torch.arange(18) % 2)
-        with pytest.raises(CalibrationError, match=r"n = 18 held-out.*at least 19 samples$"):
+        with pytest.raises(
+            CalibrationError, match=r"(?m)n = 18 held-out.*at least 19 samples$"
+        ):
             calibration.flag(normal(3, 1), groups=torch.tensor([0, 1, 2]))
 
     def test_infinity_is_flagged_whatever_its_group_and_names_none(self):

@@ -1,10 +1,12 @@
 """Everything scodkit raises or warns with.
 
-Each message has three parts: what was expected, what came, and what to type instead.
+Each message has three parts: what was expected, what came, and what to type instead. The page
+on failures has a section for each class; `more_about` returns its address.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -13,7 +15,16 @@ _PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}
 
 
 class ScodError(Exception):
-    """Base of every error scodkit raises on purpose."""
+    """Base of every error scodkit raises on purpose.
+
+    From Python 3.11 on a traceback ends with the address of the section on it, as a note, which
+    is no part of ``str(error)``.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        if hasattr(self, "add_note"):
+            self.add_note(f"more: {more_about(type(self))}")
 
 
 class BatchError(ScodError, ValueError):
@@ -136,6 +147,35 @@ class LikelihoodWarning(UserWarning):
 
 class RepeatedDataWarning(UserWarning):
     """A few samples to be added to a fit are like some it has seen."""
+
+
+def more_about(kind: type[BaseException]) -> str | None:
+    """Return the address of the section on a class of errors or warnings.
+
+    Args:
+        kind: Of this module, or derived from one that is; for others there is no section.
+
+    Examples:
+        >>> str(more_about(EmptyLoaderError)).partition("#")[2]
+        'emptyloadererror'
+    """
+    ours = [base.__name__ for base in kind.__mro__ if base.__module__ == __name__]
+    return f"{_page()}#{ours[0].lower()}" if ours else None
+
+
+@functools.cache
+def _page() -> str:
+    """Return the address of the page on failures: on the site, if the package names one."""
+    from importlib import metadata
+
+    try:
+        entries = metadata.metadata("scodkit").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:  # run from a copy that was never installed
+        entries = []
+    sites = dict(entry.split(", ", 1) for entry in entries)
+    if "Documentation" not in sites:
+        return "docs/guides/failures.md"
+    return f"{sites['Documentation'].rstrip('/')}/guides/failures.html"
 
 
 def optional(module: str, extra: str, then: str = "") -> Any:

@@ -141,10 +141,10 @@ def test_features_of_float32_are_not_rounded_further() -> None:
 def test_a_model_without_linear_layers_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten())
     x = noise(3, 1, 2, 2)
-    refused(model, x, r"calls a Linear layer.*one of '0', '1'$")
+    refused(model, x, r"(?m)calls a Linear layer.*one of '0', '1'$")
     assert torch.equal(entering(model, x, "1"), model[0](x).flatten(1))
     aside = Written(lambda self, x: x, other=nn.Linear(4, 4))
-    refused(aside, noise(6, 4), r"the layer 'other'.*one of 'other'$", "other")
+    refused(aside, noise(6, 4), r"(?m)the layer 'other'.*one of 'other'$", "other")
 
 
 def test_a_layer_that_is_called_twice_is_refused() -> None:

@@ -258,8 +258,9 @@ def test_debug_shows_where(folder: Path) -> None:
     assert "Traceback" in found.err
     assert 'raise ValueError("no such luck")' in found.err
     again = "scod --debug fit model.py:fails train.npy -o out.scod --likelihood categorical"
-    assert found.err.splitlines()[-3] == "scod: expected model.py:fails to run"
-    assert found.err.splitlines()[-1] == f"      try      to see where, type: {again}"
+    *_, expected, _, advice, _ = found.err.splitlines()
+    assert expected == "scod: expected model.py:fails to run"
+    assert advice == f"      try      to see where, type: {again}"
 
 
 def test_what_nobody_foresaw_has_a_code_of_its_own(folder: Path) -> None:

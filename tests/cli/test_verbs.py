@@ -342,4 +342,5 @@ def test_on_a_terminal_there_are_tables_and_bars(folder: Path) -> None:
 def test_verbs_that_moved_say_where(words: tuple[str, ...], now: str, tmp_path: Path) -> None:
     run = scod(*words, cwd=tmp_path)
     assert run.code == 2
-    assert run.err.endswith(f"try      pip install ./benchmarks && {now}\n")
+    advice = run.err.splitlines()[2]
+    assert advice.endswith(f"try      pip install ./benchmarks && {now}")

@@ -27,7 +27,14 @@ import pytest
 import torch
 
 from own_process import interruptible
+from scodkit import errors
 from scodkit.cli import loading, main
+
+SECTIONS = {
+    errors.more_about(kind)
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, Exception)
+}
 
 PLAIN = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
 
@@ -199,8 +206,15 @@ def own_folder(folder: Path) -> Path:
 
 
 def said_in_three_lines(err: str) -> str:
-    """Return an error on one line; it must have three, and nothing to type in Python."""
-    expected, found, advice = err.replace("made by hand\n", "").splitlines()
+    """Return an error on one line; it must have three, and nothing to type in Python.
+
+    A fourth says where to read on, in the section of a class of errors.
+    """
+    expected, found, advice, *more = err.replace("made by hand\n", "").splitlines()
+    assert len(more) <= 1
+    for line in more:
+        assert line.startswith("      more     ")
+        assert line[15:] in SECTIONS
     assert expected.startswith("scod: expected ")
     assert found.startswith("      found    ")
     assert advice.startswith("      try      ")

@@ -120,7 +120,7 @@ def _options(
 
 
 def run_app(name: str, app: Callable[..., object]) -> None:
-    """Run a command; an error becomes three lines on stderr and an exit code.
+    """Run a command; an error becomes a few lines on stderr and an exit code.
 
     Args:
         name: Name of the command, which its messages begin with.
@@ -142,7 +142,7 @@ def run_app(name: str, app: Callable[..., object]) -> None:
         if settings.get("debug"):
             traceback.print_exception(error)
         text, code = _explained(error)
-        output.say(text)
+        output.say(text, more=errors.more_about(type(error)))
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -176,8 +176,8 @@ def _explained(error: Exception) -> tuple[str, int]:
 def _show_warning(
     message: Warning | str, category: type[Warning], *where: Any, **_: Any
 ) -> None:
-    """Show a warning: in three lines if it is ours, otherwise as Python does."""
+    """Show a warning: in lines of its parts if it is ours, otherwise as Python does."""
     if category.__module__ == errors.__name__:
-        output.say(str(message), "warning: ")
+        output.say(str(message), "warning: ", errors.more_about(category))
     else:
         sys.stderr.write(warnings.formatwarning(message, category, *where[:2]))

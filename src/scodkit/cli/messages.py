@@ -1,4 +1,4 @@
-"""What ``scod`` says: errors in three lines, names that were meant, commands to paste.
+"""What ``scod`` says: errors in a few lines, names that were meant, commands to paste.
 
 The library's messages are for Python: "expected ..., got ...; type fit(..., on_bad='skip')".
 Here they are split into what was expected, what was found and what to try, and what to try is

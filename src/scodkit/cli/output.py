@@ -51,16 +51,17 @@ def note(text: str) -> None:
     typer.echo(f"{messages.program}: {visible(text)}", err=True)
 
 
-def say(text: str, kind: str = "") -> None:
-    """Print an error or a warning on stderr in three lines: expected, found, try.
+def say(text: str, kind: str = "", more: str | None = None) -> None:
+    """Print an error or a warning on stderr, a line each: expected, found, try, more.
 
     Args:
         text: "expected ..., got ...; what to type", for Python or for a shell.
         kind: What it is, in front; nothing for an error.
+        more: Where to read on, if anywhere.
     """
     expected, found, advice = messages.in_parts(text)
     note(f"{kind}{expected}")
-    for label, part in (("found", found), ("try", advice)):
+    for label, part in (("found", found), ("try", advice), ("more", more)):
         if not part:
             continue
         typer.echo(f"{'':{len(messages.program) + 2}}{label:8} {visible(part)}", err=True)
