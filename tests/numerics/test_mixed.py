@@ -14,10 +14,10 @@ from torch import Tensor
 from draws import noise
 from scodkit.numerics.matmul import (
     _LONGEST,
-    in_parts,
     _in_slices,
     _summed,
     add_matmul,
+    in_parts,
     matmul,
     tf32_products,
 )
