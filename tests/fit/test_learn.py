@@ -95,7 +95,7 @@ def test_entries_are_those_with_the_largest_products_of_all_weights() -> None:
     for name in ("0.weight", "3.weight", "5.weight"):
         g = gradients(data(), name)
         of_out, of_in = (
-            torch.linalg.eigvalsh(moment).flip(0)[:6]
+            torch.linalg.eigvalsh(moment).flip(0)[:12]
             for moment in ((g @ g.mT).sum(0), (g.mT @ g).sum(0))
         )
         squares.append(of_out[:, None] * of_in / g.square().sum())

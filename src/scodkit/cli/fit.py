@@ -201,20 +201,15 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     with shown.stoppable(afterwards), _process_group(device) as (processes, device):
         _check_outputs(output, checkpoint, ctx.params)
         network = load_model(model, weights, device)
-        of_likelihood = {
-            "variance": noise,
-            "directions": directions,
-            "class_dim": class_dim,
-            "samples": samples,
-            "pool": None if pool is None else pool.value,
-        }
-        layers = _selection(last_layers, last_fraction, parameters)
+        of_likelihood = {"variance": noise, "directions": directions, "class_dim": class_dim}
+        of_likelihood |= {"samples": samples, "pool": pool and pool.value}
+        chosen = _selection(last_layers, last_fraction, parameters, project)
         monitor = scodkit.Monitor(
             network,
             _built(likelihoods, "--likelihood", likelihood, of_likelihood),
             rank,
             sketch=_built(sketches, "--sketch", sketch, {"size": size, "seed": seed}),
-            parameters=layers if project is None else scodkit.Projected(project, layers),
+            parameters=chosen,
             prior_scale=prior_scale,
         )
         batches = batches_of(
@@ -335,9 +330,14 @@ def _built(
 
 
 def _selection(
-    last_layers: int | None, last_fraction: float | None, parameters: list[str] | None
-) -> Selection:
+    last_layers: int | None,
+    last_fraction: float | None,
+    parameters: list[str] | None,
+    project: int | None,
+) -> Selection | scodkit.Projected:
     """Return the selection of weights that one of three options makes; all by default.
+
+    Projected, if a rank is given.
 
     Raises:
         OptionError: If more than one is given.
@@ -352,9 +352,10 @@ def _selection(
         raise OptionError(
             f"expected one way to choose weights, got {' and '.join(used)}; leave one out"
         )
-    if parameters:
-        return parameters
-    return scodkit.LastLayers(fraction=last_fraction, count=last_layers) if used else "all"
+    layers: Selection = parameters or "all"
+    if used and not parameters:
+        layers = scodkit.LastLayers(fraction=last_fraction, count=last_layers)
+    return layers if project is None else scodkit.Projected(project, layers)
 
 
 @contextlib.contextmanager

@@ -39,8 +39,6 @@ from scodkit.numerics.matmul import sum_dtype
 _SHORT = 256
 _ROUNDS = 3
 _PER_COLUMN = 4
-# directions of a side that may be used, in multiples of the rank: each takes time
-_WIDEST = 2
 _TINY = 1e-300
 
 
@@ -96,8 +94,8 @@ def learn(
         sides = projected.sides(block.shape)
         if sides is not None:
             name, like = block.name, weights[block.name]
-            out = _End(sides[0], sides[1], projected, f"{name} out", like)
-            into = _End(sides[1], sides[0], projected, f"{name} in", like)
+            out = _End(sides[0], projected, f"{name} out", like)
+            into = _End(sides[1], projected, f"{name} in", like)
             ends[block.columns.start] = (name, out, into)
     for _ in range(_ROUNDS):
         moments = {
@@ -115,8 +113,8 @@ def learn(
             out.take(found.of_out)
             into.take(found.of_in)
     pairs = {}
-    sides = [(out, into) for _, out, into in ends.values()]
-    masks = _entries(sides, projected.rank, gradients=projected.moments == "gradient")
+    both = [(out, into) for _, out, into in ends.values()]
+    masks = _entries(both, projected.rank, gradients=projected.moments == "gradient")
     for (name, out, into), mask in zip(ends.values(), masks, strict=True):
         pairs[name] = _pair(out, into, mask)
     return Projections(projected, parameters.names, pairs).to("cpu")
@@ -147,7 +145,7 @@ def _entries(ends: Iterable[tuple[_End, _End]], rank: int, *, gradients: bool) -
     count = min(len(expected) * rank**2, len(flat))
     chosen = torch.zeros(len(flat), dtype=torch.bool)
     chosen[flat.argsort(descending=True, stable=True)[:count]] = True
-    parts = chosen.split([squares.numel() for squares in expected])
+    parts = torch.split(chosen, [squares.numel() for squares in expected])
     return [part.view_as(squares) for part, squares in zip(parts, expected, strict=True)]
 
 
@@ -167,7 +165,6 @@ class _End:
 
     Args:
         size: Of the side.
-        other: Size of the other side.
         projected: How.
         name: Of the side: it sets where the search starts.
         weight: The weight.
@@ -178,16 +175,14 @@ class _End:
         most: How many directions may be used.
     """
 
-    def __init__(
-        self, size: int, other: int, projected: Projected, name: str, weight: Tensor
-    ) -> None:
+    def __init__(self, size: int, projected: Projected, name: str, weight: Tensor) -> None:
         self.size = size
         dtype, width = sum_dtype(weight), min(size, _PER_COLUMN * projected.rank)
         generator = torch.Generator().manual_seed(crc32(f"{projected.seed} {name}".encode()))
         self.probe: Tensor | None = None
-        self.most = min(width, max(_WIDEST * projected.rank, projected.rank**2 // other))
+        self.most = width
         # random ones have none: any would do
-        self.values = 1 / torch.arange(1, self.most + 1, dtype=torch.float64)
+        self.values = 1 / torch.arange(1, width + 1, dtype=torch.float64)
         self._rounds = 1 if size <= max(_SHORT, width) else _ROUNDS
         if self._rounds == 1 and projected.moments != "random":
             self.probe = torch.eye(size, dtype=dtype, device=weight.device)

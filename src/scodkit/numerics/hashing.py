@@ -75,6 +75,6 @@ def digest_of(tensors: Mapping[str, Tensor], salt: str = "") -> str:
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
         # copies: a storage that numpy has seen cannot be resized, as FSDP2 does
-        for piece in tensor.reshape(-1).view(torch.uint8).split(_AT_ONCE):
+        for piece in torch.split(tensor.reshape(-1).view(torch.uint8), _AT_ONCE):
             digest.update(piece.clone().numpy().data)
     return digest.hexdigest()
