@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MODULE_LINES = 400
-LONGER = {"src/scodkit/monitor.py": 480}  # one noun, one class
+LONGER = {"src/scodkit/monitor.py": 495}  # one noun, one class
 FUNCTION_LINES = 60
 NO_CODE = (
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -39,7 +39,7 @@ PUBLIC = {
         *("Monitor", "MonteCarlo", "Plan", "Projected", "Scored", "Summary", "Task"),
         "__version__",
         *("DriftAlarm", "OnlineDiscoveries", "RolloutAlarm", "discoveries"),
-        *("Comparison", "compare", "predicted_class"),
+        *("Comparison", "compare", "predicted_class", "unsharded"),
     ],
     "scodkit.adapters": [
         *("ClosedForm", "HuggingFaceCallback", "LightningCallback", "MLflowModel", "Monitored"),

@@ -238,6 +238,25 @@ def test_altered_projections_are_refused(change: str, tmp_path: Path) -> None:
         Monitor.load(path, monitor.model)
 
 
+@pytest.mark.parametrize("change", ["order", "beyond", "fewer", "floats"])
+def test_altered_places_of_entries_are_refused(change: str, tmp_path: Path) -> None:
+    monitor, path = fitted(), tmp_path / "monitor.scod"
+    monitor.save(path)
+    header, tensors = artifact.read(path, "monitor", lambda *_: None)
+    name = next(name for name in tensors if name.endswith(".kept"))
+    if change == "order":
+        tensors[name] = tensors[name].flip(0)
+    elif change == "beyond":
+        tensors[name][-1] = 10_000
+    elif change == "fewer":
+        tensors[name] = tensors[name][1:]
+    else:
+        tensors[name] = tensors[name].double()
+    artifact.write(path, "monitor", header, tensors)
+    with pytest.raises(CorruptArtifactError):
+        Monitor.load(path, monitor.model)
+
+
 def test_a_checkpoint_goes_on_with_the_same_projections_only(tmp_path: Path) -> None:
     path, batches = tmp_path / "fit", list(data().split(10))
     whole = Monitor(network(), LIKELIHOOD, 8, parameters=Projected(rank=4, samples=20))

@@ -29,7 +29,8 @@ from scodkit.factors.pieces import FactorSource
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import select
-from scodkit.scoring.score import Energies, score
+from scodkit.scoring.energies import Energies
+from scodkit.scoring.score import score
 from scodkit.sketch import (
     SRFT,
     Exact,

@@ -12,7 +12,15 @@ from scodbench.domain import Domain, SketchSize, Splits
 from scodbench.measure import POOLED, Setup
 from scodbench.rows import Row, select
 from scodbench.samples import TensorSamples
-from scodbench.sweeps.projected import NONE, RANKS, WHOLE, projected_sweep
+from scodbench.sweeps import SWEEPS
+from scodbench.sweeps.projected import (
+    NONE,
+    PROJECTED,
+    PROJECTED_KFAC,
+    PROJECTED_RANDOM,
+    RANKS,
+    WHOLE,
+)
 from scodbench.tables.projected import projected_table
 from scodkit import Categorical, LastLayers
 
@@ -46,7 +54,8 @@ def rows() -> list[Row]:
         Setup(domain, domain.splits(None), seed, [build().eval()], torch.device("cpu"))
         for seed in range(2)
     ]
-    return [row for setup in setups for row in projected_sweep(setup)]
+    names = (PROJECTED, PROJECTED_KFAC, PROJECTED_RANDOM)
+    return [row for setup in setups for name in names for row in SWEEPS[name](setup)]
 
 
 def test_every_point_has_a_row(rows: list[Row]) -> None:
@@ -56,6 +65,8 @@ def test_every_point_has_a_row(rows: list[Row]) -> None:
     (whole,) = select(own, projections=WHOLE)
     assert whole["inside"] == 1.0
     assert whole["weights"] == 16 * 30 + 30 + 60 + 2
+    assert {row["sweep"] for row in select(own, projections="kfac")} == {PROJECTED_KFAC}
+    assert {row["sweep"] for row in select(own, projections="random")} == {PROJECTED_RANDOM}
     for row in select(own, projections="gradient"):
         assert row["captured"] <= row["inside"] + 1e-6 <= 1 + 2e-6
         assert row["weights"] <= whole["weights"]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from scodkit.likelihoods.task import Task as Task
     from scodkit.model.parameters import LastLayers as LastLayers
     from scodkit.model.projected import Projected as Projected
+    from scodkit.model.unsharded import unsharded as unsharded
     from scodkit.monitor import Monitor as Monitor
     from scodkit.scoring.certificate import Certificate as Certificate
     from scodkit.scoring.score import Scored as Scored
@@ -70,6 +71,7 @@ _MODULES = {
     "compare": "comparison",
     "discoveries": "alarms",
     "predicted_class": "calibration",
+    "unsharded": "model.unsharded",
 }
 
 __all__ = ["__version__", *_MODULES]

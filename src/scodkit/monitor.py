@@ -45,11 +45,13 @@ from scodkit.scoring.evidence import (
     standardised_logit,
     unexplained_share,
 )
+from scodkit.scoring.positions import PositionScores, position_scores
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.sketch.eigenbasis import Eigenbasis
 from scodkit.summary import Summary, summarise
 
 _Found = TypeVar("_Found")
+_Parts = TypeVar("_Parts", BoxScores, PositionScores)
 
 _UNCALIBRATED = "expected a calibrated monitor; type monitor.calibrate(heldout_loader) first"
 
@@ -394,10 +396,35 @@ class Monitor:
         return self._over(self._boxes, batch, progress)
 
     def _boxes(self, batch: object) -> BoxScores:
-        with self._ready().prepared(batch, self._memory_budget, "scores of boxes") as prepared:
-            found = box_scores(*prepared, self.prior_scale)
+        return self._parts(box_scores, batch, self.calibration and self.calibration.boxes)
+
+    def positions(self, batch: object, *, progress: bool = True) -> PositionScores:
+        """Predict, and score every position: token of a sequence, pixel of a map.
+
+        Args:
+            batch: As for a call.
+            progress: Show a progress bar for a loader.
+
+        Returns:
+            The positions with their scores and, once calibrated, with ``pool="max"``, p-values:
+            of samples like the held-out ones, at most a share ``a`` has any position with a
+            p-value up to ``a``.
+        """
+        calibration = self.calibration if (self.task or self.likelihood).worst else None
+        run = partial(self._parts, position_scores, calibration=calibration)
+        return self._over(run, batch, progress)
+
+    def _parts(
+        self,
+        scores: Callable[..., _Parts],
+        batch: object,
+        calibration: Calibration | None,
+    ) -> _Parts:
+        """Return the scores of boxes or positions, with p-values if there is a calibration."""
+        with self._ready().prepared(batch, self._memory_budget, "scores of parts") as prepared:
+            found = scores(*prepared, self.prior_scale)
         groups = None if self._by is None else groups_of(self._by, found.output)
-        return found.judged(self.calibration and self.calibration.boxes, groups)
+        return found.judged(calibration, groups)
 
     def flag(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from scodkit import monitor_file as storage
-from scodkit.errors import NotFittedError, ParameterSelectionError
+from scodkit.errors import NotFittedError, OptionError, ParameterSelectionError
 from scodkit.factors.pieces import FactorSource, MemoryBudget
 from scodkit.fit import fit as fitting
 from scodkit.fit.fit import same_in_all, shared
@@ -26,6 +26,7 @@ from scodkit.model.projected import Projected, ProjectedSet
 from scodkit.numerics.artifact import check_place
 from scodkit.scoring import score as scoring
 from scodkit.scoring.certificate import Certificate, certificate
+from scodkit.scoring.energies import Energies
 from scodkit.sketch import Nystrom, Sketch
 from scodkit.sketch.eigenbasis import Eigenbasis
 
@@ -79,6 +80,11 @@ class ShardedMonitor:
             raise ParameterSelectionError(
                 "expected weights to be divided among processes, got projected ones, which "
                 "are few; type Monitor(..., parameters=Projected(...))"
+            )
+        if likelihood.worst:
+            raise OptionError(
+                f"expected a score that is summed over processes, got {likelihood}; type "
+                'Categorical(..., pool="mean")'
             )
         self.prior_scale = prior_scale
         self._recipe = Recipe(likelihood, rank, sketch, parameters, 0)
@@ -217,14 +223,14 @@ class ShardedMonitor:
             fitted.state.add_up = processes.summed
         return monitor
 
-    def _energies(self, batch: Any) -> scoring.Energies:
+    def _energies(self, batch: Any) -> Energies:
         network, processes = self._network, self._processes
         with processes.failing_together():
             fitted = self._check("a score")
         call = same_in_all(processes, network, lambda: batch, fitted.form)
         assert call is not None
         if call.batch_size == 0:
-            return scoring.Energies.none(fitted.basis)
+            return Energies.none(fitted.basis)
         with network.evaluating():
             if self._source is None:
                 with processes.failing_together():

@@ -12,7 +12,7 @@ from torch import Tensor
 from scodkit.explain import plots
 from scodkit.scoring import score as scoring
 from scodkit.scoring.certificate import certificate
-from scodkit.scoring.score import Energies
+from scodkit.scoring.energies import Energies
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from command_line import own_folder, scod, start
-from scodkit import Categorical, Gaussian, LastLayers, Monitor
+from scodkit import Categorical, Gaussian, LastLayers, Monitor, Projected
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, TwoSided
 
 FIT = ("fit", "model.py:net", "train.npy", "-o", "m.scod", "--likelihood", "categorical")
@@ -269,6 +269,19 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("gaussian --variance 0.5 --last-fraction 0.4", {"parameters": LastLayers(fraction=0.4)}),
     ("categorical --directions 1", {"likelihood": Categorical(directions=1)}),
     ("categorical --class-dim -1", {"likelihood": Categorical(class_dim=-1)}),
+    (
+        "categorical --class-dim -1 --samples 3 --pool mean",
+        {"likelihood": Categorical(class_dim=-1, samples=3, pool="mean")},
+    ),
+    (
+        "categorical --class-dim -1 --directions 1 --pool max",
+        {"likelihood": Categorical(1, -1, pool="max")},
+    ),
+    ("gaussian --variance 0.5 --project 2", {"parameters": Projected(2)}),
+    (
+        "gaussian --variance 0.5 --project 2 --parameters 0.*",
+        {"parameters": Projected(2, layers=["0.*"])},
+    ),
 ]
 
 

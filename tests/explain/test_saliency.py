@@ -26,7 +26,7 @@ from scodkit.explain import saliency as saliency_module
 from scodkit.factors import alone
 from scodkit.factors.engine import Linearization
 from scodkit.model.network import Network, differentiable_attention
-from scodkit.scoring.score import Energies
+from scodkit.scoring.energies import Energies
 from slopes import (
     LIKELIHOODS,
     NETS,

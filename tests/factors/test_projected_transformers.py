@@ -175,3 +175,31 @@ class Adapted(nn.Module):
 def test_last_layers() -> None:
     monitor = fitted(bert, projected=Projected(rank=3, layers=LastLayers(count=3)))
     assert monitor.selftest(batch(bert, 6, 3)).distance < 1e-9
+
+
+def whole_decoder(**options: Any) -> nn.Module:
+    """A next-token head at every place; embedding and head are one weight."""
+    config = transformers.LlamaConfig(**TEXT, **SIZES, tie_word_embeddings=True, **options)
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        Categorical(class_dim=-1, samples=3, pool="mean"),
+        Categorical(class_dim=-1, directions=1, pool="last"),
+        Categorical(class_dim=-1, directions=1, pool="max"),
+    ],
+)
+def test_next_token_heads(likelihood: Categorical) -> None:
+    torch.manual_seed(0)
+    model = whole_decoder().double().eval()
+    monitor = Monitor(model, likelihood, rank=8, parameters=Projected(rank=3))
+    monitor.fit([batch(llama, 10, 1), batch(llama, 10, 2)], progress=False)
+    found = monitor.selftest(batch(llama, 4, 3))
+    assert found.engine == "HookEngine"
+    assert found.distance < 1e-9, str(found)
+    if likelihood.worst:
+        each = monitor.positions(batch(llama, 4, 3))
+        assert each.score.shape == (4, 9)
+        torch.testing.assert_close(each.score.amax(1), monitor.score(batch(llama, 4, 3)))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from scodkit import Categorical, Monitor, Projected
-from scodkit.errors import OptionError
+from scodkit import Categorical, Monitor, Projected, unsharded
+from scodkit.errors import EngineFallbackWarning, OptionError
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch
 from together import run
 
@@ -73,30 +75,81 @@ def test_processes_share_what_one_has_learnt(count: int, tmp_path: Path) -> None
         assert learnt.projections == found[0].projections
 
 
-def shard(rank: int, count: int, folder: Path) -> None:
+def sharded() -> nn.Module:
     model = network()
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
     fully_shard(model)
-    with pytest.raises(OptionError, match="get_model_state_dict"):
+    return model
+
+
+def in_fsdp(rank: int, count: int, folder: Path) -> None:
+    model = sharded()
+    before = {name: type(p).__name__ for name, p in model.named_parameters()}
+    with pytest.raises(OptionError, match=r"with scodkit\.unsharded"):
         Monitor(model, Categorical(), 8, parameters=Projected(rank=4))
-    # as the error says
-    whole = network()
-    for parameter in whole.parameters():
-        nn.init.zeros_(parameter)
-    options = StateDictOptions(full_state_dict=True)
-    state = get_model_state_dict(model, options=options)
-    if rank == 0:
-        torch.save(state, folder / "state")
-    torch.distributed.barrier()
-    whole.load_state_dict(torch.load(folder / "state"))
-    own = Monitor(whole, Categorical(), 8, parameters=Projected(rank=4))
-    own.fit(batches(count, rank), progress=False).save(folder / f"fsdp.{rank}")
+    found = {}
+    for name, chosen in (("projected", Projected(rank=4, samples=20)), ("all", "all")):
+        with unsharded(model) as whole, warnings.catch_warnings():
+            warnings.simplefilter("error", EngineFallbackWarning)
+            own = Monitor(whole, Categorical(), 8, sketch=Exact(), parameters=chosen)
+            own.fit(batches(count, rank), progress=False)
+            # each process may now do as it likes, and as often
+            own.calibrate([data(30 + rank, seed=2)], progress=False)
+            for _ in range(rank):
+                own.score(data(rank, seed=3))
+            own.save(folder / f"{name}.{rank}")
+            loaded = Monitor.load(folder / f"{name}.{rank}", whole)
+            found[name] = (own.score(data(9, seed=1)), loaded(data(9, seed=1)).p_value)
+        assert before == {name: type(p).__name__ for name, p in model.named_parameters()}
+        assert set(before.values()) == {"DTensor"}
+        with pytest.raises(OptionError, match="sharded over several"):
+            own.score(data(9, seed=1))
+        with unsharded(model):
+            torch.testing.assert_close(own.score(data(9, seed=1)), found[name][0])
+    torch.save(found, folder / f"found.{rank}")
+    # training goes on as before
+    model(data(4 + rank)).sum().backward()
+    alone = network()
+    alone(torch.cat([data(4), data(5)])).sum().backward()
+    for parameter, other in zip(model.parameters(), alone.parameters(), strict=True):
+        assert parameter.grad is not None
+        whole_grad = parameter.grad.full_tensor() * count  # type: ignore[attr-defined]
+        torch.testing.assert_close(whole_grad, other.grad)
+    with pytest.raises(OptionError, match=r"leave out unsharded"), unsharded(network()):
+        pass
 
 
-def test_sharded_models_are_refused_and_the_advice_works(tmp_path: Path) -> None:
-    run(2, shard, tmp_path)
-    loaded = [Monitor.load(tmp_path / f"fsdp.{rank}", network()) for rank in range(2)]
-    scores = [own.score(data(9, seed=1)) for own in loaded]
-    torch.testing.assert_close(*scores)
+def test_models_of_fsdp_do_what_whole_ones_do(tmp_path: Path) -> None:
+    run(2, in_fsdp, tmp_path)
+    for name in ("projected", "all"):
+        model = network()
+        loaded = [Monitor.load(tmp_path / f"{name}.{rank}", model) for rank in range(2)]
+        given = Projected(given=loaded[0].projections) if name == "projected" else "all"
+        merged = Monitor(model, Categorical(), 8, sketch=Exact(), parameters=given)
+        merged.fit(list(data().split(7)), progress=False)
+        for rank, own in enumerate(loaded):
+            score, p_value = torch.load(tmp_path / f"found.{rank}")[name]
+            assert own.basis.trace == pytest.approx(merged.basis.trace, rel=1e-12)
+            torch.testing.assert_close(own.basis.values, merged.basis.values)
+            torch.testing.assert_close(score, merged.score(data(9, seed=1)))
+            torch.testing.assert_close(own.score(data(9, seed=1)), score)
+            merged.calibrate([data(30 + rank, seed=2)], progress=False)
+            torch.testing.assert_close(p_value, merged(data(9, seed=1)).p_value)
+        if name == "projected":
+            learnt = Monitor(model, Categorical(), 8, parameters=Projected(rank=4, samples=20))
+            learnt.fit(batches(2, 0), progress=False)
+            assert learnt.projections == loaded[0].projections == loaded[1].projections
+
+
+def parallel(rank: int, count: int, folder: Path) -> None:
+    model = network()
+    mesh = init_device_mesh("cpu", (count,))
+    parallelize_module(model, mesh, {"0": ColwiseParallel()})
+    with pytest.raises(OptionError, match="get_model_state_dict"):
+        Monitor(model, Categorical(), 8)
+
+
+def test_tensor_parallel_models_are_refused(tmp_path: Path) -> None:
+    run(2, parallel, tmp_path)

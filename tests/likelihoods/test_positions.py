@@ -323,7 +323,8 @@ def test_files_are_as_before_unless_a_new_option_is_typed() -> None:
     [
         ({"samples": 0}, r"samples >= 1 or None.*got 0"),
         ({"samples": 2, "directions": 1}, r"directions or samples.*Categorical\(samples=2\)"),
-        ({"pool": "max"}, r"'sum', 'mean', 'last', got 'max'.*pool=\"mean\""),
+        ({"pool": "median"}, r"'mean', 'max', 'last', got 'median'.*pool=\"mean\""),
+        ({"pool": "max", "samples": 2}, r"got 2 draws.*directions=1, pool=\"max\""),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, object], says: str) -> None:

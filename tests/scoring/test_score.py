@@ -25,7 +25,8 @@ from contracts import (
 from oracles import dense_fisher, dense_score
 from scodkit.errors import UncertifiedError
 from scodkit.scoring.certificate import certificate
-from scodkit.scoring.score import Energies, energies, score
+from scodkit.scoring.energies import Energies, energies
+from scodkit.scoring.score import score
 from scodkit.sketch import Exact, Nystrom, TwoSided
 from scodkit.sketch.eigenbasis import Eigenbasis
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scodkit.errors import MergeError, OptionError
 from scodkit.factors.engine import FactorsOf, SharedFactors
-from scodkit.scoring.score import energies
+from scodkit.scoring.energies import energies
 from scodkit.sketch import Exact, FrequentDirections, Nystrom, Sketch, SketchState, TwoSided
 from scodkit.sketch.base import FlatFactors
 from scodkit.sketch.eigenbasis import Eigenbasis

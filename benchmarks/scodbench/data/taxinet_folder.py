@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from scodbench.data.errors import FormatError, MissingDataError
@@ -42,6 +41,8 @@ class LabelledFrames:
         Raises:
             FormatError: If the file is cut off or not an image.
         """
+        from PIL import Image
+
         path = self.files[number]
         try:
             with Image.open(path) as image:

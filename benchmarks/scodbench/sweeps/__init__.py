@@ -21,7 +21,14 @@ from scodbench.sweeps.choices import (
 from scodbench.sweeps.errors import error_sweep
 from scodbench.sweeps.examples import example_sweep
 from scodbench.sweeps.fused import fused_sweep
-from scodbench.sweeps.projected import projected_sweep
+from scodbench.sweeps.projected import (
+    PROJECTED,
+    PROJECTED_KFAC,
+    PROJECTED_RANDOM,
+    projected_kfac_sweep,
+    projected_random_sweep,
+    projected_sweep,
+)
 from scodbench.sweeps.size import size_sweep
 
 # more weights than this, and the exact Fisher or a dozen fits take too long
@@ -40,8 +47,21 @@ SWEEPS: dict[str, Sweep] = {
     "examples": example_sweep,
     "fused": fused_sweep,
     "aggregations": aggregation_sweep,
-    "projected": projected_sweep,
+    PROJECTED: projected_sweep,
+    PROJECTED_KFAC: projected_kfac_sweep,
+    PROJECTED_RANDOM: projected_random_sweep,
 }
+
+# the others are for small networks
+_OF_ANY_SIZE = (
+    "prior",
+    "layers",
+    "fused",
+    "aggregations",
+    PROJECTED,
+    PROJECTED_KFAC,
+    PROJECTED_RANDOM,
+)
 
 # those that ask for an ensemble's networks
 ENSEMBLE_SWEEPS = ("errors",)
@@ -62,7 +82,4 @@ def applies(sweep: str, domain: Domain) -> bool:
     if sweep == "examples":
         # pictures are convolved or flattened
         return any(isinstance(m, (nn.Conv2d, nn.Flatten)) for m in network.modules())
-    return (
-        sweep in ("prior", "layers", "fused", "aggregations", "projected")
-        or sum(p.numel() for p in network.parameters()) <= _SMALL
-    )
+    return sweep in _OF_ANY_SIZE or sum(p.numel() for p in network.parameters()) <= _SMALL

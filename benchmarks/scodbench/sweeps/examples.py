@@ -7,7 +7,6 @@ import io
 from collections.abc import Iterator
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
@@ -54,6 +53,8 @@ def _shown(samples: Samples) -> Tensor:
 
 def _png(pixels: Tensor) -> str:
     """Return a picture ``(channels, height, width)`` of bytes as PNG, in letters."""
+    from PIL import Image
+
     channels_last = pixels.permute(1, 2, 0).numpy()
     picture = Image.fromarray(channels_last[..., 0] if len(pixels) == 1 else channels_last)
     file = io.BytesIO()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
 
 from scodbench.measure import Setup
 from scodbench.rows import Row
@@ -13,6 +12,12 @@ from scodkit.model.projected import Moments, Projected
 from scodkit.monitor import Monitor
 from scodkit.sketch import Nystrom
 
+# sweeps of their own, as a large network takes minutes for each on a GPU
+PROJECTED, PROJECTED_KFAC, PROJECTED_RANDOM = (
+    "projected",
+    "projected_kfac",
+    "projected_random",
+)
 RANKS = (4, 8, 16, 32)
 WHOLE, NONE = "whole", "none"  # weights; curvature
 
@@ -21,19 +26,40 @@ _NO_DATA = 1e-10  # scale of a prior so narrow that no data adds anything
 
 
 def projected_sweep(setup: Setup) -> Iterator[Row]:
-    """Yield rows of whole weights, of none of the curvature, and of each kind of projections.
+    """Yield rows of whole weights, of no curvature, and of projections that are learnt.
 
     Args:
         setup: Network and data.
     """
     monitor = _fitted(setup, None)
-    yield from _judged(setup, monitor, WHOLE, None)
+    yield from _judged(setup, monitor, PROJECTED, WHOLE, None)
     monitor.prior_scale = _NO_DATA
-    yield from _judged(setup, monitor, NONE, None)
-    for moments in get_args(Moments):
-        for rank in RANKS:
-            monitor = _fitted(setup, Projected(rank=rank, moments=moments, seed=setup.seed))
-            yield from _judged(setup, monitor, moments, rank)
+    yield from _judged(setup, monitor, PROJECTED, NONE, None)
+    yield from _ranks(setup, PROJECTED, "gradient")
+
+
+def projected_kfac_sweep(setup: Setup) -> Iterator[Row]:
+    """Yield rows of projections learnt from KFAC's moments.
+
+    Args:
+        setup: Network and data.
+    """
+    yield from _ranks(setup, PROJECTED_KFAC, "kfac")
+
+
+def projected_random_sweep(setup: Setup) -> Iterator[Row]:
+    """Yield rows of random projections.
+
+    Args:
+        setup: Network and data.
+    """
+    yield from _ranks(setup, PROJECTED_RANDOM, "random")
+
+
+def _ranks(setup: Setup, sweep: str, moments: Moments) -> Iterator[Row]:
+    for rank in RANKS:
+        monitor = _fitted(setup, Projected(rank=rank, moments=moments, seed=setup.seed))
+        yield from _judged(setup, monitor, sweep, moments, rank)
 
 
 def _fitted(setup: Setup, projected: Projected | None) -> Monitor:
@@ -48,12 +74,14 @@ def _fitted(setup: Setup, projected: Projected | None) -> Monitor:
     return monitor.fit(Loader(setup.fit_on, _BATCH, setup.device), progress=False)
 
 
-def _judged(setup: Setup, monitor: Monitor, kind: str, rank: int | None) -> Iterator[Row]:
+def _judged(
+    setup: Setup, monitor: Monitor, sweep: str, kind: str, rank: int | None
+) -> Iterator[Row]:
     basis = monitor.basis
     return judged(
         setup,
         monitor,
-        "projected",
+        sweep,
         {"projections": kind, "projection_rank": rank},
         captured=basis.captured,
         inside=basis.inside,

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from scodbench.measure import POOLED
 from scodbench.rows import Row, select
-from scodbench.sweeps.projected import NONE, RANKS, WHOLE
+from scodbench.sweeps.projected import (
+    NONE,
+    PROJECTED,
+    PROJECTED_KFAC,
+    PROJECTED_RANDOM,
+    RANKS,
+    WHOLE,
+)
 from scodbench.tables.paper import Line, Table
 from scodbench.tables.summaries import domains_in, mean, over_seeds
 
@@ -25,7 +32,8 @@ def projected_table(rows: Sequence[Row], file: Path) -> Table:
         rows: Of the sweep.
         file: Where they are from.
     """
-    own = [row for row in select(rows, sweep="projected", ood=POOLED)]
+    sweeps = (PROJECTED, PROJECTED_KFAC, PROJECTED_RANDOM)
+    own = list(select(rows, sweep=sweeps, ood=POOLED))
     lines: list[Line] = []
     for domain in domains_in(own):
         found = list(select(own, domain=domain.name))

@@ -23,7 +23,8 @@ from scodkit.fused import Fused
 from scodkit.model.inputs import Inputs
 from scodkit.monitor import Monitor
 from scodkit.numerics.files import replacing
-from scodkit.scoring.score import Energies, SelfTest, finite_ones, score
+from scodkit.scoring.energies import Energies, finite_ones
+from scodkit.scoring.score import SelfTest, score
 
 # a batch of one would be taken for a constant by torch.export
 _FEWEST = 2
@@ -411,7 +412,7 @@ def _head_of(monitor: Monitor, example: Inputs) -> tuple[str, Head]:
         )
     if monitor.task is not None:
         raise OptionError(_not_closed("a score of the whole prediction", "one with a task"))
-    if not monitor.likelihood.closed:
+    if not monitor.likelihood.closed or monitor.likelihood.worst:
         raise OptionError(_not_closed("a likelihood in closed form", str(monitor.likelihood)))
     with monitor._ready().prepared(example, None, "a closed form") as (call, source, _):
         head = source.engine.linearize(call).head

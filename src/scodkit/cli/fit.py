@@ -48,6 +48,15 @@ class SketchName(str, Enum):
     Exact = "exact"
 
 
+class PoolName(str, Enum):
+    """How the positions of sequences and maps make one score."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+    LAST = "last"
+
+
 class PrecisionName(str, Enum):
     """The precision a fit runs the model in, as torch names it."""
 
@@ -84,6 +93,16 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
             help="Of categorical: the axis of the classes, in maps and sequences."
         ),
     ] = None,
+    samples: Annotated[
+        int | None,
+        _likelihood_option(
+            min=1, help="Of categorical: rows drawn in place of directions, for vocabularies."
+        ),
+    ] = None,
+    pool: Annotated[
+        PoolName | None,
+        _likelihood_option(help="Of categorical: how positions make a score; their sum."),
+    ] = None,
     rank: Annotated[int, _sketch_option(min=1, help="Directions to keep.")] = 50,
     sketch: Annotated[
         SketchName, _sketch_option(help="How the curvature is summarised.")
@@ -108,6 +127,14 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         list[str] | None,
         _weights_option(
             metavar="NAME", help="Only these, by name or pattern ('head.*'); may be repeated."
+        ),
+    ] = None,
+    project: Annotated[
+        int | None,
+        _weights_option(
+            min=1,
+            metavar="RANK",
+            help="Look at each layer through RANK^2 numbers: for large networks.",
         ),
     ] = None,
     prior_scale: Annotated[
@@ -175,12 +202,14 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         _check_outputs(output, checkpoint, ctx.params)
         network = load_model(model, weights, device)
         of_likelihood = {"variance": noise, "directions": directions, "class_dim": class_dim}
+        of_likelihood |= {"samples": samples, "pool": pool and pool.value}
+        chosen = _selection(last_layers, last_fraction, parameters, project)
         monitor = scodkit.Monitor(
             network,
             _built(likelihoods, "--likelihood", likelihood, of_likelihood),
             rank,
             sketch=_built(sketches, "--sketch", sketch, {"size": size, "seed": seed}),
-            parameters=_selection(last_layers, last_fraction, parameters),
+            parameters=chosen,
             prior_scale=prior_scale,
         )
         batches = batches_of(
@@ -190,9 +219,9 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
             finite=on_bad is OnBad.RAISE,
             columns=Columns.of(columns=columns, drop=drop, target=target, id=id),
         )
-        samples = samples_of(batches)
-        if samples is not None:
-            monitor.notes["inputs"] = samples.first_form().note()
+        found = samples_of(batches)
+        if found is not None:
+            monitor.notes["inputs"] = found.first_form().note()
         with running(monitor), _empty_shard_named(shard):
             monitor.fit(
                 shard_of(batches, *part_of(shard, processes)),
@@ -301,9 +330,14 @@ def _built(
 
 
 def _selection(
-    last_layers: int | None, last_fraction: float | None, parameters: list[str] | None
-) -> Selection:
+    last_layers: int | None,
+    last_fraction: float | None,
+    parameters: list[str] | None,
+    project: int | None,
+) -> Selection | scodkit.Projected:
     """Return the selection of weights that one of three options makes; all by default.
+
+    Projected, if a rank is given.
 
     Raises:
         OptionError: If more than one is given.
@@ -318,9 +352,10 @@ def _selection(
         raise OptionError(
             f"expected one way to choose weights, got {' and '.join(used)}; leave one out"
         )
-    if parameters:
-        return parameters
-    return scodkit.LastLayers(fraction=last_fraction, count=last_layers) if used else "all"
+    layers: Selection = parameters or "all"
+    if used and not parameters:
+        layers = scodkit.LastLayers(fraction=last_fraction, count=last_layers)
+    return layers if project is None else scodkit.Projected(project, layers)
 
 
 @contextlib.contextmanager

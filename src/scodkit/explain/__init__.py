@@ -27,7 +27,7 @@ from scodkit.likelihoods import Heads, Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.parameters import ParameterSet
 from scodkit.scoring import score as scoring
-from scodkit.scoring.score import Energies
+from scodkit.scoring.energies import Energies
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 if TYPE_CHECKING:
@@ -535,8 +535,18 @@ def explain(
 
     Returns:
         The explanation, without p-values.
+
+    Raises:
+        OptionError: If a score is that of the worst position.
     """
     call, source, basis = prepared
+    if source.likelihood.worst:
+        raise OptionError(
+            f"expected a score whose rows add up, got {source.likelihood}, that of the worst "
+            "position alone; monitor.positions(batch).worst tells which, and monitor.task = "
+            "Task(lambda out: out[:, 3:4], Categorical(class_dim=-1, directions=1)) is of the "
+            "fourth alone and can be explained"
+        )
     columns = Columns.of(fitted.columns, call, names)
     split = shares_of(source, call, basis, prior_scale)
     output, slopes = split.output, None

@@ -28,7 +28,7 @@ from scodkit.model.inputs import Inputs, ordinary
 from scodkit.model.network import Network, differentiable_attention
 from scodkit.model.parameters import ParameterSet
 from scodkit.scoring import score as scoring
-from scodkit.scoring.score import Energies
+from scodkit.scoring.energies import Energies
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 if TYPE_CHECKING:

@@ -93,6 +93,7 @@ class _Filling:
             self._outside[place] = whole.new_zeros(whole.shape[:2], dtype=torch.float64)
             return
         part, squares = compressed(rows, pair)
+        part = part if pair.kept is None else part[..., pair.kept]
         self._parts[place] = part
         # rounding may leave less in all than there is inside
         self._outside[place] = (squares - each_squared(part)).clamp_min(0)

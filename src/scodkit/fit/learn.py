@@ -3,13 +3,15 @@
 The columns of ``P_in`` are the leading eigenvectors of the mean of ``G^T G`` over per-sample
 gradients ``G`` of a weight, those of ``P_out`` of ``G G^T``. For short sides the moment is
 summed up whole. For longer ones it is multiplied with a few more columns than are wanted, which
-are then made orthonormal, in several rounds over the samples (subspace iteration). Both sides
-of a weight share a number of coordinates, where their eigenvalues say that it serves most.
+are then made orthonormal, in several rounds over the samples (subspace iteration). Of all
+entries of the projected gradients those are looked at that the eigenvalues of both sides let
+expect to be the largest.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 from zlib import crc32
@@ -37,6 +39,7 @@ from scodkit.numerics.matmul import sum_dtype
 _SHORT = 256
 _ROUNDS = 3
 _PER_COLUMN = 4
+_TINY = 1e-300
 
 
 def read_ahead(
@@ -91,8 +94,8 @@ def learn(
         sides = projected.sides(block.shape)
         if sides is not None:
             name, like = block.name, weights[block.name]
-            out = _End(sides[0], sides[1], projected, f"{name} out", like)
-            into = _End(sides[1], sides[0], projected, f"{name} in", like)
+            out = _End(sides[0], projected, f"{name} out", like)
+            into = _End(sides[1], projected, f"{name} in", like)
             ends[block.columns.start] = (name, out, into)
     for _ in range(_ROUNDS):
         moments = {
@@ -110,24 +113,51 @@ def learn(
             out.take(found.of_out)
             into.take(found.of_in)
     pairs = {}
-    for name, out, into in ends.values():
-        widths = _widths(out, into, projected.rank**2)
-        p_out, p_in = (end.leading(n) for end, n in zip((out, into), widths, strict=True))
-        pairs[name] = Pair((out.size, into.size), p_out, p_in)
+    both = [(out, into) for _, out, into in ends.values()]
+    masks = _entries(both, projected.rank, gradients=projected.moments == "gradient")
+    for (name, out, into), mask in zip(ends.values(), masks, strict=True):
+        pairs[name] = _pair(out, into, mask)
     return Projections(projected, parameters.names, pairs).to("cpu")
 
 
-def _widths(out: _End, into: _End, numbers: int) -> tuple[int, int]:
-    """Return how many directions of either side to take: at most so many numbers together.
+def _entries(ends: Iterable[tuple[_End, _End]], rank: int, *, gradients: bool) -> list[Tensor]:
+    """Return which entries of the projected gradients to look at, a mask for each weight.
 
-    Those with the largest product of the sums of their eigenvalues, as if sides were
-    independent.
+    Those with the largest mean squares over all weights, ``rank^2`` for each on average, as if
+    the sides of a weight were independent: ``lambda_i mu_j / tr`` with the eigenvalues of both.
+    Every weight has one at least.
+
+    Args:
+        ends: Both sides of each weight.
+        rank: Of the projections.
+        gradients: Whether eigenvalues are those of the gradients' own moments.
     """
-    shares_out, shares_in = (end.values.clamp_min(0).cumsum(0) for end in (out, into))
-    n_out = torch.arange(1, min(len(shares_out), numbers) + 1)
-    n_in = (numbers // n_out).clamp_max(len(shares_in))
-    best = int((shares_out[n_out - 1] * shares_in[n_in - 1]).argmax())
-    return int(n_out[best]), int(n_in[best])
+    expected = []
+    for out, into in ends:
+        of_out, of_in = (end.values[: end.most].clamp_min(0) for end in (out, into))
+        sums = float(out.values.sum()), float(into.values.sum())
+        # of gradients either side's is what all squares sum to; else weights count alike
+        mass = max(sums) if gradients else math.prod(sums)
+        squares = of_out[:, None] * of_in / max(mass, _TINY)
+        squares[0, 0] = torch.inf
+        expected.append(squares)
+    flat = torch.cat([squares.flatten() for squares in expected] or [torch.empty(0)])
+    count = min(len(expected) * rank**2, len(flat))
+    chosen = torch.zeros(len(flat), dtype=torch.bool)
+    chosen[flat.argsort(descending=True, stable=True)[:count]] = True
+    parts = torch.split(chosen, [squares.numel() for squares in expected])
+    return [part.view_as(squares) for part, squares in zip(parts, expected, strict=True)]
+
+
+def _pair(out: _End, into: _End, mask: Tensor) -> Pair:
+    """Return the projections whose product has the entries of a mask."""
+    sides = (out.size, into.size)
+    rows, columns = (int(mask.any(axis).nonzero().max()) + 1 for axis in (1, 0))
+    inside = mask[:rows, :columns]
+    if bool(inside.all()):
+        return Pair(sides, out.leading(rows, whole=True), into.leading(columns, whole=True))
+    kept = inside.flatten().nonzero()[:, 0]
+    return Pair(sides, out.leading(rows), into.leading(columns), kept)
 
 
 class _End:
@@ -135,7 +165,6 @@ class _End:
 
     Args:
         size: Of the side.
-        other: Size of the other side.
         projected: How.
         name: Of the side: it sets where the search starts.
         weight: The weight.
@@ -143,17 +172,17 @@ class _End:
     Attributes:
         probe: Columns to multiply the moment with in the next round; None if it is over.
         values: Eigenvalues of the moment, the largest first, in float64 on the CPU.
+        most: How many directions may be used.
     """
 
-    def __init__(
-        self, size: int, other: int, projected: Projected, name: str, weight: Tensor
-    ) -> None:
+    def __init__(self, size: int, projected: Projected, name: str, weight: Tensor) -> None:
         self.size = size
         dtype, width = sum_dtype(weight), min(size, _PER_COLUMN * projected.rank)
         generator = torch.Generator().manual_seed(crc32(f"{projected.seed} {name}".encode()))
         self.probe: Tensor | None = None
-        count = min(width, max(projected.rank, projected.rank**2 // other))
-        self.values = torch.ones(count, dtype=torch.float64)  # of random ones
+        self.most = width
+        # random ones have none: any would do
+        self.values = 1 / torch.arange(1, width + 1, dtype=torch.float64)
         self._rounds = 1 if size <= max(_SHORT, width) else _ROUNDS
         if self._rounds == 1 and projected.moments != "random":
             self.probe = torch.eye(size, dtype=dtype, device=weight.device)
@@ -189,9 +218,15 @@ class _End:
         self.values, self._found = values.flip(0).cpu(), found.to(moment.dtype)
         self.probe = None
 
-    def leading(self, count: int) -> Tensor | None:
-        """Return the first so many directions, ``(size, count)``; None for all of them."""
-        return None if count == self.size else self._found[:, :count].contiguous()
+    def leading(self, count: int, *, whole: bool = False) -> Tensor | None:
+        """Return the first so many directions, ``(size, count)``.
+
+        Args:
+            count: How many.
+            whole: Whether all of them may be any, as the identity's: then None.
+        """
+        everything = whole and count == self.size
+        return None if everything else self._found[:, :count].contiguous()
 
 
 def _add_samples(

@@ -24,7 +24,8 @@ from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.numerics.hashing import hashed, signs
 from scodkit.numerics.torch_private import Convolution, get_proxy_mode
-from scodkit.scoring.score import Energies, score
+from scodkit.scoring.energies import Energies
+from scodkit.scoring.score import score
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 # the neighbour whose distance counts, where there are so many samples

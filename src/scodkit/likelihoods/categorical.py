@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ _FEW_CLASSES = 16
 # probabilities that are looked at, or drawn by, at a time
 _AT_ONCE = 1 << 22
 # what a sample's positions are pooled by
-_POOLS = ("sum", "mean", "last")
+_POOLS = ("sum", "mean", "max", "last")
 # a logarithm whose exponential is zero in every dtype
 _LOG_ZERO = -1e4
 
@@ -47,8 +47,9 @@ class Categorical(Likelihood):
         seed: With a sample's key it fixes that sample's draws.
         pool: What a sample's Fisher information is of its positions', in fits as in scores:
             ``"sum"``; ``"mean"``, for sequences of different lengths; ``"last"``, that of the
-            last position of ``(B, S, C)`` alone, the next token's. Every position counts:
-            what is padding is not known here.
+            last position of ``(B, S, C)`` alone, the next token's. Or ``"max"``: fits are of
+            the sum, and a sample's score is the largest of its positions'. Every position
+            counts: what is padding is not known here.
 
     Examples:
         >>> rows = Categorical().factor(torch.tensor([[0.0, 0.0]], dtype=torch.float64))
@@ -77,6 +78,8 @@ class Categorical(Likelihood):
                 f"expected directions or samples, got directions={self.directions} and "
                 f"samples={self.samples}; type Categorical(samples={self.samples})"
             )
+        if self.pool == "max" and self.samples is not None:
+            raise OptionError(_draws_have_no_position(self.samples, ', pool="max"'))
         if self.pool not in _POOLS:
             raise OptionError(
                 f"expected pool to be one of {', '.join(map(repr, _POOLS))}, got "
@@ -87,6 +90,11 @@ class Categorical(Likelihood):
     def draws(self) -> bool:
         """See `Likelihood`: whether ``samples`` is given."""
         return self.samples is not None
+
+    @property
+    def worst(self) -> bool:
+        """See `Likelihood`: whether ``pool`` is ``"max"``."""
+        return self.pool == "max"
 
     def factor(self, output: Tensor, keys: Tensor | None = None) -> Tensor:
         """See `Likelihood.factor`.
@@ -268,14 +276,26 @@ class Categorical(Likelihood):
             OptionError: If rows are drawn, each over all positions at once.
         """
         if self.samples is not None:
-            raise OptionError(
-                f"expected rows of single positions, got {self.samples} draws over all of them "
-                "at once; type Categorical(class_dim=..., directions=1)"
-            )
+            raise OptionError(_draws_have_no_position(self.samples))
         positions = self.num_positions(shape)
         return torch.arange(positions).repeat_interleave(
             self.num_directions(shape) // max(1, positions)
         )
+
+    def by_position(self) -> Categorical:
+        """See `Likelihood.by_position`.
+
+        Returns:
+            The same with ``pool="sum"``.
+
+        Raises:
+            OptionError: If there are no positions, one alone counts, or rows are drawn.
+        """
+        if self.class_dim is None or self.pool == "last":
+            return super().by_position()  # type: ignore[return-value]  # raises
+        if self.samples is not None:
+            raise OptionError(_draws_have_no_position(self.samples))
+        return replace(self, pool="sum")
 
     def named(self) -> Categorical:
         """Return a likelihood with a row for each class, unless only some directions count."""
@@ -315,6 +335,13 @@ class _ByClass(Categorical):
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return positions x classes."""
         return self.num_positions(shape) * shape[self.class_axis(len(shape) + 1) - 1]
+
+
+def _draws_have_no_position(samples: int, pool: str = "") -> str:
+    return (
+        f"expected rows of single positions, got {samples} draws over all of them at once; "
+        f"type Categorical(class_dim=..., directions=1{pool})"
+    )
 
 
 def _cholesky_rows(logits: Tensor) -> Tensor:

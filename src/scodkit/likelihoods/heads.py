@@ -90,7 +90,8 @@ class Heads(Likelihood):
         if not named or refused:
             listed = ", ".join(f"{n!r}: {named[n]!r}" for n in refused) or "none"
             problem = (
-                "a likelihood without random draws for each head, by the name of its output, "
+                "a likelihood without random draws, and with scores that add up (so not "
+                "pool='max'), for each head, by the name of its output, "
                 f'got {listed}; type {{"class": Categorical(), "box": Gaussian(variance=0.1)}}'
             )
         elif isinstance(self.boxes, str) or strangers:
@@ -377,6 +378,15 @@ class Heads(Likelihood):
             heads.append(torch.full_like(boxes[-1], i))
         return torch.cat(heads), torch.cat(boxes)
 
+    def groups(self, shape: Sequence[int]) -> Tensor:
+        """See `Likelihood.groups`.
+
+        Returns:
+            Heads one after the other, each with all places for boxes, ``(p,)``.
+        """
+        of_head, of_box = self.directions(shape[0])
+        return of_head * max(1, self.num_boxes(shape[0])) + of_box.clamp_min(0)
+
     def check_output(self, output: Tensor) -> None:
         """See `Likelihood.check_output`; each head checks its own."""
         for _, part in self._parts(output):
@@ -442,8 +452,9 @@ class _Picking:
 
 
 def _is_head(name: object, likelihood: object) -> bool:
-    plain = isinstance(likelihood, Likelihood) and not isinstance(likelihood, Heads)
-    return isinstance(name, str) and plain and not likelihood.draws  # type: ignore[attr-defined]
+    if not isinstance(name, str) or not isinstance(likelihood, Likelihood):
+        return False
+    return not (isinstance(likelihood, Heads) or likelihood.draws or likelihood.worst)
 
 
 def as_likelihood(

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scodkit.errors import OptionError
+
 # metadata of options that came later: files leave them out while they have their default, and
 # are then as they were before
 LATER = {"later": True}
@@ -40,6 +42,11 @@ class Likelihood(ABC):
     def num_directions(self, shape: Sequence[int]) -> int:
         """Return ``p`` for outputs of trailing shape ``shape``."""
 
+    @property
+    def worst(self) -> bool:
+        """Whether a sample's score is that of its worst group of rows, not that of all."""
+        return False
+
     def groups(self, shape: Sequence[int]) -> Tensor:
         """Return which group each row is of, ``(p,)`` in int64: pixel, token; else all of 0.
 
@@ -49,6 +56,18 @@ class Likelihood(ABC):
             shape: Of a sample's output.
         """
         return torch.zeros(self.num_directions(shape), dtype=torch.int64)
+
+    def by_position(self) -> Likelihood:
+        """Return the likelihood whose groups are the positions of an output, not pooled.
+
+        Raises:
+            OptionError: If outputs have no positions, or rows are not of single ones.
+        """
+        raise OptionError(
+            f"expected a likelihood of several positions, got {self!r}; type "
+            "Categorical(class_dim=-1, directions=1) for sequences (B, S, C), or "
+            "monitor.score(batch) for the score of a sample"
+        )
 
     def check_output(self, output: Tensor) -> None:  # noqa: B027 (most take anything)
         """Refuse outputs that cannot be what this likelihood takes.

@@ -69,6 +69,27 @@ class Task(Likelihood):
         outcome = self._outcome(torch.zeros(1, *shape))
         return self.metric.num_directions(outcome.shape[1:])
 
+    @property
+    def worst(self) -> bool:
+        """See `Likelihood`: that of the metric."""
+        return self.metric.worst
+
+    def groups(self, shape: Sequence[int]) -> Tensor:
+        """See `Likelihood.groups`.
+
+        Returns:
+            Those of the metric on outcomes, ``(p,)``.
+        """
+        return self.metric.groups(self._outcome(torch.zeros(1, *shape)).shape[1:])
+
+    def by_position(self) -> Task:
+        """See `Likelihood.by_position`.
+
+        Returns:
+            The same task, by the positions of outcomes.
+        """
+        return replace(self, metric=self.metric.by_position())
+
     def named(self) -> Task:
         """Return the same task with rows that each stand for something of the outcome."""
         return replace(self, metric=self.metric.named())

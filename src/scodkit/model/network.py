@@ -58,9 +58,10 @@ def check_not_sharded(model: nn.Module) -> None:
         # by name: importing DTensor takes long
         if type(parameter).__module__.startswith("torch.distributed."):
             raise OptionError(
-                f"expected whole weights in this process, got {name!r} sharded over several "
-                "(FSDP2's fully_shard, or tensor parallelism); load them into a model that is "
-                "not sharded: model.load_state_dict("
+                f"expected whole weights in this process, got {name!r} sharded over several; "
+                "for FSDP2's fully_shard type: with scodkit.unsharded(model): ... in all "
+                "processes; for tensor parallelism load the weights into a model that is not "
+                "sharded: model.load_state_dict("
                 "torch.distributed.checkpoint.state_dict.get_model_state_dict(sharded, "
                 "options=StateDictOptions(full_state_dict=True)))"
             )
@@ -487,6 +488,7 @@ class StateWatch:
         difference = _other_layer(noted.layers, now.layers)
         # a buffer that turns out volatile is still part of the fingerprints: rely on counters
         if difference is None and (moved or known):
+            check_not_sharded(model)  # it may have been whole for a while
             difference = fingerprints.difference_to(model, parameters)
         if difference is not None:
             listed = ", ".join(moved[:_NAMED]) + (" ..." if len(moved) > _NAMED else "")

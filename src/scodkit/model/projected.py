@@ -1,4 +1,4 @@
-"""Projected weights: of each layer's gradient ``G`` only ``P_out^T G P_in`` is looked at.
+"""Projected weights: of each layer's gradient ``G`` some entries of ``P_out^T G P_in``.
 
 The columns of ``P_out`` and ``P_in`` are orthonormal, so that the gradient's entries in the
 projected space are coordinates in weight space: those of the weights along ``u v^T`` for
@@ -7,6 +7,7 @@ columns ``u`` of ``P_out`` and ``v`` of ``P_in``. `scodkit.fit.learn` finds the 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,17 +48,17 @@ PROJECTED = artifact.fields(
 
 @dataclass(frozen=True)
 class Projected:
-    """Weights of which each layer is looked at through ``rank^2`` numbers.
+    """Weights of which each layer is looked at through ``rank^2`` numbers, on average.
 
-    The columns of ``P_out`` and ``P_in`` share these: ``rank`` on either side, or more on one
-    and fewer on the other, as their eigenvalues tell.
+    They are the entries of ``P_out^T G P_in``, over all layers, in which the eigenvalues of
+    both sides let most of the curvature be expected.
 
     A fit learns the projections in a short pass over its first samples: it reads these ahead
     and fits them, too, so that data has to be read once only. A shuffled loader is best: what
     the first samples do not move is left to the prior.
 
     Args:
-        rank: The root of how many numbers of a layer's gradient are looked at.
+        rank: The root of how many numbers of a layer's gradient are looked at, on average.
         layers: Which weights: ``"all"``, `LastLayers`, names or glob patterns, or a callable.
         moments: What the columns are leading eigenvectors of. ``"gradient"``: the mean of
             ``G^T G`` and of ``G G^T`` over gradients ``G``. ``"kfac"``: the mean of ``a a^T``
@@ -139,22 +140,30 @@ class Pair:
         sides: ``o`` and ``i``.
         out: ``P_out (o, r)``, orthonormal columns; None for the identity.
         into: ``P_in (i, s)``, likewise.
+        kept: Which entries of ``P_out^T G P_in`` are coordinates, by their places in the flat
+            ``(r s)``, ascending; None for all.
     """
 
     sides: tuple[int, int]
     out: Tensor | None
     into: Tensor | None
+    kept: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        """``(r, s)``, of a projected gradient."""
+        """``(r, s)``, of ``P_out^T G P_in``."""
         own = zip((self.out, self.into), self.sides, strict=True)
         rows, columns = (side if p is None else p.shape[1] for p, side in own)
         return rows, columns
 
     @property
+    def coordinates(self) -> tuple[int, ...]:
+        """The shape of the coordinates: ``(r, s)``, or how many of these are kept."""
+        return self.shape if self.kept is None else (len(self.kept),)
+
+    @property
     def swapped(self) -> Pair:
-        """The projections of the transposed weight."""
+        """The projections of the transposed weight, with all entries."""
         return Pair(self.sides[::-1], self.into, self.out)
 
     def of_outputs(self, which: slice) -> Pair:
@@ -191,7 +200,10 @@ class Pair:
         return self.left(wide.mT).mT.flatten(-2)
 
     def to_weights(self, coordinates: Tensor) -> Tensor:
-        """Return ``P_out C P_in^T``, flat, of coordinates ``(..., r s)``."""
+        """Return ``P_out C P_in^T``, flat, of coordinates ``(..., n)``."""
+        if self.kept is not None:
+            entries = coordinates.new_zeros(*coordinates.shape[:-1], math.prod(self.shape))
+            coordinates = entries.index_copy(-1, self.kept.to(coordinates.device), coordinates)
         whole = coordinates.reshape(*coordinates.shape[:-1], *self.shape)
         if self.into is not None:
             whole = whole @ self.into.mT.to(whole)
@@ -201,8 +213,8 @@ class Pair:
 
     def to(self, device: torch.device) -> Pair:
         """Return the pair on another device."""
-        out, into = (p if p is None else p.to(device) for p in (self.out, self.into))
-        return Pair(self.sides, out, into)
+        parts = (self.out, self.into, self.kept)
+        return Pair(self.sides, *(p if p is None else p.to(device) for p in parts))
 
 
 class Projections:
@@ -226,10 +238,11 @@ class Projections:
         return digest_of(self.tensors(), salt=" ".join(self.names))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the matrices, by the name of the weight and ``out`` or ``in``."""
+        """Return the matrices, by the name of the weight and ``out``, ``in`` or ``kept``."""
         named: dict[str, Tensor | None] = {}
         for name, pair in self.pairs.items():
             named |= {f"{name}.out": pair.out, f"{name}.in": pair.into}
+            named |= {f"{name}.kept": pair.kept}
         return {name: matrix for name, matrix in named.items() if matrix is not None}
 
     def of(self, whole: ParameterSet) -> ProjectedSet:
@@ -254,7 +267,7 @@ class Projections:
         blocks, start = [], 0
         for block in whole.blocks:
             pair = self.pairs.get(block.name)
-            shape = block.shape if pair is None else pair.shape
+            shape = block.shape if pair is None else pair.coordinates
             stop = start + math.prod(shape)
             blocks.append(Block(block.name, shape, slice(start, stop)))
             start = stop
@@ -264,7 +277,7 @@ class Projections:
         """Return header data, and tensors with prefixed names."""
         header = {name: getattr(self.options, name) for name in _OPTIONS}
         header |= {"digest": self.digest}
-        header["shapes"] = {name: list(pair.shape) for name, pair in self.pairs.items()}
+        header["shapes"] = {name: list(pair.coordinates) for name, pair in self.pairs.items()}
         return header, {prefix + name: matrix for name, matrix in self.tensors().items()}
 
     @staticmethod
@@ -288,13 +301,16 @@ class Projections:
         sides = {block.name: sides_of(block.shape) for block in whole.blocks}
         pairs = {}
         for name, shape in header["shapes"].items():
-            own = sides.get(name)
-            if own is None or len(shape) != _MATRIX:
+            own, ends = sides.get(name), ("out", "in", "kept")
+            out, into, kept = (tensors.get(f"{prefix}{name}.{end}") for end in ends)
+            if own is None:
                 artifact.refuse("projections of a matrix", f"some of {name}")
-            out, into = (tensors.get(f"{prefix}{name}.{end}") for end in ("out", "in"))
-            for matrix, side, rank in zip((out, into), own, shape, strict=True):
-                _check(name, matrix, side, rank)
-            pairs[name] = Pair(own, out, into)
+            for matrix, side in zip((out, into), own, strict=True):
+                _check(name, matrix, side)
+            pairs[name] = Pair(own, out, into, kept)
+            _check_kept(name, kept, math.prod(pairs[name].shape))
+            if list(pairs[name].coordinates) != shape:
+                artifact.refuse(f"{shape} coordinates of {name}", str(pairs[name].coordinates))
         options = Projected(**{name: header[name] for name in _OPTIONS})
         found = Projections(options, whole.names, pairs)
         if found.digest != header["digest"]:
@@ -316,20 +332,33 @@ class Projections:
         return f"Projections({len(self.pairs)} of {len(self.names)} weights, {self.digest[:8]})"
 
 
-def _check(name: str, matrix: Tensor | None, side: int, rank: int) -> None:
+def _check(name: str, matrix: Tensor | None, side: int) -> None:
     """Check a projection from a file: the identity, or orthonormal columns.
 
     Raises:
         CorruptArtifactError: If it is neither.
     """
     if matrix is None:
-        artifact.whole(side, side)(f"the whole side of {name}", rank)
         return
-    artifact.tensor((side, rank), artifact.WIDE)(f"a projection of {name}", matrix)
+    artifact.tensor((side, None), artifact.WIDE)(f"a projection of {name}", matrix)
     gram = matrix.double().mT @ matrix.double()
-    off = (gram - torch.eye(rank, dtype=gram.dtype)).abs().max()
+    off = (gram - torch.eye(len(gram), dtype=gram.dtype)).abs().max()
     if not float(off) <= math.sqrt(torch.finfo(matrix.dtype).eps):
         artifact.refuse(f"orthonormal columns in the projections of {name}", "others")
+
+
+def _check_kept(name: str, kept: Tensor | None, entries: int) -> None:
+    """Check which entries of a projected gradient count, from a file.
+
+    Raises:
+        CorruptArtifactError: If they are not places of entries, ascending.
+    """
+    if kept is None:
+        return
+    artifact.tensor(kept.shape[:1], (torch.int64,))(f"entries of {name}", kept)
+    places = [-1, *kept.tolist(), entries]
+    if not len(kept) or any(a >= b for a, b in itertools.pairwise(places)):
+        artifact.refuse(f"ascending places of entries of {name}", "others")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 _MASK = 0xFFFFFFFF
 _EVEN = 23  # bits of a uniform number: exact in float32, and below 1 times anything
+_AT_ONCE = 2**24  # bytes that are hashed
 
 
 def hashed(seed: int, stream: int, counter: Tensor) -> Tensor:
@@ -73,5 +74,7 @@ def digest_of(tensors: Mapping[str, Tensor], salt: str = "") -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        # copies: a storage that numpy has seen cannot be resized, as FSDP2 does
+        for piece in torch.split(tensor.reshape(-1).view(torch.uint8), _AT_ONCE):
+            digest.update(piece.clone().numpy().data)
     return digest.hexdigest()

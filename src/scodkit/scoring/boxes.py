@@ -14,12 +14,11 @@ from torch import Tensor
 
 from scodkit.calibration import Calibration
 from scodkit.errors import OptionError
-from scodkit.factors.engine import Factors, Sums
 from scodkit.factors.pieces import FactorSource
 from scodkit.likelihoods import Heads, Likelihood
 from scodkit.model.inputs import Inputs
-from scodkit.model.projected import ProjectedSet
-from scodkit.scoring.score import Energies, score
+from scodkit.scoring.energies import group_energies
+from scodkit.scoring.score import score
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 
@@ -58,12 +57,7 @@ class BoxScores:
             calibration: Of the largest score in each held-out image.
             groups: Of the images, ``(B,)``, if the calibration has groups.
         """
-        if calibration is None:
-            return self
-        if groups is not None:
-            groups = groups[:, None].expand_as(self.score).flatten()
-        p_value = calibration.p_value(self.score.flatten(), groups).view_as(self.score)
-        return replace(self, p_value=p_value)
+        return replace(self, p_value=p_values(self.score, calibration, groups))
 
     def lists(self, values: Tensor | None = None) -> list[Tensor]:
         """Return values of the boxes there are, one tensor ``(boxes,)`` for each image.
@@ -73,6 +67,23 @@ class BoxScores:
         """
         values = self.score if values is None else values
         return [of[there] for of, there in zip(values, self.present, strict=True)]
+
+
+def p_values(
+    scores: Tensor, calibration: Calibration | None, groups: Tensor | None
+) -> Tensor | None:
+    """Return p-values of the parts of samples, if there is a calibration.
+
+    Args:
+        scores: ``(B, Q)``.
+        calibration: Of the largest score in each held-out sample.
+        groups: Of the samples, ``(B,)``, if the calibration has groups.
+    """
+    if calibration is None:
+        return None
+    if groups is not None:
+        groups = groups[:, None].expand_as(scores).flatten()
+    return calibration.p_value(scores.flatten(), groups).view_as(scores)
 
 
 def has_boxes(likelihood: Likelihood) -> bool:
@@ -101,43 +112,18 @@ def box_scores(
             'Heads({"class": Categorical(), "box": Gaussian(variance=0.1)}, '
             'boxes=("class", "box"))), or monitor.score(batch) for the scores of images'
         )
-    # each direction's score, in order, by the first of the samples it is of
-    directions: dict[int, list[Tensor]] = {}
-    outputs: dict[int, Tensor] = {}
-    finite: dict[int, Tensor] = {}
-    # what projections leave out of each row is known if rows are held
-    projected = isinstance(source.engine.parameters, ProjectedSet)
-    for piece in source.pieces(call, hold=projected):
-        start = piece.samples.start
-        scores = score(_each_row(piece.factors, basis), basis, prior_scale)
-        directions.setdefault(start, []).append(scores.view(len(piece.output), -1))
-        outputs[start], finite[start] = piece.output, piece.finite
-    each = torch.cat([torch.cat(parts, 1) for parts in directions.values()])
-    output = torch.cat(list(outputs.values()))
+    output, parts, finite = group_energies(source, call, basis)
+    each = score(parts, basis, prior_scale)
     count = heads.num_boxes(output.shape[1])
-    of_head, of_box = (places.to(each.device) for places in heads.directions(output.shape[1]))
-    good = torch.cat(list(finite.values())) & each.isfinite().all(1)
+    good = finite & each.isfinite().all(1)
     by_head = {}
     for i, name in enumerate(heads.likelihoods):
         if name in heads.boxes:
-            which = (of_head == i).nonzero()[:, 0]
-            sums = each.new_zeros(len(each), count).index_add(1, of_box[which], each[:, which])
-            by_head[name] = sums.masked_fill(~good[:, None], torch.inf)
+            own = each[:, i * count : (i + 1) * count]
+            by_head[name] = own.masked_fill(~good[:, None], torch.inf)
     return BoxScores(
         output=heads.shown(output),
         present=heads.mask(output),
         score=torch.stack(list(by_head.values())).sum(0),
         heads=by_head,
     )
-
-
-def _each_row(factors: Factors, basis: Eigenbasis) -> Energies:
-    """Return the energies of every row, as if each was a sample with a single direction."""
-    sums = Sums()
-    for columns, rows in factors.blocks():
-        vectors = basis.vectors[columns].to(rows.device)
-        sums.add_rows(rows.flatten(0, 1)[:, None], vectors)
-    total, along = sums.result
-    if factors.outside is not None:
-        total = total + factors.outside.sum(2).flatten()
-    return Energies(total, along.squeeze(1).square())

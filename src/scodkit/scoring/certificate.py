@@ -21,7 +21,8 @@ from scodkit.errors import UncertifiedError
 from scodkit.factors.pieces import FactorSource
 from scodkit.model.inputs import Inputs
 from scodkit.model.projected import ProjectedSet
-from scodkit.scoring.score import Energies, Scorer, regulariser, score, unexplained
+from scodkit.scoring.energies import Energies
+from scodkit.scoring.score import Scorer, regulariser, score, unexplained
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 
@@ -115,6 +116,11 @@ def certified(
     Raises:
         UncertifiedError: If scores are rounded, or the sketch gives no certificate.
     """
+    if scorer.likelihood.worst:
+        raise UncertifiedError(
+            "expected a score that is a sum over rows, got pool='max', the largest of several, "
+            'of which there is no tight bound; type Categorical(..., pool="sum"), and fit again'
+        )
     precision = scorer.fitted.precision
     if precision is not None:
         raise UncertifiedError(

@@ -20,7 +20,8 @@ from scodkit.factors.pieces import FactorSource
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.numerics.hashing import signs
-from scodkit.scoring.score import Energies, score, score_batch
+from scodkit.scoring.energies import Energies
+from scodkit.scoring.score import score, score_batch
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 # outputs up to which the trace of their covariance is exact, and probes that estimate it for

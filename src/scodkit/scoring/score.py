@@ -24,42 +24,20 @@ from scodkit.errors import (
     CaptureWarning,
 )
 from scodkit.factors.alone import LoopEngine
-from scodkit.factors.engine import Factors
 from scodkit.factors.pieces import FactorSource, Whole, default_budget
 from scodkit.fit.fitted import Fitted, Recipe
+from scodkit.likelihoods import Likelihood
 from scodkit.likelihoods.task import Task
 from scodkit.model.inputs import Inputs, RangeWatch
 from scodkit.model.network import Network, StateWatch
 from scodkit.scoring.compiled import Captured, capture
+from scodkit.scoring.energies import Energies, energies, finite_ones, group_energies, joined
 from scodkit.sketch.eigenbasis import Eigenbasis
 
 # squared norm of factors from which products with them may overflow in float32
 _LONGEST = 1e70
 
 _NOTHING = nullcontext()
-
-
-@dataclass(frozen=True)
-class Energies:
-    """The terms of a score: the squared norms of ``L``, in total and along the basis.
-
-    Args:
-        total: ``|L|_F^2``, ``(b,)`` in float64.
-        along: ``|u_j^T L|^2`` for each basis vector, ``(b, k)`` in float64.
-    """
-
-    total: Tensor
-    along: Tensor
-
-    @staticmethod
-    def none(basis: Eigenbasis) -> Energies:
-        """Return the energies of an empty batch."""
-        empty = basis.values.new_empty(0, basis.rank, dtype=torch.float64)
-        return Energies(empty.sum(1), empty)
-
-    def __add__(self, other: Energies) -> Energies:
-        """Return the energies of two sets of directions of the same samples."""
-        return Energies(self.total + other.total, self.along + other.along)
 
 
 @dataclass(frozen=True)
@@ -119,12 +97,6 @@ class SelfTest:
         )
 
 
-def energies(factors: Factors, basis: Eigenbasis) -> Energies:
-    """Return the squared norms that a score is computed from."""
-    total, along = factors.project(basis.vectors)
-    return Energies(total, along.square().sum(1))
-
-
 def score_batch(
     source: FactorSource, call: Inputs, basis: Eigenbasis, finite: bool = False
 ) -> tuple[Tensor, Energies]:
@@ -154,8 +126,8 @@ def score_batch(
         part = energies(piece.factors, basis)
         parts[start] = parts[start] + part if start in parts else part
         outputs[start], good[start] = piece.output, piece.finite
-    return _joined(list(outputs.values())), finite_ones(
-        list(parts.values()), _joined(list(good.values()))
+    return joined(list(outputs.values())), finite_ones(
+        list(parts.values()), joined(list(good.values()))
     )
 
 
@@ -222,20 +194,25 @@ def _score_head(
         finite.append(piece.finite)
     if sum(map(len, outputs)) < call.batch_size:
         return None
-    return _joined(outputs), finite_ones(parts, _joined(finite))
+    return joined(outputs), finite_ones(parts, joined(finite))
 
 
-def finite_ones(parts: list[Energies], finite: Tensor) -> Energies:
-    """Return the energies of all samples; infinite where these or a sample are not finite."""
-    total = _joined([part.total for part in parts])
-    along = _joined([part.along for part in parts])
-    # the sum is infinite or NaN where one of its terms is
-    good = finite & (total + along.sum(1) < torch.inf)
-    return Energies(torch.where(good, total, torch.inf), torch.where(good[:, None], along, 0.0))
+def of_worst_group(
+    source: FactorSource, call: Inputs, basis: Eigenbasis, left_over: Tensor
+) -> tuple[Tensor, Energies]:
+    """Return what `score_batch` does, of the group of rows with the largest score alone.
 
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    Args:
+        source: As in `group_energies`.
+        call: Likewise.
+        basis: Likewise.
+        left_over: ``c / (values + c)``, ``(k,)`` in float64.
+    """
+    output, each, good = group_energies(source, call, basis)
+    worst = unexplained(each, left_over, 1.0).argmax(1, keepdim=True)
+    along = each.along.take_along_dim(worst[..., None], 1)
+    own = Energies(each.total.take_along_dim(worst, 1)[:, 0], along[:, 0])
+    return output, finite_ones([own], good)
 
 
 def features(source: FactorSource, call: Inputs, basis: Eigenbasis) -> Tensor:
@@ -292,11 +269,13 @@ def unexplained(parts: Energies, left_over: Tensor, times: float) -> Tensor:
     """Return ``times tr L^T c (F_hat + c)^-1 L`` as two sums, neither of them negative.
 
     Args:
-        parts: From `energies`.
+        parts: From `energies`, or `group_energies`.
         left_over: ``c / (values + c)``, ``(k,)`` in float64.
         times: A factor.
     """
-    outside = (parts.total - parts.along.sum(1)).clamp_min(0)
+    outside = (parts.total - parts.along.sum(-1)).clamp_min(0)
+    if outside.ndim > 1:
+        return times * (outside + parts.along @ left_over)
     return torch.addmv(outside, parts.along, left_over, beta=times, alpha=times)
 
 
@@ -431,10 +410,11 @@ class Scorer:
                 "expected a basis on the model's device, got one that was offloaded; go on "
                 "without monitor.compile, or fit or load again without monitor.offload"
             )
-        if source.likelihood.draws or self._network.volatile:
+        if source.likelihood.draws or source.likelihood.worst or self._network.volatile:
             raise CaptureError(
-                f"expected a likelihood without random draws, got {source.likelihood}, "
-                "and a model that leaves its buffers alone; go on without monitor.compile"
+                "expected a likelihood without random draws or pool='max', and a model that "
+                f"leaves its buffers alone, got {source.likelihood}, or another model; go on "
+                "without monitor.compile"
             )
         source = replace(source, engine=source.engine.for_recording())
         with self._network.evaluating():
@@ -508,7 +488,7 @@ class Scorer:
             call = self._network.inputs_of(batch, self.fitted.form)
             self.watch.look(call)
             if call.batch_size == 0:
-                likelihood = (self._task or self.fitted.likelihood).named()
+                likelihood = self.likelihood.named()
                 directions = likelihood.num_directions(self.fitted.shape)
                 return basis.values.new_empty(0, directions, basis.rank)
             return features(self._source_for(call, budget, basis).named(), call, basis)
@@ -516,11 +496,19 @@ class Scorer:
     def _scores(
         self, call: Inputs, basis: Eigenbasis, source: FactorSource, finite: bool = False
     ) -> Scores:
-        output, parts = score_batch(source, call, basis, finite)
         if self._left_over is None or self._of is not basis:
             self._of, self._left_over = basis, _left_over(basis, self._prior_scale)
+        if source.likelihood.worst:
+            output, parts = of_worst_group(source, call, basis, self._left_over)
+        else:
+            output, parts = score_batch(source, call, basis, finite)
         scores = unexplained(parts, self._left_over, self._prior_scale**2)
         return Scores(output, scores.to(basis.values.dtype), parts)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What is scored: the task, or all that the fit was of."""
+        return self._task or self.fitted.likelihood
 
     def _source_for(self, call: Inputs, budget: int | None, basis: Eigenbasis) -> FactorSource:
         """Return the source, its engine chosen on the first batch after a load or a move."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.io import loadmat
 from torch import Tensor
 
 from scodbench.data.errors import FormatError
@@ -26,6 +25,8 @@ def read_svhn(path: Path, count: int) -> tuple[Tensor, Tensor]:
     Raises:
         FormatError: If it is cut off or something else.
     """
+    from scipy.io import loadmat
+
     try:
         with path.open("rb") as file:
             held = loadmat(file, variable_names=("X", "y"))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from scodbench.data.errors import FormatError
@@ -35,6 +34,8 @@ def read_tinyimagenet(path: Path, per_class: int) -> tuple[Tensor, Tensor]:
     Raises:
         FormatError: If it is cut off or something else.
     """
+    from PIL import Image
+
     try:
         with zipfile.ZipFile(path) as archive:
             chosen = _choose(archive, per_class)
