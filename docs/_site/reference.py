@@ -96,6 +96,7 @@ def pages() -> tuple[Page, ...]:
             (
                 *_of("scodkit", "LastLayers Projected"),
                 "scodkit.model.projected.Projections",
+                "scodkit.unsharded",
                 "scodkit.parts.Shard",
                 "scodkit.sharded.ShardedMonitor",
             ),
