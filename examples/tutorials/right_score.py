@@ -53,7 +53,8 @@ def aurocs(
     fitted["Fused"] = Fused(net, likelihood).fit(fit_x).calibrate(held_out_x)
     for method in methods:
         fitted[method.__name__] = method(net, likelihood).fit(fit_x)
-    found = compare(fitted, known=known, unknown=unknown, resamples=1, progress=False)
+    scores = {name: (one.score(known), one.score(unknown)) for name, one in fitted.items()}
+    found = compare(scores, resamples=1)
     return {row["method"]: row["auroc"] for row in found.rows}
 
 
@@ -176,6 +177,7 @@ for axes, (name, (runs, on_new)) in zip(panels, tasks.items(), strict=True):
         axes.plot(on_new[method], row, "D", color="#D55E00", ms=5)
     axes.set_yticks(range(len(on_new)), mean(runs))
     axes.invert_yaxis()
+    axes.locator_params(axis="x", nbins=5)
     axes.set(title=name, xlabel="AUROC")
     axes.grid(axis="x", lw=0.4)
     axes.spines[["top", "right"]].set_visible(False)
