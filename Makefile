@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --doctest-modules
 
 .PHONY: demo test test-slow test-hosts lint types imports unit coverage bench bench-sketch bench-alarms \
-  results picture docs dist clean
+  results picture tutorials docs dist clean
 
 demo: $(STAMP)
 	$(BIN)/scod demo
@@ -68,6 +68,10 @@ results: $(STAMP)
 picture: $(STAMP)
 	$(BIN)/python examples/digits_picture.py docs/images/digits.png
 	$(BIN)/python examples/detector.py docs/images/detector.png
+
+# runs examples/tutorials and writes docs/tutorials: two minutes
+tutorials: $(STAMP)
+	$(BIN)/python examples/render_tutorials.py
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
