@@ -76,7 +76,7 @@ ranks = scored_new.score.argsort()[torch.linspace(0, len(new) - 1, 12).long()]
 figure = plt.figure(figsize=(8, 4.2), layout="constrained")
 above, below = figure.subfigures(2, height_ratios=(3, 1))
 axes = above.subplots()
-bins = torch.linspace(-8, 16, 61).tolist()
+bins = torch.linspace(-8, 16, 37).tolist()
 for score, colour, name in (
     (scored.score, "#0072B2", "digits 0-4, new images"),
     (scored_new.score, "#D55E00", "digits 5-9, never seen"),

@@ -178,8 +178,8 @@ for axes in (left, right):
     axes.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
-# The second process reads more than the rest: the batches since the last checkpoint, and eight
-# earlier ones, to make sure that the data is still the same. Changed data is refused.
+# The second process reads more than the rest: the batches since the last checkpoint, and
+# eight earlier ones, to make sure that the data is still the same. Changed data is refused.
 #
 # In Python it is `monitor.fit(loader, checkpoint="fit.ckpt", every=100)`. A folder of [job
 # scripts](../guides/scaling.md) has a Slurm array, Ray and Spark.

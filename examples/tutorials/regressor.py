@@ -172,12 +172,13 @@ for name, asked in slips.items():
 # - **As measured**, few patients raise an alarm: 5 % were accepted.
 # - **In mmol/l**, every patient raises one. The predictions alone would not tell: most of
 #   them are numbers that real patients have.
-# - **Swapped**, again every patient raises one, though a check of each column's range would
-#   miss a good part of them. No single number is unusual; their combination is.
+# - **Swapped**, again every patient raises one, though a check of each column's range misses
+#   a good part of them. In those no single number is unusual; their combination is.
 
 # %%
-# Figure: Predictions against scores: the slips' predictions look like those of other
-# patients, their scores do not.
+# Figure: Predictions against scores. Most predictions with a wrong unit are numbers that
+# patients have; all scores of both slips are above the alarm's threshold, few of other
+# patients are.
 figure, axes = plt.subplots(figsize=(8, 3.8))
 for (name, asked), colour, mark in zip(
     slips.items(), (BLUE, ORANGE, "#CC79A7"), "os^", strict=True
