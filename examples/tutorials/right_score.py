@@ -8,9 +8,9 @@
 #
 # What you can do is **make known inputs unknown**: leave one class out, train on the others,
 # and see which score notices the class that was left out. Do that for every class, choose the
-# score with the best mean, and only then look at anything new. This page does it for two
-# tasks on the digits of scikit-learn: a classifier, where SCOD loses, and a regressor, where
-# it wins.
+# score with the best mean, and only then look at anything new. This page does it on the
+# digits of scikit-learn: for a classifier, where SCOD loses, and for a regressor of an angle,
+# where it wins with one network and not with another.
 
 # %%
 from collections.abc import Callable
@@ -31,6 +31,15 @@ images = torch.tensor(data.images, dtype=torch.float32)[order, None] / 16
 digits = torch.tensor(data.target)[order]
 
 Compared = dict[str, float]  # AUROC by method
+
+
+def convolutional(outputs: int) -> nn.Module:
+    """Return a small convolutional network."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(128, outputs)),
+    )
 
 
 def trained(net: nn.Module, x: Tensor, y: Tensor, loss: Callable, epochs: int) -> nn.Module:
@@ -71,11 +80,7 @@ def classify(known: list[int], unknown: list[int]) -> Compared:
     x, y = (values[torch.isin(digits, torch.tensor(known))] for values in (images, digits))
     y = torch.searchsorted(torch.tensor(known), y)
     a, b = int(0.55 * len(x)), int(0.75 * len(x))
-    net = nn.Sequential(
-        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(128, len(known))),
-    )
+    net = convolutional(len(known))
     trained(net, x[:a], y[:a], functional.cross_entropy, epochs=15)
     parts = x[:a], x[a:b], x[b:], images[torch.isin(digits, torch.tensor(unknown))]
     return aurocs(net, Categorical(), 50, (ViM, Energy, MaxSoftmax, KNN), parts)
@@ -123,51 +128,60 @@ angles = (2 * torch.rand(len(images)) - 1) * torch.pi / 3
 turned = rotated(images, angles)
 
 
-def find_angle(known: list[int], unknown: list[int]) -> Compared:
+def dense() -> nn.Module:
+    """Return a network of three layers."""
+    layers = nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 1)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def find_angle(net: nn.Module, known: list[int], unknown: list[int]) -> Compared:
     """Train a regressor of the angle; return how well scores tell the unknown digits."""
     chosen = torch.isin(digits, torch.tensor(known))
     x, y = turned[chosen], angles[chosen, None]
     a, b = int(0.6 * len(x)), int(0.8 * len(x))
-    layers = nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 1)
-    net = trained(
-        nn.Sequential(nn.Flatten(), *layers), x[:a], y[:a], functional.mse_loss, epochs=50
-    )
+    trained(net, x[:a], y[:a], functional.mse_loss, epochs=40)
     with torch.no_grad():
         variance = functional.mse_loss(net(x[a:b]), y[a:b]).item()
     parts = x[:a], x[a:b], x[b:], turned[torch.isin(digits, torch.tensor(unknown))]
-    return aurocs(net, Gaussian(variance), 150, (Residual, Mahalanobis, KNN), parts)
+    return aurocs(net, Gaussian(variance), 100, (Residual, Mahalanobis, KNN), parts)
 
 
-angle_runs = left_out(find_angle, [2, 3, 4, 5])
-for method, auroc in mean(angle_runs).items():
-    print(f"{method:12} {auroc:.3f}")
+angle_tasks = {
+    "angle, dense": lambda known, unknown: find_angle(dense(), known, unknown),
+    "angle, convolutional": lambda known, unknown: find_angle(convolutional(1), known, unknown),
+}
+angle_runs = {name: left_out(task, [2, 3, 4, 5]) for name, task in angle_tasks.items()}
+for name, runs in angle_runs.items():
+    print(name)
+    for method, auroc in mean(runs).items():
+        print(f"  {method:12} {auroc:.3f}")
 
 # %% [markdown]
-# Here SCOD comes first. Distances of features do not know which features the angle depends
-# on; the curvature does.
+# With the dense network SCOD comes first, far ahead of distances of features: they do not
+# know which features the angle depends on, the curvature does. The convolutional network
+# learns features that are good for distances, too, and `Fused` comes first. The same task,
+# the same data, another network, another answer: that is why you measure.
 #
 # ## Was the choice any good?
 #
-# Only now the digits come in that no choice has seen: 5 to 9 for the classifier; 6, 7, 8 and
-# 9 for the regressor. In practice this is the day of deployment, and you would not see these
+# Only now the digits come in that no choice has seen: 5 to 9 for the classifier; 6 to 9 for
+# the regressors. In practice this is the day of deployment, and you would not see these
 # numbers.
 
 # %%
-classifier_new, angle_new = (
-    classify([0, 1, 2, 3, 4], [5, 6, 7, 8, 9]),
-    find_angle([2, 3, 4, 5], [6, 7, 8, 9]),
-)
-tasks = {"classifier": (classifier_runs, classifier_new), "angle": (angle_runs, angle_new)}
+tasks = {"classifier": (classifier_runs, classify([0, 1, 2, 3, 4], [5, 6, 7, 8, 9]))}
+for name, task in angle_tasks.items():
+    tasks[name] = angle_runs[name], task([2, 3, 4, 5], [6, 7, 8, 9])
 for name, (runs, on_new) in tasks.items():
     chosen, best = next(iter(mean(runs))), max(on_new, key=on_new.get)
     print(f"{name}: chosen {chosen}, AUROC {on_new[chosen]:.3f} on new digits")
     print(f"{'':{len(name)}}  the best there is {best}, {on_new[best]:.3f}")
 
 # %%
-# Figure: Two panels, a row for each score. Small dots: AUROC with one class left out, the bar
-# their mean. Diamond: AUROC on digits never used for the choice. ViM and Fused lead on the
-# classifier, SCOD on the angle.
-figure, panels = plt.subplots(1, 2, figsize=(8.5, 3.2), layout="constrained")
+# Figure: Three panels, a row for each score. Small dots: AUROC with one class left out, the
+# bar their mean. Diamond: AUROC on digits never used for the choice. ViM and Fused lead on
+# the classifier, SCOD on the angle with the dense network, Fused with the convolutional one.
+figure, panels = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
 for axes, (name, (runs, on_new)) in zip(panels, tasks.items(), strict=True):
     for row, (method, average) in enumerate(mean(runs).items()):
         axes.plot(
@@ -184,15 +198,17 @@ for axes, (name, (runs, on_new)) in zip(panels, tasks.items(), strict=True):
 
 # %% [markdown]
 # Blue: one class left out, with the mean as a bar, which the choice is made by. Orange: the
-# new digits.
+# new digits. Twice the choice is the best on them or as good as the best. The third time it
+# is not: the new digits are harder than those that were left out, and the order of the first
+# four changes. A choice by left-out classes is much better than none, and no guarantee.
 #
 # ## The rule
 #
-# 1. **Your network predicts numbers** (an angle, a force, a price): begin with a `Monitor`
-#    and compare it with `Fused`. No other score knows what the output depends on.
+# 1. **Your network predicts numbers** (an angle, a force, a price): compare a `Monitor` with
+#    `Fused`, and take the better one on classes or conditions you left out.
 # 2. **It is a classifier**: begin with `Fused`. If `compare` shows that `ViM` or another
 #    cheap score of the features is as good on classes you left out, take that one.
-# 3. **You want an input's own words, a bound or a rate**, not only a rank:
+# 3. **You want reasons, bounds or a rate**, not only a rank:
 #    [explanations](../guides/explain.md), [certificates](../ideas/method.md) and
 #    [alarms](../guides/alarms.md) belong to the monitor. Alarms work with scores of any
 #    origin.
