@@ -84,7 +84,7 @@ def write(script: Path) -> None:
     parts = [
         f"# {cells_of(script)[0]}",
         f"*The script `examples/tutorials/{script.name}` with its output. "
-        "Run it with Python, or open it as a notebook.*",
+        "Open it as a notebook, or run it with Python.*",
     ]
     for cell in run(script)[1]:
         parts.append(cell.source if cell.is_text else f"```python\n{cell.source}\n```")

@@ -155,6 +155,10 @@ def test_text_classifier(run: Any) -> None:
     assert told.separation(*told.softmax).auroc == pytest.approx(
         aurocs["all weights"], abs=0.03
     )
+    known_words = {n for m in told.train_set for n in m["input_ids"].tolist()}
+    for i in told.new_score.argsort()[:3].tolist():  # those that pass
+        asked = told.new[i]["input_ids"].unique()
+        assert sum(n in known_words for n in asked.tolist()) > 0.7 * len(asked)
     bases = [monitor.basis.nbytes for monitor in told.monitors.values()]
     assert bases[0] > 30 * bases[1]
 
@@ -211,6 +215,8 @@ def test_robot_rollout(run: Any) -> None:
     assert told.alarms[longer] > 50
     assert min(told.falls[wind], told.falls[longer]) > 0
     assert not any(told.too_late.values())
+    _, true = told.rollouts(told.policy, 60, **told.WORLDS[bent])
+    assert true[:, -1, 0].abs().min() > told.states[:, 0].abs().max()  # where the cart ends
 
 
 @pytest.mark.slow

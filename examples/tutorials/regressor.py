@@ -169,7 +169,8 @@ for name, asked in slips.items():
 # 18; total cholesterol (`s1`) and its LDL part (`s2`) stand beside each other in every
 # report.
 #
-# - **As measured**, few patients raise an alarm: 5 % were accepted.
+# - **As measured**, about as many patients raise an alarm as were accepted (5 % of 102 are
+#   5).
 # - **In mmol/l**, every patient raises one. The predictions alone would not tell: most of
 #   them are numbers that real patients have.
 # - **Swapped**, again every patient raises one, though a check of each column's range misses

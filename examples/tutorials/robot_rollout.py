@@ -166,10 +166,11 @@ rows[0, 0].set_ylabel("mean score (nats)")
 rows[1, 0].set_ylabel("angle (degrees)")
 
 # %% [markdown]
-# - **As in training** a few rollouts raise an alarm, no more than the rate allows. They begin
-#   in an unusual state, and the score falls as the network brings the pole upright.
-# - **With a bent sensor** no pole falls, but the cart rolls away to where no training state
-#   was. The alarm notices that before anything has happened.
+# - **As in training** about as many rollouts raise an alarm as were accepted (5 % of 60 are
+#   3). They begin in an unusual state, and their score falls as the network brings the pole
+#   upright.
+# - **With a bent sensor** no pole falls, but the cart ends where it never stood in training.
+#   The alarm says so although nothing has gone wrong yet.
 # - **In the wind and with a longer pole** poles fall, and every alarm comes before the fall.
 #
 # ## What is promised

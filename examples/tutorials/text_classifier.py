@@ -167,8 +167,8 @@ print(f"more than 90 % sure of its answer on new topics: {sure:.1%}")
 # The network has about a hundred thousand weights. A monitor of all of them keeps `rank`
 # directions with as many numbers each. `Projected(rank=8)` looks at each layer's gradient
 # through at most $8 \times 8$ numbers, learnt from the first training samples, and keeps
-# directions of those alone. What the projections miss still counts in the score: its length
-# is exact.
+# directions of those alone. What the projections miss still counts in the score: the length
+# of the whole gradient is exact.
 
 # %%
 monitors = {
@@ -220,9 +220,17 @@ axes.invert_yaxis()
 axes.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
-# Messages that pass are those whose words the network knows from another topic. It is a limit
-# of any score made from this network: what the network does not tell apart, the monitor
-# cannot.
+# Which new messages pass? The three that look most familiar:
+
+# %%
+word_of = {number: word for word, number in VOCABULARY.items()}
+for i in new_score.argsort()[:3].tolist():
+    text = " ".join(word_of[number] for number in new[i]["input_ids"].tolist() if number)
+    print(f"score {new_score[i]:.3f}: {text}")
+
+# %% [markdown]
+# Most of their words are known from the other topics. It is a limit of any score made from
+# this network: what the network does not tell apart, the monitor cannot.
 #
 # ## Your own model
 #
