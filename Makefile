@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --doctest-modules
 
 .PHONY: demo test test-slow test-hosts lint types imports unit coverage bench bench-sketch bench-alarms \
-  results tables picture docs links dist clean
+  results tables picture tutorials docs links dist clean
 
 demo: $(STAMP)
 	$(BIN)/scod demo
@@ -77,6 +77,10 @@ picture: $(STAMP)
 	$(BIN)/python examples/explain_digits.py docs/images/explain.png
 	$(BIN)/python examples/detector.py docs/images/detector.png
 	$(BIN)/python examples/ideas docs/images
+
+# runs examples/tutorials and writes docs/tutorials: two minutes
+tutorials: $(STAMP)
+	$(BIN)/python examples/render_tutorials.py
 
 # the site, into site/; a warning is an error
 docs: $(STAMP)
