@@ -123,11 +123,21 @@ def read(app: Any, page: str, content: list[str]) -> None:
     content[0] = text
 
 
-def docstring(
-    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
-) -> None:
-    """Let letters follow code, as they do in Markdown."""
-    lines[:] = [re.sub(r"(?<=[^\s`(])(`{1,2})(?=[A-Za-z])", r"\1\\ ", line) for line in lines]
+# stands for a colon of a sentence until docstrings are parsed: types are in signatures
+COLON = "\N{RATIO}"
+
+
+def before(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Let letters follow code, as they do in Markdown, and colons stand in what is returned."""
+    for i, line in enumerate(lines):
+        if i and lines[i - 1].strip() in ("Returns:", "Yields:"):
+            line = line.replace(":", COLON)
+        lines[i] = re.sub(r"(?<=[^\s`(])(`{1,2})(?=[A-Za-z])", r"\1\\ ", line)
+
+
+def after(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Put colons back."""
+    lines[:] = [line.replace(COLON, ":") for line in lines]
 
 
 def write_pages() -> None:
@@ -171,8 +181,10 @@ def setup(app: Any) -> None:
     write_pages()
     app.add_config_value("scodkit_names", reference.documented(), "")
     app.connect("source-read", read)
-    app.connect("autodoc-process-docstring", docstring, priority=1)
+    app.connect("autodoc-process-docstring", before, priority=1)
+    app.connect("autodoc-process-docstring", after, priority=900)
     app.connect("html-page-context", mend)
+    app.connect("doctree-read", crosslinks.name_fields)
     app.connect("missing-reference", crosslinks.find_type)
     app.connect("doctree-resolved", navigation.as_cards)
     app.connect("doctree-resolved", crosslinks.link_names)

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import reference
 from docutils import nodes
-from sphinx.addnodes import desc, desc_signature
+from sphinx.addnodes import desc, desc_signature, literal_strong
 from sphinx.application import Sphinx
 from sphinx.util.nodes import make_refnode
 
@@ -42,6 +43,27 @@ def by_short_name(app: Sphinx) -> dict[str, tuple[str, str]]:
         for name in [n for n in found if n.startswith(f"{cls}.")]:
             found[variable + name.removeprefix(cls)] = found[name]
     return found
+
+
+def name_fields(app: Sphinx, doctree: nodes.document) -> None:
+    """Give the fields of data classes, which docstrings list as arguments, anchors.
+
+    Args:
+        app: Of the build.
+        doctree: Of a page; changed.
+    """
+    domain = app.env.domains.python_domain
+    for entry in doctree.findall(desc):
+        if entry["objtype"] != "class" or not entry[0]["ids"]:
+            continue
+        cls = entry[0]["ids"][0]
+        fields = getattr(reference.thing(cls), "__dataclass_fields__", {})
+        for lists in (part for part in entry[-1] if isinstance(part, nodes.field_list)):
+            for name in lists.findall(literal_strong):
+                anchor = f"{cls}.{name.astext()}"
+                if name.astext() in fields and anchor not in domain.objects:
+                    name["ids"].append(anchor)
+                    domain.note_object(anchor, "attribute", anchor, location=entry)
 
 
 def in_prose(doctree: nodes.document) -> Iterator[nodes.literal]:

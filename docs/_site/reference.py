@@ -43,7 +43,12 @@ class Page:
     inherited: tuple[str, ...] = ()
 
 
-def _thing(name: str) -> Any:
+def thing(name: str) -> Any:
+    """Return what a public name stands for, whatever is missing here.
+
+    Args:
+        name: As in `Page.names`.
+    """
     with mock(HOSTS):
         return pkgutil.resolve_name(":".join(name.rsplit(".", 1)))
 
@@ -165,8 +170,8 @@ def documented() -> dict[str, str]:
     found = {}
     for page in pages():
         for name in page.names:
-            thing = _thing(name)
-            found[f"{thing.__module__}.{thing.__qualname__}"] = name
+            public = thing(name)
+            found[f"{public.__module__}.{public.__qualname__}"] = name
     return found
 
 
@@ -184,13 +189,13 @@ def text(page: Page) -> str:
     """
     lines = [page.title, "=" * len(page.title), "", page.about, ""]
     for name in page.names:
-        thing = _thing(name)
-        if inspect.isclass(thing):
-            kind = "exception" if issubclass(thing, BaseException) else "class"
+        public = thing(name)
+        if inspect.isclass(public):
+            kind = "exception" if issubclass(public, BaseException) else "class"
             lines += [f".. auto{kind}:: {name}", "   :members:"]
             lines += (
                 [f"   :exclude-members: {told}"]
-                if (told := ", ".join(_attributes(thing)))
+                if (told := ", ".join(_attributes(public)))
                 else []
             )
             lines += ["   :inherited-members:"] * (name in page.inherited)
@@ -211,10 +216,10 @@ def table() -> str:
     for page in pages():
         lines += [f"## {page.title}", "", "| name | what it is |", "| --- | --- |"]
         for name in page.names:
-            thing = _thing(name)
-            first = (inspect.getdoc(thing) or "").partition("\n")[0].replace("``", "`")
+            public = thing(name)
+            first = (inspect.getdoc(public) or "").partition("\n")[0].replace("``", "`")
             assert first, f"{name} has no docstring"
-            path = inspect.getsourcefile(thing)
+            path = inspect.getsourcefile(public)
             assert path is not None
             link = Path(os.path.relpath(path, INDEX.parent)).as_posix()
             short = name.removeprefix("scodkit.").removeprefix("errors.")
