@@ -67,6 +67,7 @@ html_title = "scodkit"
 html_baseurl = URLS.get("Documentation", "")
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "scorer.js")
 html_favicon = "static/favicon.svg"
 html_show_sourcelink = False
 html_copy_source = False
@@ -114,7 +115,7 @@ def read(app: Any, page: str, content: list[str]) -> None:
     if page == "reference/index":
         text = re.sub(r"\[(`[^`]+`)\]\([./]*/src/[^)]*\)", r"\1", text)
     if page == "index" or page.endswith("/index"):
-        first = tuple(f"reference/{p.name}" for p in reference.pages())
+        first = tuple(f"reference/{p.name}" for p in reference.PAGES)
         lines = [":hidden:", "", *navigation.below(page, first)]
         if Path(app.env.doc2path(page)).suffix == ".md":
             text += "\n".join(["\n\n```{toctree}", *lines, "```\n"])
