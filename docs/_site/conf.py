@@ -188,4 +188,5 @@ def setup(app: Any) -> None:
     app.connect("doctree-read", crosslinks.name_fields)
     app.connect("missing-reference", crosslinks.find_type)
     app.connect("doctree-resolved", navigation.as_cards)
+    app.connect("doctree-resolved", navigation.narrow)
     app.connect("doctree-resolved", crosslinks.link_names)
