@@ -168,6 +168,12 @@ def test_names_are_links(page: str, link: str, site: Path) -> None:
     assert link in Marks(site / f"{page}.html").links
 
 
+def test_types_of_python_are_not_taken_for_names_of_ours(site: Path) -> None:
+    assert (
+        "fused.html#scodkit.Budget.bytes" not in Marks(site / "reference/adapters.html").links
+    )
+
+
 def test_pages_in_a_browser(site: Path, address: str, browser) -> None:
     wrong: list[str] = []
     asked: list[str] = []

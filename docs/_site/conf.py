@@ -51,6 +51,7 @@ autodoc_mock_imports = reference.HOSTS
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
+autodoc_type_aliases = {"ArrayLike": "ArrayLike"}
 autodoc_preserve_defaults = True
 autodoc_inherit_docstrings = False
 python_use_unqualified_type_names = True
@@ -186,6 +187,7 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", after, priority=900)
     app.connect("html-page-context", mend)
     app.connect("doctree-read", crosslinks.name_fields)
+    app.connect("doctree-read", crosslinks.whole_types)
     app.connect("missing-reference", crosslinks.find_type)
     app.connect("doctree-resolved", navigation.as_cards)
     app.connect("doctree-resolved", navigation.narrow)

@@ -12,7 +12,7 @@ from typing import Any
 
 import reference
 from docutils import nodes
-from sphinx.addnodes import desc, desc_signature, literal_strong
+from sphinx.addnodes import desc, desc_signature, literal_strong, pending_xref
 from sphinx.application import Sphinx
 from sphinx.util.nodes import make_refnode
 
@@ -64,6 +64,19 @@ def name_fields(app: Sphinx, doctree: nodes.document) -> None:
                 if name.astext() in fields and anchor not in domain.objects:
                     name["ids"].append(anchor)
                     domain.note_object(anchor, "attribute", anchor, location=entry)
+
+
+def whole_types(app: Sphinx, doctree: nodes.document) -> None:
+    """Let types be what they are called: Sphinx takes ``bytes`` for an attribute of some class.
+
+    Args:
+        app: Of the build.
+        doctree: Of a page; changed.
+    """
+    for node in doctree.findall(pending_xref):
+        if node.get("refdomain") == "py" and node["reftype"] in ("class", "exc", "obj"):
+            for hint in ("refspecific", "py:class"):
+                node.attributes.pop(hint, None)
 
 
 def in_prose(doctree: nodes.document) -> Iterator[nodes.literal]:
@@ -133,6 +146,6 @@ def find_type(app: Sphinx, env: Any, node: Any, content: nodes.Element) -> nodes
         return None
     name = app.config.scodkit_names.get(node["reftarget"], node["reftarget"])
     target = by_short_name(app).get(name.removeprefix("scodkit.").rpartition(".")[2])
-    if target is None:
+    if target is None or not name.rpartition(".")[2][0].isupper():
         return None
     return make_refnode(app.builder, node["refdoc"], *target, [content])
