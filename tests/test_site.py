@@ -205,6 +205,19 @@ def test_pages_in_a_browser(site: Path, address: str, browser) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_code_is_copied_without_its_prompts(address: str, browser) -> None:
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(f"{address}/reference/baselines.html")
+    block = page.locator("div.highlight:has-text('KNN(')").first
+    block.hover()
+    block.locator("button.copybtn").click()
+    copied = page.evaluate("() => navigator.clipboard.readText()")
+    context.close()
+    assert "method = KNN(" in copied
+    assert ">>>" not in copied
+
+
 def violations(page, rules: dict[str, object]) -> list[str]:
     """Return what axe-core finds, each with the first places."""
     # it would fetch style sheets of its own accord, from wrong addresses
