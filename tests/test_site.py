@@ -236,7 +236,7 @@ def violations(page, rules: dict[str, object]) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("install", "/index.html#install"),
+        ("install", "/start/install.html"),
         ("tutorial", "/tutorials/index.html"),
         ("Hugging Face", "/guides/exports.html#hugging-face"),
         ("out-of-distribution", "/index.html"),
