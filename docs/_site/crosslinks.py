@@ -80,12 +80,14 @@ def whole_types(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def in_prose(doctree: nodes.document) -> Iterator[nodes.literal]:
-    """Yield code in running text that is no link, no heading and no signature."""
+    """Yield code in running text that is no link, no heading, no signature and on no card."""
     for literal in list(doctree.findall(nodes.literal)):
         parent: Any = literal
         while parent is not None and not isinstance(
             parent, (nodes.reference, nodes.title, nodes.term, desc_signature)
         ):
+            if "cards" in parent.get("classes", ()):  # each is a link as a whole
+                break
             parent = parent.parent
         if parent is None:
             yield literal
