@@ -216,7 +216,7 @@ def table() -> str:
             public = thing(name)
             first = (inspect.getdoc(public) or "").partition("\n")[0].replace("``", "`")
             assert first, f"{name} has no docstring"
-            path = inspect.getsourcefile(public)
+            path = sys.modules[public.__module__].__file__  # of decorated functions, too
             assert path is not None
             link = Path(os.path.relpath(path, INDEX.parent)).as_posix()
             short = name.removeprefix("scodkit.").removeprefix("errors.")
