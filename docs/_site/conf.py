@@ -51,6 +51,7 @@ autodoc_mock_imports = reference.HOSTS
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
+autodoc_type_aliases = {"ArrayLike": "ArrayLike"}
 autodoc_preserve_defaults = True
 autodoc_inherit_docstrings = False
 python_use_unqualified_type_names = True
@@ -67,6 +68,7 @@ html_title = "scodkit"
 html_baseurl = URLS.get("Documentation", "")
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "scorer.js")
 html_favicon = "static/favicon.svg"
 html_show_sourcelink = False
 html_copy_source = False
@@ -114,7 +116,7 @@ def read(app: Any, page: str, content: list[str]) -> None:
     if page == "reference/index":
         text = re.sub(r"\[(`[^`]+`)\]\([./]*/src/[^)]*\)", r"\1", text)
     if page == "index" or page.endswith("/index"):
-        first = tuple(f"reference/{p.name}" for p in reference.pages())
+        first = tuple(f"reference/{p.name}" for p in reference.PAGES)
         lines = [":hidden:", "", *navigation.below(page, first)]
         if Path(app.env.doc2path(page)).suffix == ".md":
             text += "\n".join(["\n\n```{toctree}", *lines, "```\n"])
@@ -123,11 +125,21 @@ def read(app: Any, page: str, content: list[str]) -> None:
     content[0] = text
 
 
-def docstring(
-    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
-) -> None:
-    """Let letters follow code, as they do in Markdown."""
-    lines[:] = [re.sub(r"(?<=[^\s`(])(`{1,2})(?=[A-Za-z])", r"\1\\ ", line) for line in lines]
+# stands for a colon of a sentence until docstrings are parsed: types are in signatures
+COLON = "\N{RATIO}"
+
+
+def before(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Let letters follow code, as they do in Markdown, and colons stand in what is returned."""
+    for i, line in enumerate(lines):
+        if i and lines[i - 1].strip() in ("Returns:", "Yields:"):
+            line = line.replace(":", COLON)
+        lines[i] = re.sub(r"(?<=[^\s`(])(`{1,2})(?=[A-Za-z])", r"\1\\ ", line)
+
+
+def after(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Put colons back."""
+    lines[:] = [line.replace(COLON, ":") for line in lines]
 
 
 def write_pages() -> None:
@@ -171,8 +183,12 @@ def setup(app: Any) -> None:
     write_pages()
     app.add_config_value("scodkit_names", reference.documented(), "")
     app.connect("source-read", read)
-    app.connect("autodoc-process-docstring", docstring, priority=1)
+    app.connect("autodoc-process-docstring", before, priority=1)
+    app.connect("autodoc-process-docstring", after, priority=900)
     app.connect("html-page-context", mend)
+    app.connect("doctree-read", crosslinks.name_fields)
+    app.connect("doctree-read", crosslinks.whole_types)
     app.connect("missing-reference", crosslinks.find_type)
     app.connect("doctree-resolved", navigation.as_cards)
+    app.connect("doctree-resolved", navigation.narrow)
     app.connect("doctree-resolved", crosslinks.link_names)

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import reference
 from docutils import nodes
-from sphinx.addnodes import desc, desc_signature
+from sphinx.addnodes import desc, desc_signature, literal_strong, pending_xref
 from sphinx.application import Sphinx
 from sphinx.util.nodes import make_refnode
 
@@ -44,13 +45,49 @@ def by_short_name(app: Sphinx) -> dict[str, tuple[str, str]]:
     return found
 
 
+def name_fields(app: Sphinx, doctree: nodes.document) -> None:
+    """Give the fields of data classes, which docstrings list as arguments, anchors.
+
+    Args:
+        app: Of the build.
+        doctree: Of a page; changed.
+    """
+    domain = app.env.domains.python_domain
+    for entry in doctree.findall(desc):
+        if entry["objtype"] != "class" or not entry[0]["ids"]:
+            continue
+        cls = entry[0]["ids"][0]
+        fields = getattr(reference.thing(cls), "__dataclass_fields__", {})
+        for lists in (part for part in entry[-1] if isinstance(part, nodes.field_list)):
+            for name in lists.findall(literal_strong):
+                anchor = f"{cls}.{name.astext()}"
+                if name.astext() in fields and anchor not in domain.objects:
+                    name["ids"].append(anchor)
+                    domain.note_object(anchor, "attribute", anchor, location=entry)
+
+
+def whole_types(app: Sphinx, doctree: nodes.document) -> None:
+    """Let types be what they are called: Sphinx takes ``bytes`` for an attribute of some class.
+
+    Args:
+        app: Of the build.
+        doctree: Of a page; changed.
+    """
+    for node in doctree.findall(pending_xref):
+        if node.get("refdomain") == "py" and node["reftype"] in ("class", "exc", "obj"):
+            for hint in ("refspecific", "py:class"):
+                node.attributes.pop(hint, None)
+
+
 def in_prose(doctree: nodes.document) -> Iterator[nodes.literal]:
-    """Yield code in running text that is no link, no heading and no signature."""
+    """Yield code in running text that is no link, no heading, no signature and on no card."""
     for literal in list(doctree.findall(nodes.literal)):
         parent: Any = literal
         while parent is not None and not isinstance(
             parent, (nodes.reference, nodes.title, nodes.term, desc_signature)
         ):
+            if "cards" in parent.get("classes", ()):  # each is a link as a whole
+                break
             parent = parent.parent
         if parent is None:
             yield literal
@@ -111,6 +148,6 @@ def find_type(app: Sphinx, env: Any, node: Any, content: nodes.Element) -> nodes
         return None
     name = app.config.scodkit_names.get(node["reftarget"], node["reftarget"])
     target = by_short_name(app).get(name.removeprefix("scodkit.").rpartition(".")[2])
-    if target is None:
+    if target is None or not name.rpartition(".")[2][0].isupper():
         return None
     return make_refnode(app.builder, node["refdoc"], *target, [content])

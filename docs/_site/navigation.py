@@ -8,6 +8,7 @@ its own is given one, with the lines of docs/index.md.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,3 +109,18 @@ def as_cards(app: Sphinx, doctree: nodes.document, page: str) -> None:
             if len(line) > 1:
                 about = line[1].astext().removeprefix(":").lstrip()
                 line[1] = nodes.Text(about[:1].upper() + about[1:])
+
+
+def narrow(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Mark pictures that are higher than wide: across the whole text they would be large.
+
+    Args:
+        app: Of the build.
+        doctree: Of the page; changed.
+        page: Its name.
+    """
+    for image in doctree.findall(nodes.image):
+        path = Path(app.srcdir, image["uri"])
+        if path.suffix == ".png":
+            width, height = struct.unpack(">II", path.read_bytes()[16:24])
+            image["classes"] += ["tall"] * (height > width)

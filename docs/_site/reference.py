@@ -17,6 +17,8 @@ from typing import Any
 
 from sphinx.ext.autodoc.mock import mock
 
+from scodkit import errors
+
 # libraries that adapters are for: none needs to be here
 HOSTS = ["lightning", "mlflow", "openood", "pytorch_ood", "sklearn", "transformers"]
 ROOT = Path(__file__).parents[2]
@@ -43,7 +45,12 @@ class Page:
     inherited: tuple[str, ...] = ()
 
 
-def _thing(name: str) -> Any:
+def thing(name: str) -> Any:
+    """Return what a public name stands for, whatever is missing here.
+
+    Args:
+        name: As in `Page.names`.
+    """
     with mock(HOSTS):
         return pkgutil.resolve_name(":".join(name.rsplit(".", 1)))
 
@@ -53,121 +60,116 @@ def _of(module: str, names: str) -> tuple[str, ...]:
 
 
 def _errors() -> tuple[str, ...]:
-    from scodkit import errors
-
     own = (v for v in vars(errors).values() if getattr(v, "__module__", "") == errors.__name__)
     return tuple(f"scodkit.errors.{v.__name__}" for v in own if inspect.isclass(v))
 
 
-def pages() -> tuple[Page, ...]:
-    """Return the pages, in the order of the navigation."""
-    baselines = "DeepEnsemble Energy GradNorm IdentityCurvature KFACLaplace KNN LocalEnsemble"
-    baselines += " Mahalanobis MaxLogit MaxSoftmax Naive Residual SketchedLanczos ViM"
-    return (
-        Page(
-            "monitor",
-            "Monitor",
-            (
-                *_of("scodkit", "Monitor Scored Certificate Plan Summary Eigenbasis"),
-                "scodkit.scoring.boxes.BoxScores",
-            ),
-            inherited=("scodkit.Monitor",),
+BASELINES = "DeepEnsemble Energy GradNorm IdentityCurvature KFACLaplace KNN LocalEnsemble"
+BASELINES += " Mahalanobis MaxLogit MaxSoftmax Naive Residual SketchedLanczos ViM"
+# in the order of the navigation
+PAGES = (
+    Page(
+        "monitor",
+        "Monitor",
+        (
+            *_of("scodkit", "Monitor Scored Certificate Plan Summary Eigenbasis"),
+            "scodkit.scoring.boxes.BoxScores",
         ),
-        Page(
-            "fused",
-            "Fused",
-            (
-                *_of("scodkit", "Fused Budget"),
-                "scodkit.fused.FusedExplanation",
-                "scodkit.scoring.evidence.Evidence",
-            ),
+        inherited=("scodkit.Monitor",),
+    ),
+    Page(
+        "fused",
+        "Fused",
+        (
+            *_of("scodkit", "Fused Budget"),
+            "scodkit.fused.FusedExplanation",
+            "scodkit.scoring.evidence.Evidence",
         ),
-        Page(
-            "likelihoods",
-            "Likelihoods",
-            (
-                *_of("scodkit", "Categorical Bernoulli Gaussian HeteroscedasticGaussian"),
-                *_of("scodkit", "MonteCarlo Heads Task Likelihood"),
-            ),
+    ),
+    Page(
+        "likelihoods",
+        "Likelihoods",
+        (
+            *_of("scodkit", "Categorical Bernoulli Gaussian HeteroscedasticGaussian"),
+            *_of("scodkit", "MonteCarlo Heads Task Likelihood"),
         ),
-        Page(
-            "parameters",
-            "Parameters and large models",
-            (
-                *_of("scodkit", "LastLayers Projected"),
-                "scodkit.model.projected.Projections",
+    ),
+    Page(
+        "parameters",
+        "Parameters and large models",
+        (
+            *_of("scodkit", "LastLayers Projected"),
+            "scodkit.model.projected.Projections",
                 "scodkit.unsharded",
-                "scodkit.parts.Shard",
-                "scodkit.sharded.ShardedMonitor",
-            ),
+            "scodkit.parts.Shard",
+            "scodkit.sharded.ShardedMonitor",
         ),
-        Page(
-            "alarms",
-            "Alarms and calibration",
-            (
-                *_of("scodkit", "Calibration predicted_class DriftAlarm RolloutAlarm"),
-                *_of("scodkit", "discoveries OnlineDiscoveries"),
-            ),
-            inherited=_of("scodkit", "DriftAlarm RolloutAlarm OnlineDiscoveries"),
+    ),
+    Page(
+        "alarms",
+        "Alarms and calibration",
+        (
+            *_of("scodkit", "Calibration predicted_class DriftAlarm RolloutAlarm"),
+            *_of("scodkit", "discoveries OnlineDiscoveries"),
         ),
-        Page(
-            "explanations",
-            "Explanations",
-            (
-                "scodkit.Explanation",
-                *_of("scodkit.explain", "Shares Saliency Columns References Nearest"),
-            ),
+        inherited=_of("scodkit", "DriftAlarm RolloutAlarm OnlineDiscoveries"),
+    ),
+    Page(
+        "explanations",
+        "Explanations",
+        (
+            "scodkit.Explanation",
+            *_of("scodkit.explain", "Shares Saliency Columns References Nearest"),
         ),
-        Page(
-            "sketches",
-            "Sketches",
-            _of(
-                "scodkit.sketch",
-                "Nystrom TwoSided FrequentDirections Exact Sketch SketchState Map Fold"
-                " Gaussian SparseSign SRFT",
-            ),
+    ),
+    Page(
+        "sketches",
+        "Sketches",
+        _of(
+            "scodkit.sketch",
+            "Nystrom TwoSided FrequentDirections Exact Sketch SketchState Map Fold"
+            " Gaussian SparseSign SRFT",
         ),
-        Page(
-            "baselines",
-            "Baselines",
-            _of("scodkit.baselines", f"Baseline Detector Picks {baselines}"),
-            "Every method here is a `Baseline`: its ``fit``, ``score``, ``to``, ``save`` and "
-            "``load`` are told there once. :doc:`The guide </guides/baselines>` says which to "
-            "compare with.",
+    ),
+    Page(
+        "baselines",
+        "Baselines",
+        _of("scodkit.baselines", f"Baseline Detector Picks {BASELINES}"),
+        "Every method here is a `Baseline`: its ``fit``, ``score``, ``to``, ``save`` and "
+        "``load`` are told there once. :doc:`The guide </guides/baselines>` says which to "
+        "compare with.",
+    ),
+    Page(
+        "comparison",
+        "Comparison and report",
+        (
+            *_of("scodkit", "compare Comparison"),
+            *_of("scodkit.comparison", "MethodScores Cost"),
+            *_of("scodkit.metrics", "separation Separation curves Curves Curve"),
+            *_of("scodkit.report", "Report ScoredSet WatchedStream MethodLine read_numbers"),
         ),
-        Page(
-            "comparison",
-            "Comparison and report",
-            (
-                *_of("scodkit", "compare Comparison"),
-                *_of("scodkit.comparison", "MethodScores Cost"),
-                *_of("scodkit.metrics", "separation Separation curves Curves Curve"),
-                *_of(
-                    "scodkit.report", "Report ScoredSet WatchedStream MethodLine read_numbers"
-                ),
-            ),
+    ),
+    Page(
+        "adapters",
+        "Adapters",
+        _of(
+            "scodkit.adapters",
+            "OutlierDetector PytorchOODDetector OpenOODPostprocessor MLflowModel"
+            " mlflow_artifacts MonitoredModel Monitored ClosedForm LightningCallback"
+            " HuggingFaceCallback save_pretrained from_pretrained",
         ),
-        Page(
-            "adapters",
-            "Adapters",
-            _of(
-                "scodkit.adapters",
-                "OutlierDetector PytorchOODDetector OpenOODPostprocessor MLflowModel"
-                " mlflow_artifacts MonitoredModel Monitored ClosedForm LightningCallback"
-                " HuggingFaceCallback save_pretrained from_pretrained",
-            ),
-        ),
-        Page("errors", "Errors and warnings", _errors()),
-    )
+    ),
+    Page("errors", "Errors and warnings", _errors()),
+)
 
 
 def documented() -> dict[str, str]:
     """Return where each documented thing is defined, and the name that users import."""
     found = {}
-    for page in pages():
+    for page in PAGES:
         for name in page.names:
-            thing = _thing(name)
-            found[f"{thing.__module__}.{thing.__qualname__}"] = name
+            public = thing(name)
+            found[f"{public.__module__}.{public.__qualname__}"] = name
     return found
 
 
@@ -181,17 +183,17 @@ def text(page: Page) -> str:
     """Return a page in reStructuredText.
 
     Args:
-        page: One of `pages`.
+        page: One of `PAGES`.
     """
     lines = [page.title, "=" * len(page.title), "", page.about, ""]
     for name in page.names:
-        thing = _thing(name)
-        if inspect.isclass(thing):
-            kind = "exception" if issubclass(thing, BaseException) else "class"
+        public = thing(name)
+        if inspect.isclass(public):
+            kind = "exception" if issubclass(public, BaseException) else "class"
             lines += [f".. auto{kind}:: {name}", "   :members:"]
             lines += (
                 [f"   :exclude-members: {told}"]
-                if (told := ", ".join(_attributes(thing)))
+                if (told := ", ".join(_attributes(public)))
                 else []
             )
             lines += ["   :inherited-members:"] * (name in page.inherited)
@@ -203,19 +205,19 @@ def text(page: Page) -> str:
 
 def files() -> dict[Path, str]:
     """Return the pages that are not committed, with where they lie."""
-    return {INDEX.parent / f"{page.name}.rst": text(page) for page in pages()}
+    return {INDEX.parent / f"{page.name}.rst": text(page) for page in PAGES}
 
 
 def table() -> str:
     """Return all names in Markdown, with a line and the file of each."""
     lines = []
-    for page in pages():
+    for page in PAGES:
         lines += [f"## {page.title}", "", "| name | what it is |", "| --- | --- |"]
         for name in page.names:
-            thing = _thing(name)
-            first = (inspect.getdoc(thing) or "").partition("\n")[0].replace("``", "`")
+            public = thing(name)
+            first = (inspect.getdoc(public) or "").partition("\n")[0].replace("``", "`")
             assert first, f"{name} has no docstring"
-            path = inspect.getsourcefile(thing)
+            path = sys.modules[public.__module__].__file__  # of decorated functions, too
             assert path is not None
             link = Path(os.path.relpath(path, INDEX.parent)).as_posix()
             short = name.removeprefix("scodkit.").removeprefix("errors.")

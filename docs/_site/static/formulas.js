@@ -4,4 +4,6 @@ for (const place of document.querySelectorAll(".math")) {
     displayMode: place.tagName === "DIV",
     throwOnError: false,
   });
+  // long ones scroll, by the keyboard, too
+  if (place.scrollWidth > place.clientWidth && place.tagName === "DIV") place.tabIndex = 0;
 }
