@@ -100,7 +100,7 @@ PAGES = (
         (
             *_of("scodkit", "LastLayers Projected"),
             "scodkit.model.projected.Projections",
-                "scodkit.unsharded",
+            "scodkit.unsharded",
             "scodkit.parts.Shard",
             "scodkit.sharded.ShardedMonitor",
         ),
