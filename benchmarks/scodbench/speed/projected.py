@@ -129,7 +129,7 @@ CASES = {
         Case(
             "decoder, 1.1 B", lambda: llama(2048, 22, 32, 4, 5632), words, 8, FOUR, fit_on=250
         ),
-        Case("decoder, 7 B", lambda: llama(4096, 32, 32, 32, 11008), words, 2, FOUR),
+        Case("decoder, 7 B", lambda: llama(4096, 32, 32, 32, 11008), words, 4, FOUR),
     ),
 }
 

@@ -37,8 +37,8 @@ def table(nets: Sequence[Sequence[Row]]) -> str:
     ]
     for rows in nets:
         by = {row["method"]: row for row in rows}
-        row, score, fit = rows[0], by["score"], by["fit"]
-        times = [f"{by[name]['ms']:.1f}" for name in _TIMES]
+        row, score, fit = rows[0], by["score"], by.get("fit")
+        times = [f"{by[name]['ms']:.1f}" if name in by else "" for name in _TIMES]
         kind = "" if row["projected"] else ", whole"
         cells = [
             f"{row['net']}{kind}",
@@ -48,8 +48,8 @@ def table(nets: Sequence[Sequence[Row]]) -> str:
             *times[:3],
             f"{score['floors']:.2f}",
             times[3],
-            f"{fit['floors']:.2f}",
-            *(f"{at['peak'] / 1e9:.2f}" if at["peak"] else "" for at in (score, fit)),
+            f"{fit['floors']:.2f}" if fit else "",
+            *(f"{at['peak'] / 1e9:.2f}" if at and at["peak"] else "" for at in (score, fit)),
             f"{row['kept'] / 1e6:,.0f}",
             f"{row['fit_on']:,} in {by['whole fit']['ms'] / 1e3:.0f} s",
         ]
