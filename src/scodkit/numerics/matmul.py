@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from scodkit.numerics.torch_private import get_proxy_mode
 
@@ -171,6 +172,23 @@ def thin_product(a: Tensor, b: Tensor) -> Tensor:
         return _summed(rows).view(*a.shape[:-1], -1)
     wide = sum_dtype(a, b)
     return a.to(wide) @ b.to(wide)
+
+
+def right_factor(b: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return ``a -> a @ b``, for one matrix that many are multiplied with.
+
+    In float32 on a CPU by oneDNN, as torch's own recurrent layers are: it uses the wide
+    vectors of any processor, twice as fast where MKL does not.
+
+    Args:
+        b: ``(n, r)``.
+    """
+    if b.is_cuda or b.dtype != torch.float32 or get_proxy_mode() is not None:
+        return lambda a: a @ b
+    if not torch.backends.mkldnn.is_available():
+        return lambda a: a @ b
+    packed = b.mT.contiguous().to_mkldnn()
+    return lambda a: F.linear(a.to_mkldnn(), packed).to_dense()
 
 
 def wide_bmm(a: Tensor, b: Tensor) -> Tensor:
