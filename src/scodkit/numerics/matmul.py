@@ -183,9 +183,8 @@ def right_factor(b: Tensor) -> Callable[[Tensor], Tensor]:
     Args:
         b: ``(n, r)``.
     """
-    if b.is_cuda or b.dtype != torch.float32 or get_proxy_mode() is not None:
-        return lambda a: a @ b
-    if not torch.backends.mkldnn.is_available():
+    takes = not b.is_cuda and b.dtype == torch.float32 and get_proxy_mode() is None
+    if not (takes and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
         return lambda a: a @ b
     packed = b.mT.contiguous().to_mkldnn()
     return lambda a: F.linear(a.to_mkldnn(), packed).to_dense()

@@ -187,10 +187,11 @@ class Summed(Factored):
         width = min(outputs, max(1, _MULTIPLIED // (at_once * each)))
         memory = self.a.new_empty(at_once * count * width * inputs)
         norms, along = [], []
-        for delta, a in zip(self.delta.split(at_once), self.a.split(at_once), strict=True):
+        samples_each = (torch.split(own, at_once) for own in (self.delta, self.a))
+        for delta, a in zip(*samples_each, strict=True):
             sums = []
-            parts = zip(delta.split(width, 3), matrix.split(width * inputs), strict=True)
-            for some, part in parts:
+            split = torch.split(delta, width, 3), torch.split(matrix, width * inputs)
+            for some, part in zip(*split, strict=True):
                 size = (count, len(a), some.shape[3], inputs)
                 rows = memory[: math.prod(size)].view(size)
                 for one, out in zip(some.unbind(1), rows, strict=True):  # nothing is copied

@@ -76,7 +76,7 @@ class _Slopes:
                 before.addcmul_(state, self.direct[t])
             state = before.add_(ahead[t - 1]) if t else before
         found = [at_gates]
-        if self.new is not None:
+        if self.new is not None and states is not None:
             of_inputs = at_gates.clone()
             of_inputs[..., -1, :] = (states * self.new.unsqueeze(1)).movedim(0, time + 1)
             found.append(of_inputs)
