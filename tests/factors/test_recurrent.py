@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from draws import noise
-from engines import Uses, right_rows
+from engines import Uses, close, joined, pulled, right_rows
 from scodkit.factors.hooks import HookEngine
+from scodkit.model.inputs import Inputs
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -41,6 +42,28 @@ def test_recurrent_layers_are_unrolled(kind: type[nn.RNNBase], options: dict[str
     every = [name for name, _ in model.named_parameters()]
     for names in (every, every[:1], every[1:2], every[-1:]):
         assert right_rows(model, noise(4, 5, 3), names=names) == (HookEngine, [])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_gates_may_be_shut_altogether(kind: type[nn.RNNBase]) -> None:
+    model = Uses(
+        lambda m, x: m.h(m.r(1e6 * x)[0].sum(1)),
+        r=kind(3, 4, batch_first=True),
+        h=nn.Linear(4, 2),
+    )
+    assert right_rows(model, noise(4, 5, 3)) == (HookEngine, [])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_rows_in_float32_are_those_of_float64(kind: type[nn.RNNBase]) -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        return m.h(m.r(x)[0][:, -1])
+
+    model = Uses(forward, r=kind(3, 64, batch_first=True), h=nn.Linear(64, 2)).double()
+    x = noise(40, 5, 3)
+    wide = joined(pulled(HookEngine, model, Inputs((x,), {}), 2))
+    narrow = joined(pulled(HookEngine, model.float(), Inputs((x.float(),), {}), 2))
+    close(narrow.double(), wide, 1e-5)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

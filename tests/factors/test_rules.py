@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from draws import noise
 from engines import Uses, same_as_the_loop
-from scodkit.factors.rules.rows import _IN_CACHE, LookedUp, Summed
+from scodkit.factors.rules.rows import _MULTIPLIED, LookedUp, Summed
 
 FEW = settings(deadline=None, max_examples=15)
 SOME = settings(deadline=None, max_examples=40)
@@ -370,12 +370,15 @@ def test_a_transformer_decodes() -> None:
     same_as_the_loop(model, noise(3, 5, 4), noise(3, 2, 4, seed=5))
 
 
-def test_rows_over_positions_are_read_a_few_samples_at_a_time() -> None:
-    delta = noise(120, 3, 5, 64)
-    a = noise(120, 5, 48, seed=1)
-    matrix = noise(64 * 48, 7, seed=2)
+@pytest.mark.parametrize(("samples", "count", "outputs"), [(120, 3, 300), (2, 1, 20_000)])
+def test_rows_over_positions_are_read_a_few_samples_and_outputs_at_a_time(
+    samples: int, count: int, outputs: int
+) -> None:
+    delta = noise(samples, count, 5, outputs)
+    a = noise(samples, 5, 48, seed=1)
+    matrix = noise(outputs * 48, 7, seed=2)
     rows = Summed(delta, a)
-    assert rows.nbytes > 2 * _IN_CACHE
+    assert rows.nbytes > 2 * _MULTIPLIED
     norms, along = rows.energies(matrix)
     slow = torch.einsum("bqmo,bmi->bqoi", delta, a).flatten(2)
     torch.testing.assert_close(rows.dense(), slow, rtol=1e-12, atol=1e-12)

@@ -19,6 +19,7 @@ from scodkit.numerics.matmul import (
     add_matmul,
     in_parts,
     matmul,
+    right_factor,
     tf32_products,
 )
 
@@ -66,6 +67,16 @@ def test_add_matmul_adds_in_place_and_rounds_nothing_first(total, left, right) -
     assert near(into[2:7] / 2, a, b)
     assert not into[:2].any()
     assert not into[7:].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_right_factor_serves_many(dtype: torch.dtype) -> None:
+    b = noise(40, 24).to(dtype)
+    times = right_factor(b)
+    for seed in (1, 2):
+        a = noise(10, 80, seed=seed).to(dtype)[:, ::2]
+        assert times(a).dtype == dtype
+        assert near(times(a), a, b)
 
 
 def test_add_matmul_takes_a_transposed_block() -> None:

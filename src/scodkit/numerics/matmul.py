@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from scodkit.numerics.torch_private import get_proxy_mode
 
@@ -186,6 +187,22 @@ class Thin:
     def _parts(self) -> Tensor:
         with torch.inference_mode(False):  # or no later gradient could go through them
             return in_parts(self.matrix, torch.bfloat16)
+
+
+def right_factor(b: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return ``a -> a @ b``, for one matrix that many are multiplied with.
+
+    In float32 on a CPU by oneDNN, as torch's own recurrent layers are: it uses the wide
+    vectors of any processor, twice as fast where MKL does not.
+
+    Args:
+        b: ``(n, r)``.
+    """
+    takes = not b.is_cuda and b.dtype == torch.float32 and get_proxy_mode() is None
+    if not (takes and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
+        return lambda a: a @ b
+    packed = b.mT.contiguous().to_mkldnn()
+    return lambda a: F.linear(a.to_mkldnn(), packed).to_dense()
 
 
 def wide_bmm(a: Tensor, b: Tensor) -> Tensor:

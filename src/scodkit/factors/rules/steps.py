@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import wrap_torch_function
 
+from scodkit.numerics.matmul import right_factor
 from scodkit.numerics.torch_private import of_all_directions
 
 
@@ -51,16 +52,17 @@ class _Slopes:
             ``(q, B, h)`` each.
         """
         count = self.gates.shape[2]
-        across = self.across.to(rows.dtype)  # under autocast weights have another one
+        through = right_factor(self.across.to(rows.dtype))  # autocast leaves weights alone
         ahead = rows.movedim(time + 1, 0)
         at_gates = rows.new_empty(*rows.shape[:3], count, rows.shape[3])
+        gates = at_gates.new_empty(*ahead.shape[1:3], count, rows.shape[3])  # of one step
         # of the state after each step, from the second state to the one before the first
-        states = torch.empty_like(ahead, memory_format=torch.contiguous_format)
+        states = None if self.new is None else at_gates.new_empty(ahead.shape)
         cell = None if last is None else last.clone()
         state = ahead[-1]
         for t in reversed(range(len(ahead))):
-            states[t] = state
-            gates = at_gates.select(time + 1, t)
+            if states is not None:
+                states[t] = state
             if self.cell is None or cell is None:
                 torch.mul(self.gates[t], state.unsqueeze(2), out=gates)
             else:
@@ -68,17 +70,18 @@ class _Slopes:
                 torch.mul(self.gates[t, :, :-1], cell.unsqueeze(2), out=gates[:, :, :-1])
                 torch.mul(self.gates[t, :, -1], state, out=gates[:, :, -1])
                 cell.mul_(self.cell[1][t])
-            before = gates.flatten(2) @ across
+            at_gates.select(time + 1, t).copy_(gates)
+            before = through(gates.flatten(2).flatten(0, 1)).view_as(state)
             if self.direct is not None:
                 before.addcmul_(state, self.direct[t])
             state = before.add_(ahead[t - 1]) if t else before
         found = [at_gates]
-        if self.new is not None:
+        if self.new is not None and states is not None:
             of_inputs = at_gates.clone()
             of_inputs[..., -1, :] = (states * self.new.unsqueeze(1)).movedim(0, time + 1)
             found.append(of_inputs)
         ends = [state] if cell is None else [state, cell]
-        return [*(gates.flatten(3) for gates in found), *ends]
+        return [*(one.flatten(3) for one in found), *ends]
 
 
 @dataclass(frozen=True)
@@ -109,14 +112,15 @@ def _lstm(known: _Known) -> _Slopes:
     added, cells = enter * new, [known.cell]
     for t in range(len(added)):
         cells.append(torch.addcmul(added[t], forget[t], cells[-1]))
-    seen = torch.stack(cells[1:]).tanh()
     # the derivative of a sigmoid s is s (1 - s), that of a tanh 1 - tanh^2
     slopes = [
         torch.addcmul(added, added, enter, value=-1),
         torch.stack(cells[:-1]).mul_(torch.addcmul(forget, forget, forget, value=-1)),
         torch.addcmul(enter, added, new, value=-1),
-        torch.addcmul(leave, leave, leave, value=-1).mul_(seen),
+        torch.addcmul(known.after, known.after, leave, value=-1),
     ]
+    # the state is leave tanh(cell); where leave underflows, so does all of this
+    seen = known.after / leave.clamp_min(torch.finfo(leave.dtype).tiny)
     by_cell = torch.addcmul(leave, known.after, seen, value=-1)
     return _Slopes(known.across, torch.stack(slopes, 2), cell=(by_cell, forget))
 
