@@ -96,7 +96,7 @@ for cell, i in zip(below.subplots(1, 12), ranks.tolist(), strict=True):
 # %% [markdown]
 # The new digits that pass are those that look like a known one.
 #
-# ## What accuses an image?
+# ## What makes an image atypical?
 #
 # Each part of `Fused` is standardised on held-out images, so its terms can be compared and
 # simply add up to the score.

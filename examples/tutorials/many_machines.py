@@ -6,7 +6,7 @@
 #
 # - every machine fits its own part of the data, and the parts **merge** into the fit of all
 #   of it, the same one up to rounding;
-# - a fit that is killed **goes on from its checkpoint** and ends with the same numbers, bit
+# - a fit that is killed **resumes from its checkpoint** and ends with the same numbers, bit
 #   for bit.
 #
 # Believe neither: this page starts real processes, kills one, and compares.
@@ -161,7 +161,7 @@ print(f"the same scores, bit for bit: {same}")
 
 # %%
 # Figure: Left, the curvature of the merged fit lies on that of one fit, direction by
-# direction. Right, samples read over time: a kill, a start, and the fit goes on where it was.
+# direction. Right, samples read over time: a kill, a start, and the fit resumes where it was.
 figure, (left, right) = plt.subplots(1, 2, figsize=(8.5, 3.2), layout="constrained")
 left.semilogy(alone.basis.values, color="#0072B2", lw=5, alpha=0.4, label="one fit")
 left.semilogy(merged.basis.values, ".", color="#D55E00", ms=4, label="two parts, merged")
@@ -178,8 +178,8 @@ for axes in (left, right):
     axes.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
-# The second process reads more than the rest: the batches since the last checkpoint, and
-# eight earlier ones, to make sure that the data is still the same. Changed data is refused.
+# The second process reads more than what was missing: the batches since the last checkpoint,
+# and eight earlier ones, to make sure that the data is still the same. Changed data is refused.
 #
 # In Python it is `monitor.fit(loader, checkpoint="fit.ckpt", every=100)`. A folder of [job
 # scripts](../guides/scaling.md) has a Slurm array, Ray and Spark.

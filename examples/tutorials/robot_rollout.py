@@ -2,7 +2,7 @@
 
 # %% [markdown]
 # A network balances a pole on a cart. It learnt from an expert in a world without wind, with
-# a sensor that was not bent. Then the world changes. The network goes on returning forces,
+# a sensor that was not bent. Then the world changes. The network keeps returning forces,
 # for situations it has never been trained on, until the pole falls.
 #
 # Consecutive states of a robot resemble each other, so alarms on single states would come in
@@ -51,7 +51,7 @@ def rollouts(
     mass: float = 0.1,
     length: float = 0.5,
 ) -> tuple[Tensor, Tensor]:
-    """Return what the sensor saw and what was so, each ``(count, STEPS, 4)``."""
+    """Return the observed and the true states, each ``(count, STEPS, 4)``."""
     state = torch.randn(count, 4, generator=draw) * torch.tensor([0.5, 0.3, 0.1, 0.3])
     seen, true = [], []
     for _ in range(STEPS):
@@ -177,7 +177,7 @@ rows[1, 0].set_ylabel("angle (degrees)")
 #
 # A new good rollout raises an alarm at any of its steps with a probability of at most 5 %, on
 # average over sets of 60 held-out rollouts; `RolloutAlarm(..., confidence=0.99)` makes the
-# rate hold for this very set, and takes 90. Whole rollouts must be exchangeable with the
+# rate hold for this very set, and needs 90. Whole rollouts must be exchangeable with the
 # held-out ones: the same task, the same mix of starts, the same length. That faults are found
 # is not promised, so try the faults you can think of in simulation, as here.
 #

@@ -38,7 +38,7 @@ def scenes(count: int, kinds: tuple[str, ...], seed: int) -> tuple[Tensor, Tenso
     images = 0.2 * torch.rand(count, 1, 1, 1, generator=draw).repeat(1, 1, SIZE, SIZE)
     labels = torch.zeros(count, SIZE, SIZE, dtype=torch.long)
     for image, label in zip(images[:, 0], labels, strict=True):
-        for place in torch.randperm(4, generator=draw)[:3].tolist():  # three quarters of four
+        for place in torch.randperm(4, generator=draw)[:3].tolist():  # three of four quarters
             kind = int(torch.randint(len(kinds), (), generator=draw))
             x, y, size, bright = torch.rand(4, generator=draw).tolist()
             centre = 6 + 14 * (place % 2) + 2 * x, 6 + 14 * (place // 2) + 2 * y

@@ -166,7 +166,7 @@ print(f"more than 90 % sure of its answer on new topics: {sure:.1%}")
 #
 # The network has about a hundred thousand weights. A monitor of all of them keeps `rank`
 # directions with as many numbers each. `Projected(rank=8)` looks at each layer's gradient
-# through at most $8 \times 8$ numbers, learnt from the first training samples, and keeps
+# through $8 \times 8$ numbers on average, learnt from the first training samples, and keeps
 # directions of those alone. What the projections miss still counts in the score: the length
 # of the whole gradient is exact.
 
