@@ -164,7 +164,7 @@ for row, name in zip(rows, ("image", "prediction", "score (log)"), strict=True):
 #
 # Be exact about what each part gives:
 #
-# - **For images** the score is ahead of the entropy, on this one network; the intervals overlap.
+# - **For images** the score is ahead of the entropy: one network, overlapping intervals.
 # - **For pixels** the two are about as good as each other. If all you need is a map, the
 #   entropy is cheaper; the score comes with a p-value for the image and the same unit in
 #   both.
