@@ -212,7 +212,7 @@ for axes, (name, (runs, on_new)) in zip(panels, tasks.items(), strict=True):
 # 2. **It is a classifier**: begin with `Fused`. If `compare` shows that `ViM` or another
 #    cheap score of the features is as good on classes you left out, take that one.
 # 3. **You want reasons, bounds or a rate**, not only a rank:
-#    [explanations](../guides/explain.md), [certificates](../ideas/method.md) and
+#    [explanations](../guides/explain.md), [certificates](../ideas/certificate.md) and
 #    [alarms](../guides/alarms.md) belong to the monitor. Alarms work with scores of any
 #    origin.
 # 4. Left-out classes are not your future. They say which score notices *a new class*; for
