@@ -16,12 +16,14 @@ from scodkit.factors.live_bytes import LiveBytes, Memory
 from scodkit.factors.pieces import (
     ADVICE,
     Alone,
+    add_rows,
     check_alone,
     distinct,
     num_alone,
     pick,
     relative_distance,
     tolerance,
+    zeros,
 )
 from scodkit.factors.products import Jacobian
 from scodkit.factors.rules import UnsupportedCallError
@@ -264,35 +266,52 @@ class _Trial:
         return worst
 
 
-def measure(engine: Engine, example: Inputs) -> None:
-    """Measure the memory of an engine that was chosen in another precision.
+def at_precision(engine: Engine, precision: torch.dtype | None, example: Inputs) -> Engine:
+    """Return an engine for a pass in another precision, with the memory that takes.
 
     Args:
-        engine: It runs the model in the precision to measure.
+        engine: As it was chosen.
+        precision: Of the pass; None for that of the model.
         example: A batch; a few of its samples are run.
     """
+    engine = engine.of(engine.network.at_precision(precision))
+    if precision is None:
+        return engine
     few = pick(example, distinct(example, num_alone(engine.parameters)))
-    with torch.no_grad():
-        output = engine.network(few)
-    rows = _random((len(output), _DIRECTIONS, output[0].numel()), output)
-    with contextlib.suppress(UnsupportedCallError):
-        _measured(engine, few, rows)
+    with engine.network.evaluating(), contextlib.suppress(UnsupportedCallError):
+        with torch.no_grad():
+            output = engine.network(few)
+        rows = _random((len(output), _DIRECTIONS, output[0].numel()), output)
+        _measured(engine, few, rows, added=True)
+    return engine
 
 
-def _measured(engine: Engine, few: Inputs, rows: Tensor) -> tuple[Linearization, Factors]:
+def _measured(
+    engine: Engine, few: Inputs, rows: Tensor, *, added: bool = False
+) -> tuple[Linearization, Factors]:
     """Return samples linearised, and rows ``(b, q, d)`` of them pulled back.
 
     Sets the engine's memory by what that takes.
+
+    Args:
+        engine: The engine.
+        few: The samples.
+        rows: At the output.
+        added: Whether to add the rows to a matrix, too: where these are in half precision, they
+            are copied for that.
 
     Raises:
         UnsupportedCallError: If the engine cannot follow the model.
     """
     live = LiveBytes()
+    matrix = zeros(engine, engine.parameters.num_parameters, 1) if added else None
     try:
         with live:
             linear = engine.linearize(few)
             forward = live.now
             factors = linear.pull_back(rows).hold()
+            if matrix is not None:
+                add_rows(factors, matrix)
     except UnsupportedCallError:
         raise
     except Exception:  # some models do not run under a dispatch mode

@@ -250,7 +250,7 @@ class FactorSource:
         few = call.samples(slice(0, self.heads_at_once(columns)))
         source = replace(self, engine=self.engine.unchecked())
         # a single zero, expanded: the matrix itself may take more memory than the norms
-        matrix = self._zeros(1, 1).expand(self.engine.parameters.num_parameters, columns)
+        matrix = zeros(self.engine, 1, 1).expand(self.engine.parameters.num_parameters, columns)
 
         def run() -> None:
             piece = source._head(few)
@@ -310,7 +310,7 @@ class FactorSource:
         copies = 1 if whole is None else whole.copies
         chosen = self.engine if whole is None else whole.engine
         matrix = _Zeros(
-            self._zeros(self.engine.parameters.num_parameters if hold else 0, columns)
+            zeros(self.engine, self.engine.parameters.num_parameters if hold else 0, columns)
         )
 
         def run(engine: Engine, part: Inputs) -> None:
@@ -320,7 +320,7 @@ class FactorSource:
                 rows = rows.flatten(0, 1)[:, None]
             factors = linear.pull_back(rows[:, : self.rows_at_once(hold)])
             if hold:
-                _add(factors.hold(), matrix)
+                add_rows(factors.hold(), matrix)
             else:
                 factors.project(matrix)
 
@@ -331,11 +331,6 @@ class FactorSource:
         engine = chosen.afresh() if checked else chosen.unchecked()
         part = call.samples(slice(0, self.samples_at_once(hold)))
         return peak_bytes(lambda: run(engine, part))
-
-    def _zeros(self, *size: int) -> Tensor:
-        """Return zeros on the weights' device, in the dtype they are summed in."""
-        weights = self.engine.parameters.weights(self.engine.network.model).values()
-        return torch.zeros(*size, dtype=sum_dtype(*weights), device=self.engine.network.device)
 
     def rows(self, output: Tensor, call: Inputs) -> tuple[Tensor, Tensor]:
         """Return which samples are finite ``(B,)``, and the rows at the output ``(B, p, d)``.
@@ -367,7 +362,13 @@ class _Zeros:
         return self._rows[:count]
 
 
-def _add(factors: Factors, matrix: Tall) -> None:
+def zeros(engine: Engine, *size: int) -> Tensor:
+    """Return zeros on the weights' device, in the dtype that their rows are summed in."""
+    weights = engine.parameters.weights(engine.network.model).values()
+    return torch.zeros(*size, dtype=sum_dtype(*weights), device=engine.network.device)
+
+
+def add_rows(factors: Factors, matrix: Tall) -> None:
     """Use factors as the update of a sketch ``(N, k)`` does."""
     for columns, rows in factors.blocks():
         flat = rows.flatten(0, 1)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from scodkit import errors
-from scodkit.factors.choose import choose_jacobian
-from scodkit.factors.engine import row_bytes
+from scodkit.factors.choose import at_precision, choose_jacobian
+from scodkit.factors.engine import Engine, row_bytes
 from scodkit.factors.pieces import MANY, FactorSource, distinct
 from scodkit.factors.products import Portions, ProductSource, count_passes
 from scodkit.fit.fitted import FitOptions, Recipe
@@ -85,18 +85,18 @@ class Preparation:
         names = selection.given.names
         return selection.given.of(select(names, self.network, self.call))
 
-    def sources(self) -> tuple[FactorSource, ProductSource | None]:
+    def sources(self) -> tuple[FactorSource, Engine, ProductSource | None]:
         """Choose how to compute.
 
         Returns:
-            What turns batches into factors, and what turns them into products with their
-            curvature: None for a fit in rows.
+            What turns batches into factors; its engine in the precision of the pass; and what
+            turns batches into products with their curvature: None for a fit in rows.
         """
         rough = self._rough_plan()
         rough.check()
-        source, products, plan = self._chosen(rough, counted=False)
+        source, engine, products, plan = self._chosen(rough, counted=False)
         plan.check()
-        return source, products
+        return source, engine, products
 
     def plan(self) -> Plan:
         """Return the memory of a fit and of scoring, counted on a piece of the batch.
@@ -121,23 +121,21 @@ class Preparation:
         rough = self._rough_plan()
         if not rough.fits:
             return rough
-        source, _, plan = self._chosen(rough, counted=True)
+        source, _, _, plan = self._chosen(rough, counted=True)
         return replace(plan, score_working_bytes=self._score_bytes(source, plan))
 
     def _chosen(
         self, rough: Plan, counted: bool
-    ) -> tuple[FactorSource, ProductSource | None, Plan]:
-        """Return what turns batches into factors, what into products, and the plan of a fit.
+    ) -> tuple[FactorSource, Engine, ProductSource | None, Plan]:
+        """Return what `sources` does, and the plan of a fit.
 
         Args:
             rough: The plan of sketch and basis.
             counted: Whether to count the bytes of a piece's rows, not to go by formula.
         """
         source = self.recipe.source(self.network, self.parameters, self.example, self.shape)
-        engine = source.engine.of(self.network.at_precision(self.options.precision))
+        engine = at_precision(source.engine, self.options.precision, self.example)
         running = replace(source, engine=engine)
-        if self.options.precision is not None:  # so that it knows how large its rows are
-            engine.linearize(self.call.first(2))
         working = _row_bytes(running, self.call, hold=True)
         products, costs = self._product_source(rough, working)
         if products is not None:
@@ -146,7 +144,7 @@ class Preparation:
             if replace(rough, working_bytes=working).fits:  # a bound: then it can be tried
                 working = running.counted(self.call, hold=True) or working
             costs = costs and replace(costs, rows=replace(costs.rows, bytes=working))
-        return source, products, replace(rough, costs=costs, working_bytes=working)
+        return source, engine, products, replace(rough, costs=costs, working_bytes=working)
 
     def _rough_plan(self) -> Plan:
         """Return the memory of sketch and basis, and of a single row: the least there can be.

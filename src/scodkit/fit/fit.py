@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from scodkit import errors
-from scodkit.factors.choose import measure, name_of
+from scodkit.factors.choose import at_precision, name_of
 from scodkit.factors.engine import Engine, FactorsOf
 from scodkit.factors.pieces import FactorSource
 from scodkit.factors.products import ProductSource
@@ -251,13 +251,10 @@ class _Pass:
                 names, _ = parameters.divided(self.processes.rank, self.processes.count)
                 part = select_names(network.model, names)
                 source = recipe.source(network, part, prepared.example, prepared.shape)
+                engine = at_precision(source.engine, options.precision, prepared.example)
                 products = None
             else:
-                source, products = prepared.sources()
-            engine = source.engine.of(network.at_precision(options.precision))
-            if options.precision is not None and products is None:
-                with engine.network.evaluating():
-                    measure(engine, prepared.example)
+                source, engine, products = prepared.sources()
             checked = options.check_deterministic
             probes = Probes.of(network, first, call, deterministic=checked)
         terms = {
