@@ -89,6 +89,9 @@ def test_whole_weights_if_the_rank_is_as_long_as_all_sides() -> None:
         assert monitor.basis.inside == 1.0
         torch.testing.assert_close(monitor.score(data(9, 1)), whole.score(data(9, 1)))
         assert monitor.summary().certified
+        found, expected = (m.certify(data(9, 1)) for m in (monitor, whole))
+        torch.testing.assert_close(found.upper, expected.upper)
+        torch.testing.assert_close(found.lower, expected.lower)
 
 
 def test_nothing_is_lost_if_gradients_are_in_the_projected_space() -> None:

@@ -72,7 +72,7 @@ class Summary:
             + (f", {self.skipped} skipped" if self.skipped else ""),
             f"weights              {self.chosen}",
             f"captured curvature   {self.captured:.3f} with rank {len(self.values)}, "
-            f"{'certified' if self.certified else 'not certified'}",
+            f"{'certified' if self.certified else 'scores not certified'}",
             f"effective rank       {self.effective_rank:.1f}",
         ]
         if len(self.determined):

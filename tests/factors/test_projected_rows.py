@@ -236,6 +236,17 @@ def test_norms_by_inner_products_and_by_rows_agree(kind: str, places: int) -> No
     torch.testing.assert_close(projected, pair.of_gradients(rows.dense()), **EXACT)
 
 
+@pytest.mark.parametrize("offset", [0.0, 10.0, 1000.0])
+def test_norms_in_float32_survive_terms_that_cancel(offset: float) -> None:
+    # as of the keys of attention: gradients sum to zero over the positions
+    delta = torch.randn(3, 2, 20, 90).double()
+    delta = (delta - delta.mean(2, keepdim=True)).float()
+    rows = Summed(delta, torch.randn(3, 20, 70) + offset)
+    assert 20 * (70 + 2 * 90) < 2 * 90 * 70  # norms come from inner products
+    exact = Summed(delta.double(), rows.a.double()).dense().square().sum(2)
+    torch.testing.assert_close(rows.each_squared(), exact, rtol=1e-5, atol=0)
+
+
 def random_pair() -> Pair:
     out, into = (torch.linalg.qr(torch.randn(side, 3).double()).Q for side in (11, 6))
     return Pair((11, 6), out, into)
@@ -283,10 +294,11 @@ def test_parts_of_a_weight_add_up(parts: list[tuple[int, int]]) -> None:
             rows = Summed(delta, torch.randn(3, places, 6).double())
         uses.append((slice(start, stop), rows))
         expected[:, :, start:stop] += rows if isinstance(rows, Tensor) else rows.dense()
-    pair, several = random_pair(), Several(uses, (11, 6))
-    projected, squares = several.compressed(pair)
-    torch.testing.assert_close(projected, pair.of_gradients(expected), **EXACT)
-    torch.testing.assert_close(squares, expected.square().sum(2), **EXACT)
+    several, (out, into) = Several(uses, (11, 6)), (random_pair().out, random_pair().into)
+    for pair in (Pair((11, 6), o, i) for o in (out, None) for i in (into, None)):
+        projected, squares = several.compressed(pair)
+        torch.testing.assert_close(projected, pair.of_gradients(expected), **EXACT)
+        torch.testing.assert_close(squares, expected.square().sum(2), **EXACT)
 
 
 def test_an_outer_product_is_projected() -> None:

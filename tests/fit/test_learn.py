@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from oracles import dense_factors
 from scodkit import Categorical, Gaussian, Monitor, Projected
-from scodkit.errors import NonFiniteError, ParameterSelectionError
+from scodkit.errors import EngineFallbackWarning, NonFiniteError, ParameterSelectionError
 from scodkit.fit import learn as learning
 from scodkit.model.inputs import Inputs
 from scodkit.model.projected import Projections
@@ -224,6 +224,31 @@ def test_given_projections_must_be_those_of_the_weights() -> None:
     monitor = Monitor(other, LIKELIHOOD, parameters=Projected(given=given))
     with pytest.raises(ParameterSelectionError):
         monitor.fit([torch.randn(20, 30).double()], progress=False)
+
+
+class InChunks(nn.Module):
+    """Runs large batches a few samples at a time, which no fast engine can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.net(few) for few in x.split(4)])
+
+
+def test_batches_that_cannot_be_followed_are_learnt_from_too() -> None:
+    in_chunks = Monitor(InChunks(), LIKELIHOOD, rank=6, parameters=Projected(rank=3))
+    with pytest.warns(EngineFallbackWarning):
+        in_chunks.fit([data()], progress=False)
+    direct = fitted([data()], rank=3)
+    torch.testing.assert_close(in_chunks.score(data(7, 1)), direct.score(data(7, 1)))
+
+
+def test_given_projections_say_of_which_layers_they_are() -> None:
+    given = fitted([data()], rank=3).projections
+    with pytest.raises(ParameterSelectionError, match="given="):
+        Projected(layers=["0.*"], given=given)
 
 
 def test_small_weights_stay_whole_and_the_size_is_known_ahead() -> None:

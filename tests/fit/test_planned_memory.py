@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from peaks import peak_of
-from scodkit import Categorical, Gaussian, LastLayers, Monitor, Plan
+from scodkit import Categorical, Gaussian, LastLayers, Monitor, Plan, Projected
 from scodkit.factors.live_bytes import LiveBytes
 from scodkit.factors.products import ProductSource
 from scodkit.likelihoods import Likelihood
@@ -120,6 +121,32 @@ def test_a_fit_in_half_precision_takes_what_was_planned() -> None:
     options = {"progress": False, "check_deterministic": False, "precision": torch.bfloat16}
     peak = peak_of(lambda: monitor.fit([x, x], **options))
     assert peak == pytest.approx(plan.fit_bytes, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("width", "rank", "projected"),
+    [
+        (2000, 4, Projected(rank=16)),
+        (2000, 4, Projected(rank=2, moments="random")),
+        (60, 100, Projected(rank=16)),
+    ],
+    ids=["while projections are learnt", "while engines are tried", "in the fit itself"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fit_of_projected_weights_takes_what_was_planned(
+    width: int, rank: int, projected: Projected, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    sizes = [width, 300, 300, 300, 3]
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+    model = nn.Sequential(*layers).to(dtype)
+    monitor = Monitor(model, Gaussian(), rank, parameters=projected)
+    monitor.memory_budget = 2**20
+    x = torch.randn(64, width, dtype=dtype)
+    plan = monitor.plan(x)
+    assert (plan.first_bytes == plan.fit_bytes) == (rank == 4)
+    peak = peak_of(lambda: monitor.fit([x], progress=False, check_deterministic=False))
+    assert 0.8 * plan.fit_bytes <= peak <= 1.15 * plan.fit_bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -105,29 +105,36 @@ class _LoopLinearization(Linearization):
         flat_rows = [rows] if rows.shape[:2] == (1, 1) else rows.flatten(0, 1).unbind()
         if self._projected is not None:  # one whole row at a time
             return self._projected_rows(self._projected, rows)
-        pulled = [self._pulled(self._outputs[i // count], r) for i, r in enumerate(flat_rows)]
+        pulled = [
+            flattened(self._gradients(self._outputs[i // count], row))
+            for i, row in enumerate(flat_rows)
+        ]
         flat = pulled[0] if len(pulled) == 1 else torch.stack(pulled)
         return HeldFactors([(slice(0, flat.shape[-1]), flat.view(*rows.shape[:2], -1))])
 
     def _projected_rows(self, parameters: ProjectedSet, rows: Tensor) -> Factors:
         """Return rows in projected coordinates, each from a whole gradient."""
-        parts, outside = [], []
-        for i, row in enumerate(rows.flatten(0, 1)):
-            pulled = self._pulled(self._outputs[i // rows.shape[1]], row)[None, None]
-            columns = {b.name: pulled[:, :, b.columns] for b in parameters.full.blocks}
-            held = held_factors(parameters, columns)
-            assert held.outside is not None
-            parts += [own for _, own in held.blocks()]
-            outside.append(held.outside)
-        whole = torch.cat(parts).view(*rows.shape[:2], -1)
-        outside_all = torch.cat(outside).view(*rows.shape[:2], -1)
-        return HeldFactors([(slice(0, whole.shape[2]), whole)], outside_all)
 
-    def _pulled(self, output: Tensor, row: Tensor) -> Tensor:
-        """Return ``J^T r`` of one sample, ``(N,)``."""
+        def projected(output: Tensor, row: Tensor) -> HeldFactors:
+            named = zip(parameters.names, self._gradients(output, row), strict=True)
+            return held_factors(parameters, {name: own[None, None] for name, own in named})
+
+        each = [
+            projected(self._outputs[i // rows.shape[1]], row)
+            for i, row in enumerate(rows.flatten(0, 1))
+        ]
+        whole = torch.cat([own for held in each for _, own in held.blocks()])
+        outside = torch.cat([held.outside for held in each if held.outside is not None])
+        size = rows.shape[:2]
+        return HeldFactors(
+            [(slice(0, whole.shape[2]), whole.view(*size, -1))], outside.view(*size, -1)
+        )
+
+    def _gradients(self, output: Tensor, row: Tensor) -> list[Tensor]:
+        """Return ``J^T r`` of one sample, by weight."""
         leaves = self._leaves
         if not output.requires_grad:  # the output depends on no chosen weight
-            return torch.cat([torch.zeros_like(leaf).flatten() for leaf in leaves])
+            return [torch.zeros_like(leaf) for leaf in leaves]
         row = row.view(output.shape)
         gradients: Sequence[Tensor | None]
         if self._graph:
@@ -143,7 +150,7 @@ class _LoopLinearization(Linearization):
             elif gradient.layout is not torch.strided:
                 gradient = gradient.to_dense()
             dense.append(gradient)
-        return flattened(dense)
+        return dense
 
 
 class FunctionalEngine(AloneEngine):

@@ -95,8 +95,9 @@ class _Filling:
         part, squares = compressed(rows, pair)
         part = part if pair.kept is None else part[..., pair.kept]
         self._parts[place] = part
-        # rounding may leave less in all than there is inside
-        self._outside[place] = (squares - each_squared(part)).clamp_min(0)
+        # rounding may leave less in all than there is inside, or more where that is all
+        outside = (squares - each_squared(part)).clamp_min(0)
+        self._outside[place] = torch.zeros_like(outside) if pair.complete else outside
 
     def factors(self) -> HeldFactors:
         """Return the rows of all parameters as one block."""

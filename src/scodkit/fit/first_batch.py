@@ -24,7 +24,7 @@ from scodkit.factors.engine import Engine, row_bytes
 from scodkit.factors.pieces import MANY, FactorSource, distinct
 from scodkit.factors.products import Portions, ProductSource, count_passes
 from scodkit.fit.fitted import FitOptions, Recipe
-from scodkit.fit.learn import learn
+from scodkit.fit.learn import learn, learning_bytes
 from scodkit.fit.memory import Costs, Plan, available_bytes, compare
 from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
@@ -173,7 +173,16 @@ class Preparation:
             working_bytes=one_row,
             score_working_bytes=one_row,
             available_bytes=available_bytes(device),
+            first_bytes=self._first_bytes(),
         )
+
+    def _first_bytes(self) -> int:
+        """Return what is held before the sketch; see `Plan`."""
+        selection, parameters = self.recipe.selection, self.parameters.in_full()
+        if not isinstance(selection, Projected):
+            return 0
+        itemsize = math.ceil(parameters.itemsize(self.network.model))
+        return learning_bytes(selection, parameters, itemsize)
 
     def _score_bytes(self, source: FactorSource, plan: Plan) -> int:
         """Return what scoring a batch takes, beside the basis."""

@@ -41,6 +41,9 @@ _ROUNDS = 3
 _PER_COLUMN = 4
 _TINY = 1e-300
 
+# float64 copies of the columns of one side while they are made orthonormal
+_COPIES = 3
+
 
 def read_ahead(
     network: Network, first: Inputs, batches: Iterable[Any], samples: int
@@ -118,6 +121,34 @@ def learn(
     for (name, out, into), mask in zip(ends.values(), masks, strict=True):
         pairs[name] = _pair(out, into, mask)
     return Projections(projected, parameters.names, pairs).to("cpu")
+
+
+def learning_bytes(projected: Projected, parameters: ParameterSet, itemsize: int) -> int:
+    """Return what is held until a fit has its projections, beside rows within the budget.
+
+    Args:
+        projected: How they are learnt, or given.
+        parameters: The weights.
+        itemsize: Bytes of a weight.
+
+    Returns:
+        Columns and moments of all sides while they are learnt, and those of the longest in
+        float64; or a whole gradient, if that is more: plain autograd forms it to compare with.
+    """
+    sizes = [math.prod(block.shape) for block in parameters.blocks]
+    wide = max(itemsize, torch.float32.itemsize)
+    # what is in half precision is projected from a copy
+    gradient = itemsize * sum(sizes) + (wide * max(sizes) if wide > itemsize else 0)
+    if projected.given is not None or projected.moments == "random":
+        return gradient
+    ends = [
+        size * (size if size <= max(_SHORT, width) else width)
+        for block in parameters.blocks
+        for size in projected.sides(block.shape) or ()
+        for width in [min(size, _PER_COLUMN * projected.rank)]
+    ]
+    longest = _COPIES * torch.float64.itemsize * max(ends, default=0)
+    return max(gradient, 2 * wide * sum(ends) + longest)
 
 
 def _entries(ends: Iterable[tuple[_End, _End]], rank: int, *, gradients: bool) -> list[Tensor]:
@@ -263,9 +294,14 @@ def _add_samples(
 
 def _engine_for(network: Network, parameters: ParameterSet, call: Inputs) -> Engine:
     """Return the fastest engine that runs: its rows are checked once they are projected."""
+
+    def loop(network: Network, parameters: ParameterSet, *_: object) -> Engine:
+        return LoopEngine(network, parameters)
+
     engine = HookEngine(network, parameters)
+    engine.otherwise = loop  # of batches that are computed in another way
     try:
         engine.linearize(call.first(2))
     except Exception:  # whatever a third-party module raises under a torch function mode
-        return LoopEngine(network, parameters)
+        return loop(network, parameters)
     return engine

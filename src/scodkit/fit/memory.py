@@ -145,6 +145,8 @@ class Plan:
         available_bytes: Free memory on the model's device; None when it cannot be known.
         costs: Rows and products side by side; None where there are too few directions for
             products to be thought of, or the sketch or the likelihood takes rows only.
+        first_bytes: What is held before the sketch: projections while they are learnt, a whole
+            gradient that projected ones are compared with; 0 for whole weights.
     """
 
     num_parameters: int
@@ -161,6 +163,7 @@ class Plan:
     score_working_bytes: int
     available_bytes: int | None
     costs: Costs | None = None
+    first_bytes: int = 0
 
     @property
     def by_products(self) -> bool:
@@ -171,7 +174,7 @@ class Plan:
     def fit_bytes(self) -> int:
         """Peak while fitting, beyond the model."""
         streaming = self.kept_bytes + self.making_bytes + self.working_bytes
-        return self.sketch_bytes + max(streaming, self._solving)
+        return max(self.first_bytes, self.sketch_bytes + max(streaming, self._solving))
 
     @property
     def _solving(self) -> int:

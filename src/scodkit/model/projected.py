@@ -98,6 +98,11 @@ class Projected:
                 f"projections as of another fit, got {self.given!r}; type "
                 "Projected(given=monitor.projections)"
             )
+        elif self.given is not None and self.layers != "all":
+            problem = (
+                f"no layers beside given projections, which are of {len(self.given.names)} "
+                f"weights, got {self.layers!r}; type Projected(given=...) alone"
+            )
         if problem:
             raise ParameterSelectionError(f"expected {problem}")
 
@@ -166,17 +171,18 @@ class Pair:
         """The projections of the transposed weight, with all entries."""
         return Pair(self.sides[::-1], self.into, self.out)
 
-    def of_outputs(self, which: slice) -> Pair:
-        """Return the projections of some of the weight's rows, from the first to the last."""
-        return Pair((which.stop - which.start, self.sides[1]), self.out_rows(which), self.into)
+    @property
+    def complete(self) -> bool:
+        """Whether all of a gradient is inside."""
+        return math.prod(self.coordinates) == math.prod(self.sides)
 
-    def out_rows(self, which: slice) -> Tensor:
-        """Return some rows of ``P_out``, those of the identity if it is that."""
-        if self.out is not None:
-            return self.out[which]
-        like = self.into
-        assert like is not None
-        return torch.eye(self.sides[0], dtype=like.dtype, device=like.device)[which]
+    def of_outputs(self, which: slice) -> Pair:
+        """Return the projections of some of the weight's rows, from the first to the last.
+
+        Where ``P_out`` is the identity, so it is of these rows alone.
+        """
+        out = None if self.out is None else self.out[which]
+        return Pair((which.stop - which.start, self.sides[1]), out, self.into)
 
     @cached_property
     def _left(self) -> Thin | None:
@@ -389,6 +395,11 @@ class ProjectedSet(ParameterSet):
             How they were projected; the projections are learnt again.
         """
         return self.projections.options
+
+    @property
+    def complete(self) -> bool:
+        """Whether the projected space has all weights."""
+        return self.num_parameters == self.full.num_parameters
 
     def pairs_at(self, device: torch.device) -> dict[int, tuple[int, Block, Pair | None]]:
         """Return place, block and projections of each weight, by its first column in full."""

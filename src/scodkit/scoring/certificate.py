@@ -7,7 +7,8 @@ Of projected weights those are bounds on the score in the space of ``P``, under 
 exact score of ``x`` is, but for a factor, ``x^T (F + c)^-1 x = sup_y 2 x^T y - y^T (F + c) y``.
 Among ``y = P z`` alone the supremum is the score of ``P^T x`` under ``P^T F P``: the lower
 bound on that one holds for the exact one, too. The upper bound does not, as ``F`` may join what
-is in that space with what is not; ``eps^2 |x|^2``, the score without any data, is one.
+is in that space with what is not; ``eps^2 |x|^2``, the score without any data, is one. If the
+space has all weights, the bounds are those of whole weights.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ def certified(
         )
     parts, inside = scorer(batch, budget, parts=True).parts, None
     assert parts is not None
-    if isinstance(scorer.fitted.parameters, ProjectedSet):
+    parameters = scorer.fitted.parameters
+    if isinstance(parameters, ProjectedSet) and not parameters.complete:
         inside = parts.total
         if len(inside):
             with scorer.prepared(batch, budget, "a certificate") as (call, source, _):

@@ -231,8 +231,21 @@ def _along(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _squares_by_places(delta: Tensor, a: Tensor) -> Tensor:
-    """Return ``sum_mn (delta_m . delta_n)(a_m . a_n)``."""
-    return _contracted(delta, wide_bmm(a, a.mT))
+    """Return ``sum_mn (delta_m . delta_n)(a_m . a_n)``.
+
+    The mean of the activations is split off: where gradients nearly sum to zero over the
+    positions, as those of attention keys do, large terms would cancel. (In bfloat16 the
+    gradients themselves are rounded by as much.)
+    """
+    if a.itemsize < torch.float32.itemsize:
+        return _contracted(delta, wide_bmm(a, a.mT))
+    wide = sum_dtype(delta, a)
+    delta, mean = delta.to(wide), a.mean(1, keepdim=True, dtype=torch.float64).to(wide)
+    rest = a.to(wide) - mean
+    total = delta.sum(2, dtype=torch.float64)
+    lengths = mean.double().square().sum(2) * total.square().sum(2)
+    along = (delta @ total.to(wide).unsqueeze(3)).squeeze(3) * (rest @ mean.mT).mT
+    return lengths + 2 * along.double().sum(2) + _contracted(delta, wide_bmm(rest, rest.mT))
 
 
 def _squares_by_rows(delta: Tensor, a: Tensor) -> Tensor:
@@ -389,11 +402,18 @@ class Several(Factored):
         apart = all(a.stop <= b.start for a, b in itertools.pairwise(entries))
         if not apart or any((e.start % width, e.stop % width) != (0, 0) for e in entries):
             return compressed(self.dense(), pair)
+        outputs = [self._outputs(which) for which in entries]
         parts = [
-            compressed(rows, pair.of_outputs(self._outputs(which))) for which, rows in self.uses
+            compressed(rows, pair.of_outputs(some))
+            for some, (_, rows) in zip(outputs, self.uses, strict=True)
         ]
-        rows, squares = zip(*parts, strict=True)
-        return torch.stack(rows).sum(0), torch.stack(squares).sum(0)
+        total = torch.stack([squares for _, squares in parts]).sum(0)
+        if pair.out is not None:
+            return torch.stack([rows for rows, _ in parts]).sum(0), total
+        whole = parts[0][0].new_zeros(*total.shape, *pair.shape)
+        for some, (rows, _) in zip(outputs, parts, strict=True):
+            whole[:, :, some] = rows.view(*rows.shape[:2], -1, pair.shape[1])
+        return whole.flatten(2), total
 
     def _tied(self, pair: Pair) -> tuple[Tensor, Tensor]:
         """Return what `compressed` does for an embedding that is also the output layer."""
