@@ -238,6 +238,32 @@ def test_merged_parts_are_one_fit(folder: Path, oracle: Monitor) -> None:
     assert noted == ["part-1.npy", "part-2.npy"]
 
 
+def test_parts_of_projected_weights_merge_with_the_projections_of_the_first(
+    folder: Path,
+) -> None:
+    data, ends = array(folder, "train"), ("model.py:net", "--likelihood", "categorical")
+    np.save(folder / "one.npy", data[:40].numpy())
+    np.save(folder / "two.npy", data[40:].numpy())
+    one = ("fit", "one.npy", "-o", "one.scod", *ends[1:], "--project", "2")
+    two = ("fit", "two.npy", "-o", "two.scod", *ends[1:])
+    for words in (one, (*two, "--projections", "one.scod")):
+        done = scod(words[0], ends[0], *words[1:], cwd=folder)
+        assert done.code == 0, done.err
+    merged = ("merge", "model.py:net", "one.scod", "two.scod", "-o", "both.scod")
+    assert scod(*merged, cwd=folder).code == 0
+    first = Monitor(net(), Categorical(), parameters=Projected(2)).fit(
+        data[:40].split(40), progress=False
+    )
+    given = Projected(given=first.projections)
+    second = Monitor(net(), Categorical(), parameters=given).fit([data[40:]], progress=False)
+    expected = first.merge(second).score(array(folder, "new"))
+    found = Monitor.load(folder / "both.scod", net()).score(array(folder, "new"))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
+    refused = scod("fit", ends[0], *two[1:], *one[-2:], "--projections", "one.scod", cwd=folder)
+    assert refused.code == 2
+    assert "leave one out" in refused.err
+
+
 def test_weights_from_files(folder: Path) -> None:
     save_file(net(8).state_dict(), folder / "w.safetensors")
     torch.save(net(8).state_dict(), folder / "w.pt")

@@ -22,6 +22,8 @@ from scodkit.errors import EmptyLoaderError, OptionError
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from torch import nn
+
     from scodkit.fit.processes import Processes
     from scodkit.model.parameters import Selection
 
@@ -137,6 +139,12 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
             help="Look at each layer through RANK^2 numbers: for large networks.",
         ),
     ] = None,
+    projections: Annotated[
+        Path | None,
+        _weights_option(
+            metavar="MONITOR", help="Project as in the fit of another part: then both merge."
+        ),
+    ] = None,
     prior_scale: Annotated[
         float, Option(help="Standard deviation of a weight before data.")
     ] = 1.0,
@@ -203,13 +211,12 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         network = load_model(model, weights, device)
         of_likelihood = {"variance": noise, "directions": directions, "class_dim": class_dim}
         of_likelihood |= {"samples": samples, "pool": pool and pool.value}
-        chosen = _selection(last_layers, last_fraction, parameters, project)
         monitor = scodkit.Monitor(
             network,
             _built(likelihoods, "--likelihood", likelihood, of_likelihood),
             rank,
             sketch=_built(sketches, "--sketch", sketch, {"size": size, "seed": seed}),
-            parameters=chosen,
+            parameters=_selection(network, ctx.params),
             prior_scale=prior_scale,
         )
         batches = batches_of(
@@ -329,33 +336,35 @@ def _built(
     return classes[chosen](**given)
 
 
-def _selection(
-    last_layers: int | None,
-    last_fraction: float | None,
-    parameters: list[str] | None,
-    project: int | None,
-) -> Selection | scodkit.Projected:
-    """Return the selection of weights that one of three options makes; all by default.
+def _selection(network: nn.Module, params: Mapping[str, Any]) -> Selection | scodkit.Projected:
+    """Return the selection of weights that one of four options makes; all by default.
 
     Projected, if a rank is given.
+
+    Args:
+        network: The model.
+        params: Options of the command line, by name.
 
     Raises:
         OptionError: If more than one is given.
     """
-    given = {
-        "--last-layers": last_layers,
-        "--last-fraction": last_fraction,
-        "--parameters": parameters or None,
-    }
-    used = [name for name, value in given.items() if value is not None]
+    ways = ("last_layers", "last_fraction", "parameters", "projections")
+    used = [name for name in ways if params[name] not in (None, ())]
+    if params["projections"] is not None and params["project"] is not None:
+        used.append("project")
     if len(used) > 1:
-        raise OptionError(
-            f"expected one way to choose weights, got {' and '.join(used)}; leave one out"
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in used)
+        raise OptionError(f"expected one way to choose weights, got {flags}; leave one out")
+    if params["projections"] is not None:
+        first = scodkit.Monitor.load(params["projections"], network)
+        return scodkit.Projected(given=first.projections)
+    layers: Selection = params["parameters"] or "all"
+    if used and not params["parameters"]:
+        layers = scodkit.LastLayers(
+            fraction=params["last_fraction"], count=params["last_layers"]
         )
-    layers: Selection = parameters or "all"
-    if used and not parameters:
-        layers = scodkit.LastLayers(fraction=last_fraction, count=last_layers)
-    return layers if project is None else scodkit.Projected(project, layers)
+    rank = params["project"]
+    return layers if rank is None else scodkit.Projected(rank, layers)
 
 
 @contextlib.contextmanager

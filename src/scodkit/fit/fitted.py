@@ -308,7 +308,8 @@ class Fitted:
             ):
                 difference = (
                     "other projections were learnt: fit every part but the first with "
-                    "parameters=Projected(given=first.projections)"
+                    "parameters=Projected(given=first.projections), on the command line with "
+                    "--projections first.scod"
                 )
         if self.likelihood != other.likelihood:
             difference = f"the likelihoods are {self.likelihood} and {other.likelihood}"
