@@ -41,6 +41,15 @@ STATES: dict[tuple, dict] = {
 # of long tables and lists of methods the first have the colours of all; they take axe long
 REPEATED = [["tbody > tr:nth-child(n + 6)"], ["dd > dl.py ~ dl.py ~ dl.py"]]
 NO_FORMULA = ".katex-error, .math:not(:has(.katex))"
+# formulas that are not in the middle; long ones must not be cut off at their beginning
+ASIDE = """() => [...document.querySelectorAll('div.math')].filter(box => {
+    const bases = [...box.querySelectorAll('.katex-html > .base')];
+    const parts = bases.map(base => base.getBoundingClientRect());
+    const around = box.getBoundingClientRect();
+    const left = Math.min(...parts.map(p => p.left)) - around.left;
+    const right = around.right - Math.max(...parts.map(p => p.right));
+    return left < -1 || (right >= 0 && Math.abs(left - right) > 2);
+}).map(box => box.textContent.slice(0, 40))"""
 # source code as Sphinx shows it, and the list of all names: looked at, but not by axe
 BY_SPHINX = ("_modules", "genindex", "search")
 FOLLOWS = "scheme => document.documentElement.dataset.theme === scheme"
@@ -194,6 +203,7 @@ def test_pages_in_a_browser(site: Path, address: str, browser) -> None:
             page.wait_for_function(FOLLOWS, arg=schemes[0])
             told = violations(page, rules)
             told += [f"no formula: {f}" for f in page.locator(NO_FORMULA).all_inner_texts()]
+            told += [f"aside: {f}" for f in page.evaluate(ASIDE)]
             for scheme in schemes:
                 page.emulate_media(color_scheme=scheme)
                 page.wait_for_function(FOLLOWS, arg=scheme)

@@ -84,7 +84,7 @@ html_theme_options: dict[str, Any] = {
     },
     "navbar_align": "left",
     "navbar_persistent": ["search-button-field"],
-    "navbar_end": ["theme-switcher"],
+    "navbar_end": ["theme-switcher", "navbar-icon-links"],
     "header_links_before_dropdown": 6,
     "show_nav_level": 1,
     "show_toc_level": 2,
@@ -161,7 +161,9 @@ def mend(app: Any, page: str, template: str, context: dict[str, Any], doctree: A
     """
     body = context.get("body", "").replace('<th class="head"><p></p></th>', "<td></td>")
     body = re.sub(r"(?<=\d) ± (?=\d)", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}", body)
-    body = re.sub(r"(?<=\d) (?=\([\d.]+-[\d.]+\))", "\N{NO-BREAK SPACE}", body)
+    body = re.sub(r"(?<=\d) (?=\([\d.]+(-[\d.]+)?\))", "\N{NO-BREAK SPACE}", body)
+    if doctree is None or not str(app.env.doc2path(page)).endswith(".md"):
+        context["page_source_suffix"] = ""  # written at the build: there is nothing to edit
     if page.startswith("_modules/"):
         body = re.sub(r'<a class="viewcode-back".*?</a>', "", body, flags=re.DOTALL)
     spans = {"<dl>": '<span class="lines">', "<dd>": '<span class="line">'}

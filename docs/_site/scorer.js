@@ -7,7 +7,7 @@ var Scorer = {
   title: 15,
   partialTitle: 7,
   term: 5,
-  partialTerm: 2,
+  partialTerm: 0.5,
   score: ([page, , anchor, , score]) =>
     page.startsWith("reference/") && !anchor && score < 15 ? score - 3 : score,
 };
