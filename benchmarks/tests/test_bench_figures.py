@@ -16,8 +16,8 @@ from scodbench import figures
 from scodbench.figures.draw import FIGURES
 from scodbench.figures.examples import decoded
 from scodbench.figures.histograms import density
-from scodbench.figures.runtime import FAMILIES, front, points
-from scodbench.figures.style import COLOURS, style
+from scodbench.figures.runtime import front, points
+from scodbench.figures.style import COLOURS, FAMILIES, style
 from scodbench.methods import METHODS, TITLES
 from scodbench.rows import Row, select
 
@@ -240,6 +240,7 @@ def test_error_curves_of_two_networks_are_two(plt: Any) -> None:
     assert second.get_xydata().tolist() == [[0, 0], [0.4, 0.6], [1, 1]]
     (small,) = (text.get_text() for text in axis.texts)
     assert small == "2 networks; large errors: 20% and 40%"
+    assert axis.get_legend().get_title().get_text() == "AUROC of each network"
 
 
 def test_error_curves_of_more_networks_are_their_mean(plt: Any) -> None:
@@ -252,6 +253,7 @@ def test_error_curves_of_more_networks_are_their_mean(plt: Any) -> None:
     (line,) = (line for line in axis.get_lines() if line.get_color() == COLOURS["scod"])
     assert line.get_xydata()[1].tolist() == pytest.approx([0.4, 0.8])
     assert line.get_label() == "SCOD: 0.900 ± 0.248"
+    assert axis.get_legend().get_title().get_text().startswith("AUROC, mean of 3 networks")
     assert axis.texts[0].get_text() == "3 networks; large errors: 10% to 30%"
 
 
