@@ -20,6 +20,7 @@ from scodbench.figures.runtime import front, points
 from scodbench.figures.style import COLOURS, FAMILIES, style
 from scodbench.methods import METHODS, TITLES
 from scodbench.rows import Row, select
+from scodbench.speed import projected_table
 
 
 def row(method: str, seed: int, auroc: float, ms: float = 1.0, **more: object) -> Row:
@@ -263,6 +264,26 @@ def test_costs_are_over_the_number_of_weights(plt: Any) -> None:
     assert lines_of(fitting)["measured"].get_xydata().tolist() == [[1000, 1], [4000, 4]]
     assert fitting.get_ylabel() == "seconds, 9 samples"
     assert (scoring.get_xscale(), scoring.get_yscale()) == ("log", "log")
+
+
+def test_slopes_leave_out_what_ran_sample_by_sample(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def net(weights: int, ms: float, engine: str, *, projected: bool) -> list[Row]:
+        about = {"net": "encoder", "weights": weights, "projected": projected, "batch": 8}
+        more = {"engine": f"{engine} on cuda", "ms": ms, "kept": weights}
+        return [{**about, **more, "method": m} for m in ("fit", "score", "forward, backward")]
+
+    drawn = []
+    monkeypatch.setattr(projected_table, "save", lambda figure, *_: drawn.append(figure))
+    ran = ((10, 1.0, "HookEngine"), (100, 90.0, "LoopEngine"), (1000, 10.0, "HookEngine"))
+    nets = [net(*one, projected=projected) for one in ran for projected in (False, True)]
+    projected_table.figure(nets, tmp_path)
+    fit, _, kept = drawn[0].axes
+    named = lines_of(fit)
+    assert list(named["whole weights, slope 0.50 (2 points)"].get_xdata()) == [10, 1000]
+    assert list(named["whole weights, run sample by sample: in no slope"].get_xdata()) == [100]
+    assert "whole weights, slope 1.00 (3 points)" in lines_of(kept)  # memory is the same
 
 
 def test_pictures_are_put_in_strips(plt: Any) -> None:
