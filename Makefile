@@ -73,7 +73,6 @@ tables: $(STAMP)
 
 picture: $(STAMP)
 	$(BIN)/python examples/hero.py docs/images/hero.png
-	$(BIN)/python examples/digits_picture.py docs/images/digits.png
 	$(BIN)/python examples/explain_digits.py docs/images/explain.png
 	$(BIN)/python examples/detector.py docs/images/detector.png
 	$(BIN)/python examples/ideas docs/images

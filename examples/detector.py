@@ -23,6 +23,7 @@ from scodkit.metrics import separation
 SIZE, STRIDE, PLACES = 64, 8, 5  # pixels of a scene, pixels of a cell, boxes at most
 KNOWN = ("circle", "square", "triangle")
 UNKNOWN = ("star", "cross")
+LETTERS = 8.5  # points, in a picture of 5 inches: 8 pixels on a phone
 
 
 # --- scenes --------------------------------------------------------------------------------
@@ -333,41 +334,55 @@ def picture(known: Judged, strange: dict[str, Judged], path: str) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure = plt.figure(figsize=(11, 4.4), dpi=100)
-    left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1))
-    cells = left.subplots(2, 3, gridspec_kw={"wspace": 0.04, "hspace": 0.04})
+    from scodkit.explain.plots import png_metadata
+
+    plt.rcParams.update({"font.size": LETTERS})
+    figure = plt.figure(figsize=(5, 7.0), dpi=200, layout="constrained")
+    above, below = figure.subfigures(2, height_ratios=(1.5, 1))
+    cells = above.subplots(2, 3)
     for row, (name, them) in zip(cells, strange.items(), strict=True):
         # the first of each kind with at least three boxes, one of them strange
         usable = (them.present.sum(1) >= 3) & them.matches.strange.any(1)
         for cell, n in zip(row, usable.nonzero()[:, 0].tolist(), strict=False):
             draw_scene(cell, them, n)
-        row[0].set_ylabel(name, fontsize=10)
-    left.suptitle("p-value of each box, in three scenes of each kind", fontsize=10, y=0.94)
-    draw_scores(right.subplots(), known, strange)
-    figure.savefig(path, bbox_inches="tight")
+        row[0].set_ylabel(name)
+    above.suptitle("p-values of boxes, in three scenes of each kind", weight="bold")
+    bar = above.colorbar(_colours(), ax=cells, location="bottom", aspect=40, pad=0.02)
+    bar.set_label("p-value of a box, the colour of its outline")
+    bar.set_ticks([0.002, 0.01, 0.05, 0.2, 1], labels=["0.002", "0.01", "0.05", "0.2", "1"])
+    bar.ax.minorticks_off()
+    draw_scores(below.subplots(), known, strange)
+    figure.savefig(path, metadata=png_metadata(figure))
+
+
+def _colours() -> Any:
+    """Return the colours of p-values: orange where they are small."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+
+    colours = LinearSegmentedColormap.from_list("p", ["#D55E00", "#F0E442", "#56B4E9"])
+    return ScalarMappable(LogNorm(2e-3, 1.0), colours)
 
 
 def draw_scene(axis: Any, them: Judged, n: int) -> None:
     """Draw a scene with its boxes in the colours of their p-values."""
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm
     from matplotlib.patches import Rectangle
 
-    colours = LinearSegmentedColormap.from_list("p", ["#D55E00", "#F0E442", "#56B4E9"])
-    scale, here = LogNorm(2e-3, 1.0), them.present[n]
+    colours, here = _colours(), them.present[n]
     axis.imshow(them.scenes.images[n].permute(1, 2, 0), extent=(0, SIZE, SIZE, 0))
     boxes, p_values = them.boxes[n][here].tolist(), them.p_value[n][here].tolist()
     for (x, y, w, h), p in zip(boxes, p_values, strict=True):
-        edge = {"fill": False, "ec": colours(scale(p)), "lw": 2.2}
+        edge = {"fill": False, "ec": colours.to_rgba(p), "lw": 2.2}
         axis.add_patch(Rectangle((x - w / 2, y - h / 2), w, h, **edge))
         shade = {"fc": "black", "ec": "none", "alpha": 0.6, "pad": 0.8}
-        text = {"ha": "center", "va": "center", "fontsize": 8, "color": "white", "bbox": shade}
+        text = {"ha": "center", "va": "center", "color": "white", "bbox": shade}
         axis.text(x, y + h / 2, f"{p:.2g}", **text)
     axis.set(xticks=[], yticks=[], xlim=(0, SIZE), ylim=(SIZE, 0))
 
 
 def draw_scores(axis: Any, known: Judged, strange: dict[str, Judged]) -> None:
     """Draw histograms of the scores of boxes, with the threshold of the alarm."""
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import LogLocator, NullLocator
 
     sets = {"known objects": (known.score[known.matches.good], "#56B4E9")}
     for (name, them), colour in zip(strange.items(), ("#D55E00", "#CC79A7"), strict=True):
@@ -376,14 +391,19 @@ def draw_scores(axis: Any, known: Judged, strange: dict[str, Judged]) -> None:
     bins = torch.logspace(float(ends.min()), float(ends.max()), 40).tolist()
     for name, (scores, colour) in sets.items():
         weights = torch.full((len(scores),), 100 / len(scores))
-        axis.hist(scores, bins, weights=weights, alpha=0.6, color=colour, label=name)
+        look = {"histtype": "step", "lw": 1.8, "color": colour, "label": name}
+        axis.hist(scores, bins, weights=weights, **look)
     least = min(float(them.score[them.p_value <= 0.05].min()) for them in strange.values())
+    axis.set_ylim(0, 1.3 * axis.get_ylim()[1])  # room for the legend
     axis.axvline(least, color="black", lw=1, ls="--")
     words = "alarm, in at most\n5 % of good scenes"
-    axis.text(least * 1.07, axis.get_ylim()[1] * 0.93, words, fontsize=8)
+    axis.text(least * 1.07, axis.get_ylim()[1], words, va="top")
     axis.set(xscale="log", xlabel="score of a box (nats)", ylabel="% of boxes")
-    axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.legend(fontsize=8, loc="upper left")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_title("Scores of all boxes", weight="bold")
+    axis.legend(loc="upper left", frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
 
 

@@ -42,7 +42,7 @@ def main() -> None:
     monitor = Monitor(net, Categorical(), rank=50).fit([x], progress=False)
     references = monitor.references([x], progress=False)
 
-    figure = plots.new_figure(5.6, 7.4)
+    figure = plots.new_figure(4.8, 7.4)
     for part, kind, pictures, names in zip(
         figure.subfigures(1, 2, wspace=0.04),
         ("held out", "never seen"),
@@ -55,22 +55,24 @@ def main() -> None:
         told = monitor.explain(one, saliency=True, references=references)
         assert told.saliency is not None
         assert told.nearest is not None
-        head, layers, classes, nearest = part.subfigures(4, 1, height_ratios=(1.5, 1, 1.25, 1))
+        head, layers, classes, nearest = part.subfigures(
+            4, 1, height_ratios=(1.5, 1, 1.25, 1.15)
+        )
         part.suptitle(f"a {int(names[i])}, {kind}", weight="bold", fontsize=11)
         head.suptitle(f"predicted {told.predictions[0]}\nscore {float(told.score):.2g} nats")
         image, slopes = head.subplots(1, 2, width_ratios=(1, 1.3))
         plots.image(image, one[0], "")
         plots.slope_map(slopes, told.saliency.gradient[0])
-        slopes.set_title("slope, nats per unit", fontsize=9)
+        slopes.set_title("slope,\nnats per unit", fontsize=9)
         kinds = [name.partition(" (")[0] for name in told.layers.names]
-        bars(layers.subplots(), kinds, told.layers.values[0], "% of the score, by layer")
+        bars(layers.subplots(), kinds, told.layers.values[0], "% of score, by layer")
         shown = told.directions
-        bars(classes.subplots(), shown.names, shown.values[0], "% of the score, by class")
-        nearest.suptitle("nearest training images, distance in √nats", fontsize=9)
+        bars(classes.subplots(), shown.names, shown.values[0], "% of score, by class")
+        nearest.suptitle("nearest training images,\ndistance in √nats", fontsize=9)
         found = zip(told.nearest.index[0].tolist(), told.nearest.distance[0], strict=True)
         for axes, (j, far) in zip(nearest.subplots(1, 3), found, strict=True):
             plots.image(axes, x[j], f"a {int(y[j])}: {far:.2g}")
-    figure.savefig(sys.argv[1], metadata={"Software": None})
+    figure.savefig(sys.argv[1], metadata=plots.png_metadata(figure))
 
 
 if __name__ == "__main__":

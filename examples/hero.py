@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from scodkit import Gaussian, Monitor
+from scodkit.explain.plots import png_metadata
 
 BLUE, RED, GREY = "#0072B2", "#D55E00", "#8a8a8a"  # told apart by colour-blind readers
 FALSE_ALARM = 0.05
@@ -76,7 +77,7 @@ def main() -> None:
         inside = 100 * grid[~alarms, 0]
         for low, high in ((0, inside.min()), (inside.max(), 180)):
             axis.axvspan(float(low), float(high), color=RED, alpha=0.10, lw=0)
-    figure.savefig(sys.argv[1], facecolor="white", metadata={"Software": None})
+    figure.savefig(sys.argv[1], facecolor="white", metadata=png_metadata(figure))
 
 
 def _draw_answers(
@@ -94,7 +95,8 @@ def _draw_answers(
     axis.annotate(
         "", (160, true - 2), (160, says + 3), arrowprops={"arrowstyle": "<->", "color": "black"}
     )
-    axis.text(163, true - 4, f"{round(true) - round(says)} m\nshort", va="top")
+    place = float(answer[-1]) + 8  # between the truth and the network, up to the right edge
+    axis.text(163, place, f"{round(true) - round(says)} m\nshort", linespacing=1.0, fontsize=11)
     axis.text(
         178, 8, "the entropy of its answer\nis the same everywhere", ha="right", style="italic"
     )

@@ -20,10 +20,13 @@ import matplotlib as mpl
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, PngImagePlugin
+
+from scodkit.explain.plots import png_metadata
 
 FOLDER = Path(__file__).parent / "tutorials"
 PAGES = Path(__file__).parents[1] / "docs" / "tutorials"
+DPI = 160
 
 
 @dataclass
@@ -75,16 +78,20 @@ def run(script: Path) -> tuple[dict[str, Any], list[Cell]]:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as a PNG of 128 colours, a third of the size of one of all colours."""
-    figure.savefig(buffer := io.BytesIO(), dpi=110, bbox_inches="tight", facecolor="white")
-    Image.open(buffer).convert("RGB").quantize(128, dither=0).save(path, optimize=True)
+    notes = PngImagePlugin.PngInfo()
+    notes.add_text("Letters", str(png_metadata(figure, DPI)["Letters"]))
+    figure.savefig(buffer := io.BytesIO(), dpi=DPI, bbox_inches="tight", facecolor="white")
+    colours = Image.open(buffer).convert("RGB").quantize(128, dither=0)
+    colours.save(path, optimize=True, pnginfo=notes)
 
 
 def write(script: Path) -> None:
     """Run a script and write its page, ``docs/tutorials/NAME.md``, with figures beside it."""
     parts = [
         f"# {cells_of(script)[0]}",
-        f"*The script `examples/tutorials/{script.name}` with its output. "
-        "Open it as a notebook, or run it with Python.*",
+        f"*The script [`examples/tutorials/{script.name}`]"
+        f"(../../examples/tutorials/{script.name}) with its output. Open it as a notebook, or "
+        "run it with Python, which shows the figures if you add `plt.show()` at its end.*",
     ]
     for cell in run(script)[1]:
         parts.append(cell.source if cell.is_text else f"```python\n{cell.source}\n```")

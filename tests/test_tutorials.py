@@ -67,7 +67,9 @@ def test_pages_have_text_and_code_of_their_scripts(script: Path) -> None:
     page = (PAGES / f"{script.stem}.md").read_text()
     head, note, rest = OUTPUT.sub("", page).split("\n\n", 2)
     assert head == f"# {title}"
-    assert f"`examples/tutorials/{script.name}`" in note
+    assert (
+        f"[`examples/tutorials/{script.name}`](../../examples/tutorials/{script.name})" in note
+    )
     sources = [c.source if c.is_text else f"```python\n{c.source}\n```" for c in cells]
     assert rest == "\n\n".join(sources) + "\n"
 

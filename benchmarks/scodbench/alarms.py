@@ -196,12 +196,20 @@ def _delays(rows: list[dict[str, Any]], level: float) -> list[float]:
 
 def draw(rows: list[dict[str, Any]]) -> None:
     """Draw how false alarms and delays are spread over repetitions."""
-    from scodbench.figures.style import BLUE, GREEN, ORANGE, legend_below, panels, style
+    from scodbench.figures.style import (
+        BLUE,
+        GREEN,
+        ORANGE,
+        legend_below,
+        panels,
+        save_png,
+        style,
+    )
 
     colours = {0.01: GREEN, 0.05: BLUE, 0.1: ORANGE}
     titles = (
-        "False alarms\n200 splits, 1,000 new digits 0-4 each",
-        "Drift alarm\n200 streams, 1,000 known digits first",
+        "False alarms\n200 splits, 1,000 new\ndigits 0-4 each",
+        "Drift alarm\n200 streams, 1,000\nknown digits first",
     )
     with style() as plt:
         figure, (left, right) = panels(plt, titles, height=2.9)
@@ -222,10 +230,10 @@ def draw(rows: list[dict[str, Any]]) -> None:
             right.step(
                 [0, *delays], [0, *risen], where="post", color=colours[level], label=label
             )
-        right.set(xlabel="digits 5-9 seen since the change", ylabel="% of streams alarmed")
+        right.set(xlabel="digits 5-9 seen\nsince the change", ylabel="% of streams alarmed")
         right.set_xlim(0, 1.05 * max(max(_delays(rows, level)) for level in (0.01, 0.05)))
         legend_below(right, columns=1)
-        figure.savefig(RESULTS / "alarms.png", metadata={"Software": None})
+        save_png(figure, RESULTS / "alarms.png")
 
 
 def main(*, tables: bool) -> None:

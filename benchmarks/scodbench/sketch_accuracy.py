@@ -206,20 +206,29 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_MEMORY = "memory T, in vectors\nof a number per weight"
 _ERROR = r"$\|F-\hat F\|_*\,/\,\mathrm{tr}\,F$"
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
     """Draw the error of each sketch against the memory it takes."""
-    from scodbench.figures.style import legend_below, panels, style
+    from scodbench.figures.style import (
+        ORANGE,
+        SKETCHES,
+        SKY,
+        legend_below,
+        panels,
+        save_png,
+        style,
+    )
 
     nets = list(dict.fromkeys(row["net"] for row in rows))
     styles = {
-        "two-sided, k=(T-4)/6": ("#D55E00", "s", "two-sided (paper), k=(T-4)/6"),
-        "two-sided, k=2(T-1)/3": ("#E69F00", "D", "two-sided (paper), k=2(T-1)/3"),
-        "FD, k=T/2": ("#999999", "v", "Frequent Directions, k=T/2"),
-        "Nystrom, k=T/2": ("#0072B2", "o", "Nyström, k=T/2 (default)"),
-        "Nystrom, k=T": ("#009E73", "^", "Nyström, k=T"),
+        "two-sided, k=(T-4)/6": (*SKETCHES["TwoSided"], "two-sided (paper), k=(T-4)/6"),
+        "two-sided, k=2(T-1)/3": (ORANGE, "D", "two-sided (paper), k=2(T-1)/3"),
+        "FD, k=T/2": (*SKETCHES["FrequentDirections"], "Frequent Directions, k=T/2"),
+        "Nystrom, k=T/2": (*SKETCHES["Nystrom"], "Nyström, k=T/2 (default)"),
+        "Nystrom, k=T": (SKY, "v", "Nyström, k=T"),
     }
     with style() as plt:
         titles = [net.replace("mnist", "MNIST").replace("wine", "Wine") for net in nets]
@@ -236,13 +245,13 @@ def draw(rows: list[dict[str, Any]]) -> None:
                     axis.plot([size] * len(chosen), chosen, marker, color=colour, alpha=0.25)
                     means.append(mean(chosen))
                 axis.plot(SIZES, means, f"{marker}-", color=colour, label=label)
-            axis.set(xscale="log", yscale="log", xlabel="T, vectors of a number per weight")
+            axis.set(xscale="log", yscale="log", xlabel=_MEMORY)
             axis.set_xticks(SIZES, [str(s) for s in SIZES])
             axis.minorticks_off()
         axes[0].set_ylabel("relative error of the sketch\n" + _ERROR)
         handles, _ = axes[0].get_legend_handles_labels()
         legend_below(figure, handles=handles)
-        figure.savefig(RESULTS / "sketch_accuracy.png", metadata={"Software": None})
+        save_png(figure, RESULTS / "sketch_accuracy.png")
 
 
 def main(*, tables: bool) -> None:

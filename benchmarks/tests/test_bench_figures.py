@@ -16,10 +16,11 @@ from scodbench import figures
 from scodbench.figures.draw import FIGURES
 from scodbench.figures.examples import decoded
 from scodbench.figures.histograms import density
-from scodbench.figures.runtime import FAMILIES, front, points
-from scodbench.figures.style import COLOURS, style
+from scodbench.figures.runtime import front, points
+from scodbench.figures.style import COLOURS, FAMILIES, style
 from scodbench.methods import METHODS, TITLES
 from scodbench.rows import Row, select
+from scodbench.speed import projected_table
 
 
 def row(method: str, seed: int, auroc: float, ms: float = 1.0, **more: object) -> Row:
@@ -240,6 +241,7 @@ def test_error_curves_of_two_networks_are_two(plt: Any) -> None:
     assert second.get_xydata().tolist() == [[0, 0], [0.4, 0.6], [1, 1]]
     (small,) = (text.get_text() for text in axis.texts)
     assert small == "2 networks; large errors: 20% and 40%"
+    assert axis.get_legend().get_title().get_text() == "AUROC of each network"
 
 
 def test_error_curves_of_more_networks_are_their_mean(plt: Any) -> None:
@@ -252,6 +254,7 @@ def test_error_curves_of_more_networks_are_their_mean(plt: Any) -> None:
     (line,) = (line for line in axis.get_lines() if line.get_color() == COLOURS["scod"])
     assert line.get_xydata()[1].tolist() == pytest.approx([0.4, 0.8])
     assert line.get_label() == "SCOD: 0.900 ± 0.248"
+    assert axis.get_legend().get_title().get_text().startswith("AUROC, mean of 3 networks")
     assert axis.texts[0].get_text() == "3 networks; large errors: 10% to 30%"
 
 
@@ -261,6 +264,26 @@ def test_costs_are_over_the_number_of_weights(plt: Any) -> None:
     assert lines_of(fitting)["measured"].get_xydata().tolist() == [[1000, 1], [4000, 4]]
     assert fitting.get_ylabel() == "seconds, 9 samples"
     assert (scoring.get_xscale(), scoring.get_yscale()) == ("log", "log")
+
+
+def test_slopes_leave_out_what_ran_sample_by_sample(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def net(weights: int, ms: float, engine: str, *, projected: bool) -> list[Row]:
+        about = {"net": "encoder", "weights": weights, "projected": projected, "batch": 8}
+        more = {"engine": f"{engine} on cuda", "ms": ms, "kept": weights}
+        return [{**about, **more, "method": m} for m in ("fit", "score", "forward, backward")]
+
+    drawn = []
+    monkeypatch.setattr(projected_table, "save", lambda figure, *_: drawn.append(figure))
+    ran = ((10, 1.0, "HookEngine"), (100, 90.0, "LoopEngine"), (1000, 10.0, "HookEngine"))
+    nets = [net(*one, projected=projected) for one in ran for projected in (False, True)]
+    projected_table.figure(nets, tmp_path)
+    fit, _, kept = drawn[0].axes
+    named = lines_of(fit)
+    assert list(named["whole weights, slope 0.50 (2 points)"].get_xdata()) == [10, 1000]
+    assert list(named["whole weights, run sample by sample: in no slope"].get_xdata()) == [100]
+    assert "whole weights, slope 1.00 (3 points)" in lines_of(kept)  # memory is the same
 
 
 def test_pictures_are_put_in_strips(plt: Any) -> None:

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import torch
 
+from scodkit.explain import plots
+
+DPI = 160
 FIGURES = ("weight_space", "regressor", "moons", "certificate", "sketches", "directions")
 FIGURES += ("conformal", "classes")
 
@@ -29,7 +32,8 @@ def main(folder: Path) -> None:
         start = time.perf_counter()
         module = import_module(name)
         figure = module.draw(module.find())
-        figure.savefig(folder / f"ideas_{name}.png", dpi=160, metadata={"Software": None})
+        metadata = plots.png_metadata(figure, dpi=DPI)
+        figure.savefig(folder / f"ideas_{name}.png", dpi=DPI, metadata=metadata)
         print(f"{name}: {time.perf_counter() - start:.1f} s")
 
 

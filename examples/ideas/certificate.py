@@ -85,7 +85,7 @@ def draw(found: Found) -> Figure:
         below.fill_between(found.ranks, low, high, color=colour, alpha=0.25, lw=0)
         below.plot(found.ranks, mid, color=colour, marker="o", ms=3, label=name)
     look.name_axes(below, "rank (directions kept)", "upper / lower", xscale="log", yscale="log")
-    look.title(below, "Width of the interval, 200 inputs of each kind")
+    look.title(below, "Width: median of 200 inputs, band: 90 % of them")
     look.key(below, loc="lower left")
     for axes in (above, below):
         axes.set_xticks(found.ranks, [str(rank) for rank in found.ranks])

@@ -88,7 +88,7 @@ def draw(found: Found) -> Figure:
     drifting.axhline(100 * RATE, color="black", ls="--", lw=1)
     look.name_axes(drifting, "scale of new inputs (held-out data: 1)", "% alarms")
     drifting.set_ylim(0, None)
-    look.title(drifting, "Where the inputs drift, nothing is promised")
+    look.title(drifting, "Under drift nothing is promised (band: 90 % of sets)")
     return figure
 
 

@@ -144,7 +144,7 @@ def _weights(axes: Axes, found: Found) -> None:
         (look.BLUE, look.RED),
         (
             f"gradient at x = {KNOWN}:\nacross the ellipse",
-            f"gradient at x = {FAR:g}:\nalong it",
+            f"gradient at x = {FAR:g}:\nmostly along it",
         ),
         ((0, 7), (6, 0)),
         strict=True,

@@ -5,9 +5,9 @@
 # on the lens, a little more with every frame. No single frame is remarkable, every prediction
 # is a plausible number, and after a while all of them are wrong.
 #
-# A threshold on single frames raises its false alarms for ever: 5 % of all frames. A
-# `DriftAlarm` watches the stream as a whole and promises something stronger: over its whole
-# life, however long, it ever raises a false alarm with a probability of at most 1 %.
+# A threshold on single frames never stops raising false alarms: on 5 % of all frames. A
+# `DriftAlarm` watches the stream as a whole and promises something stronger: the probability
+# that it ever raises a false alarm, however long it runs, is at most 1 %.
 
 # %%
 import torch
@@ -55,7 +55,7 @@ print(f"squared error on new clear frames {error:.4f}, variance of the place {y.
 
 # %% [markdown]
 # The monitor is fitted and calibrated as for [any regressor](regressor.md). The alarm starts
-# from its calibration.
+# with its calibration.
 
 # %%
 monitor = Monitor(model, Gaussian(variance=error), rank=50)
@@ -82,15 +82,15 @@ for name, fog in streams.items():
 
 # %% [markdown]
 # The alarm is a gambler who bets, frame after frame, that scores are higher than the held-out
-# ones. While all is well no bet pays on average, so the wealth seldom grows; it ever reaches
-# 100 with a probability of at most 1 in 100. With fog the bets pay, and the wealth explodes.
+# ones. While all is well no bet pays on average, so the wealth seldom grows: the probability
+# that it ever reaches 100 is at most 1 in 100. With fog the bets pay, and the wealth explodes.
 
 # %%
 # Figure: Frames of a stream that fogs up; below, the alarm's wealth, which passes 100 soon
 # after the fog begins and stays low on a clear stream; at the bottom the error of the
 # predictions, which grows with the fog.
-figure = plt.figure(figsize=(8, 6), layout="constrained")
-strip, plots = figure.subfigures(2, height_ratios=(1, 4))
+figure = plt.figure(figsize=(5, 5.4), layout="constrained")
+strip, plots = figure.subfigures(2, height_ratios=(1, 5))
 times = (100, 250, alarmed_at["fogging up"], 400, 500, 599)
 pictures, _ = frames(fogging[list(times)])
 for axes, picture, time in zip(strip.subplots(1, len(times)), pictures, times, strict=True):
@@ -108,7 +108,7 @@ for name, colour in {"clear": "#0072B2", "fogging up": "#D55E00"}.items():
 above.axhline(100, color="black", ls="--", lw=1)
 above.text(5, 150, "alarm", fontsize=9)
 above.set(ylabel="wealth", ylim=(1e-2, 1e6))
-above.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0.1, 1))
+above.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0.0, 0.85))
 below.set(xlabel="frame", ylabel="error, mean of 25", xlim=(0, ALL))
 for axes in (above, below):
     axes.axvline(CLEAR, color="black", lw=0.8, ls=":")
@@ -146,14 +146,14 @@ for speed in (0.0005, 0.001, 0.002, 0.005):
 # %%
 # Figure: Delay of the alarm in 40 streams for each of four speeds of the fog: fewer frames
 # the faster it comes.
-figure, axes = plt.subplots(figsize=(8, 2.8))
+figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
 jitter = torch.Generator().manual_seed(0)
 for row, values in enumerate(delays.values()):
     height = row + 0.4 * torch.rand(len(values), generator=jitter) - 0.2
     axes.plot(values, height, ".", color="#D55E00", alpha=0.5)
     axes.plot(sorted(values)[len(values) // 2], row, "|", color="black", ms=18, mew=2)
 axes.set_yticks(range(len(delays)), [f"{speed:.2%} a frame" for speed in delays])
-axes.set(xlabel="frames from the first fog to the alarm (bar: median)", xlim=(0, None))
+axes.set(xlabel="frames from first fog to alarm (bar: median)", xlim=(0, None))
 axes.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]

@@ -2,9 +2,8 @@
 
 # %% [markdown]
 # A classifier knows a fixed list of classes and must choose one of them, whatever you show
-# it. Here it knows the digits 0 to 4, and then it is shown 5 to 9. `Fused` adds up several
-# kinds of evidence that an image is none of those it was trained on; you do not have to
-# choose one.
+# it. Here it knows the digits 0 to 4, and is then shown 5 to 9. `Fused` adds up several kinds
+# of evidence that an image is unlike those it was trained on, so you need not choose one.
 #
 # The data comes with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels.
 
@@ -51,9 +50,9 @@ print(f"more than 90 % sure of its answer on 5-9: {sure:.1%}")
 #
 # ## Fit, calibrate, ask
 #
-# `fit` needs the training images and no labels. `calibrate` needs images like those to come
-# that the network was **not** trained on. It turns scores into p-values, so that you choose a
-# rate of false alarms rather than a threshold.
+# `fit` needs the training images and no labels. `calibrate` needs images like those the
+# network will meet, on which it was **not** trained. It turns scores into p-values, so that
+# you choose a rate of false alarms rather than a threshold.
 
 # %%
 fused = Fused(model, Categorical())
@@ -66,15 +65,15 @@ for name, flags in {"0-4": alarms, "5-9": new_alarms}.items():
 
 # %% [markdown]
 # With a rate of 5 %, 201 images have between 4 and 16 alarms in 95 of 100 cases (the binomial
-# interval): the first line keeps the promise. The second line is what the alarm is for.
+# interval): the first line keeps the promise. The second line shows what the alarm is for.
 
 # %%
 # Figure: Scores of known and of new digits on one axis with the alarm's threshold; beneath it
 # digits 5-9 from the least to the most atypical, an alarm framed in orange.
 scored, scored_new = fused(test_x), fused(new)
 ranks = scored_new.score.argsort()[torch.linspace(0, len(new) - 1, 12).long()]
-figure = plt.figure(figsize=(8, 4.2), layout="constrained")
-above, below = figure.subfigures(2, height_ratios=(3, 1))
+figure = plt.figure(figsize=(5, 5), layout="constrained")
+above, below = figure.subfigures(2, height_ratios=(3, 2))
 axes = above.subplots()
 bins = torch.linspace(-8, 16, 37).tolist()
 for score, colour, name in (
@@ -85,12 +84,13 @@ for score, colour, name in (
 threshold = fused.calibration.threshold(false_alarm=0.05)
 axes.axvline(threshold, color="black", ls="--", lw=1)
 axes.text(threshold + 0.2, 0.17, "alarm", fontsize=9)
-axes.set(xlabel="score of Fused (standard deviations of held-out images)", yticks=[])
+axes.set(xlabel="score (standard deviations of held-out images)", yticks=[])
 axes.legend(frameon=False, fontsize=9)
 axes.spines[["top", "right", "left"]].set_visible(False)
-for cell, i in zip(below.subplots(1, 12), ranks.tolist(), strict=True):
+for cell, i in zip(below.subplots(2, 6).flat, ranks.tolist(), strict=True):
     cell.imshow(new[i, 0].numpy(), cmap="gray_r")
-    cell.set(xticks=[], yticks=[], title=f"{scored_new.score[i]:.1f}")
+    cell.set(xticks=[], yticks=[])
+    cell.set_title(f"{scored_new.score[i]:.1f}", fontsize=9)
     cell.spines[:].set(color="#D55E00" if new_alarms[i] else "#BBBBBB", lw=2.5)
 
 # %% [markdown]
@@ -127,15 +127,15 @@ found.plot()
 # %% [markdown]
 # Read the intervals before the ranks. On this small network `Fused` and `ViM` cannot be told
 # apart, and both are ahead of the network's own confidence (`MaxSoftmax`). SCOD alone is
-# between the two and costs the most: on classifiers the softmax already says much of what the
+# between the two and costs the most: in classifiers the softmax already says much of what the
 # curvature knows. Its place is with [networks that predict numbers](regressor.md).
 #
 # ## The slip that confidence cannot see
 #
 # Someone forgets to divide the pixels by 16. The logits grow with the pixels, the softmax
-# saturates, and any score made of the softmax alone calls the image familiar. `Fused` also
-# looks at features and at the range of inputs. (Both methods warn that the inputs are out of
-# range; here the warnings are turned off.)
+# saturates, and any score made of the softmax alone takes the image for a familiar one.
+# `Fused` also looks at features and at the range of inputs. (Both methods warn that the
+# inputs are out of range; here the warnings are turned off.)
 
 # %%
 warnings.simplefilter("ignore", SuspiciousInputWarning)

@@ -9,7 +9,7 @@
 # - a fit that is killed **resumes from its checkpoint** and ends with the same numbers, bit
 #   for bit.
 #
-# Believe neither: this page starts real processes, kills one, and compares.
+# You need not believe either: this page starts real processes, kills one, and compares.
 
 # %%
 import os
@@ -28,8 +28,8 @@ from scodkit import Categorical, Monitor
 folder = Path(tempfile.mkdtemp())
 
 # %% [markdown]
-# Every process needs the network and its data. They come from a file of yours; this one has a
-# classifier of digits, and a data set that is slow to read and keeps a log of what was read.
+# Every process needs the network and its data, which come from a file of yours. This one has
+# a classifier of digits, and a data set that is slow to read and logs what was read.
 
 # %%
 JOB = """
@@ -120,7 +120,7 @@ print(f"scores of {len(new)} new digits differ by {apart:.0e} of their size at m
 
 # %% [markdown]
 # The two halves were never in one place, and only sketches travelled: sums over samples, no
-# images. A part that is merged twice is refused, as its samples would count double.
+# images. Merging a part twice is refused, as its samples would count double.
 #
 # Processes that can talk to each other take one line instead: `torchrun --nproc-per-node=2 -m
 # scodkit fit ...` reads a part in each and adds up at the end ([many
@@ -129,8 +129,8 @@ print(f"scores of {len(new)} new digits differ by {apart:.0e} of their size at m
 # ## Killed, and started again
 #
 # `--checkpoint` keeps the sums every few batches. This fit is killed after its second
-# checkpoint, without a warning, as a spot machine is; then the same command is given again.
-# Beside it, another process does the same fit undisturbed.
+# checkpoint, without a warning, as a spot instance is; then the same command is given again.
+# Meanwhile, another process does the same fit undisturbed.
 
 
 # %%
@@ -160,26 +160,27 @@ same = torch.equal(monitors[0].score(new), monitors[1].score(new))
 print(f"the same scores, bit for bit: {same}")
 
 # %%
-# Figure: Left, the curvature of the merged fit lies on that of one fit, direction by
-# direction. Right, samples read over time: a kill, a start, and the fit resumes where it was.
-figure, (left, right) = plt.subplots(1, 2, figsize=(8.5, 3.2), layout="constrained")
-left.semilogy(alone.basis.values, color="#0072B2", lw=5, alpha=0.4, label="one fit")
-left.semilogy(merged.basis.values, ".", color="#D55E00", ms=4, label="two parts, merged")
-left.set(xlabel="direction", ylabel="curvature")
-left.legend(frameon=False)
+# Figure: Above, the curvature of the merged fit lies on that of one fit, direction by
+# direction. Below, samples read over time: a kill, a start, and the fit resumes where it was.
+figure, (above, below) = plt.subplots(2, figsize=(5, 5), layout="constrained")
+above.semilogy(alone.basis.values, color="#0072B2", lw=5, alpha=0.4, label="one fit")
+above.semilogy(merged.basis.values, ".", color="#D55E00", ms=4, label="two parts, merged")
+above.set(xlabel="direction", ylabel="curvature")
+above.legend(frameon=False)
 seconds = torch.tensor(read, dtype=torch.float64) - read[0]
 count = torch.arange(1, len(read) + 1)
-right.plot(seconds[:before], count[:before], color="#D55E00", label="killed")
-right.plot(seconds[before:], count[before:], color="#0072B2", label="started again")
-right.plot(seconds[before - 1], before, "x", color="black", ms=8)
-right.set(xlabel="seconds", ylabel="samples read")
-right.legend(frameon=False)
-for axes in (left, right):
+below.plot(seconds[:before], count[:before], color="#D55E00", label="killed")
+below.plot(seconds[before:], count[before:], color="#0072B2", label="started again")
+below.plot(seconds[before - 1], before, "x", color="black", ms=8)
+below.set(xlabel="seconds", ylabel="samples read")
+below.legend(frameon=False)
+for axes in (above, below):
     axes.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
-# The second process reads more than what was missing: the batches since the last checkpoint,
-# and eight earlier ones, to make sure that the data is still the same. Changed data is refused.
+# The second process reads more than what was missing: also the batches since the last
+# checkpoint, and eight earlier ones, to make sure that the data is still the same. Changed data
+# is refused.
 #
 # In Python it is `monitor.fit(loader, checkpoint="fit.ckpt", every=100)`. A folder of [job
 # scripts](../guides/scaling.md) has a Slurm array, Ray and Spark.

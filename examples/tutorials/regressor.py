@@ -3,13 +3,13 @@
 # %% [markdown]
 # A classifier can at least look unsure. A regressor cannot: it returns a number, and the
 # number looks the same whether the network knows the answer or makes it up. This tutorial
-# gives a regressor a score of its own uncertainty, in two steps:
+# gives a regressor a score of its uncertainty, in two steps:
 #
 # 1. a curve in one dimension, to see what the score measures;
-# 2. a table of patients in which someone enters a blood sugar in another unit, and nothing in
-#    the prediction tells.
+# 2. a table of patients in which someone enters a blood sugar in another unit, and the
+#    prediction does not give it away.
 #
-# Everything here runs in a few seconds and downloads nothing.
+# Everything here runs in a few seconds and downloads nothing. The table needs pandas.
 
 # %%
 import torch
@@ -36,8 +36,8 @@ def train(net: nn.Module, x: Tensor, y: Tensor, steps: int) -> nn.Module:
 # %% [markdown]
 # ## A curve with a gap
 #
-# The network learns $y = \sin 3x$ with some noise. It sees inputs in two intervals and none
-# in the gap between them.
+# The network learns $y = \sin 3x$ with some noise. It sees inputs in two intervals, none in
+# the gap between them.
 
 # %%
 torch.manual_seed(0)
@@ -75,12 +75,12 @@ for at in (-1.4, -0.2, 1.0, 2.6):
 # Figure: Above: the network's curve and its training data, with a gap. Below: the score, low
 # where there is data and above the alarm's threshold elsewhere.
 threshold = monitor.calibration.threshold(false_alarm=0.05)
-figure, (above, below) = plt.subplots(2, figsize=(8, 4.6), sharex=True, height_ratios=(3, 2))
+figure, (above, below) = plt.subplots(2, figsize=(5, 4.8), sharex=True, height_ratios=(3, 2))
 above.plot(known, y[shuffled[:400]], ".", color=BLUE, ms=3, alpha=0.5, label="training data")
-above.plot(grid, torch.sin(3 * grid), "k:", lw=1, label="the truth, sin 3x")
+above.plot(grid, torch.sin(3 * grid), "k:", lw=1, label="truth, sin 3x")
 above.plot(grid, scored.output, color="black", label="the network")
 above.set(ylabel="y", ylim=(-3, 3))
-above.legend(loc="upper center", ncols=3, frameon=False, fontsize=9)
+above.legend(loc="upper center", ncols=3, frameon=False, fontsize=9, columnspacing=1)
 below.semilogy(grid, scored.score, color="black")
 below.axhline(threshold, color=ORANGE, ls="--", lw=1)
 below.text(-2.95, 1.5 * threshold, "alarm", color=ORANGE, fontsize=9)
@@ -93,7 +93,7 @@ figure.align_ylabels()
 
 # %% [markdown]
 # The shaded regions raise an alarm. There the data leaves the network free: other weights fit
-# the training samples as well, and predict something else. That freedom is the score, in
+# the training samples equally well, and predict something else. That freedom is the score, in
 # nats: how far the prediction may move, measured against the noise of the output.
 #
 # The usual measure of a prediction's uncertainty, its entropy, has nothing to say here. The
@@ -109,7 +109,7 @@ print(f"different entropies on the whole grid: {len(entropy.unique())}")
 # Now a real table: 442 patients with diabetes, ten measurements each, and how far the illness
 # has come a year later (scikit-learn's copy, in the original units). The network's first
 # layer standardises the measurements, so that the monitor sees years and mg/dl rather than
-# z-scores: its explanations will name them.
+# z-scores, and its explanations name them.
 
 
 # %%
@@ -138,7 +138,7 @@ noise = nn.functional.mse_loss(net(x[240:340]), y[240:340]).item()
 print(f"squared error on held-out patients: {noise:.2f}; variance of the target: {y.var():.2f}")
 
 # %% [markdown]
-# The error on held-out patients is also the likelihood's variance. A monitor takes data
+# The error on held-out patients also serves as the likelihood's variance. A monitor takes data
 # frames as they are: 240 patients to fit, 100 others to calibrate, 102 to ask about.
 
 # %%
@@ -169,9 +169,8 @@ for name, asked in slips.items():
 # 18; total cholesterol (`s1`) and its LDL part (`s2`) stand beside each other in every
 # report.
 #
-# - **As measured**, about as many patients raise an alarm as were accepted (5 % of 102 are
-#   5).
-# - **In mmol/l**, every patient raises one. The predictions alone would not tell: most of
+# - **As measured**, about as many patients raise an alarm as we accepted (5 % of 102 is 5).
+# - **In mmol/l**, every patient raises one. The predictions alone do not reveal it: most of
 #   them are numbers that real patients have.
 # - **Swapped**, again every patient raises one, though a check of each column's range misses
 #   a good part of them. In those no single number is unusual; their combination is.
@@ -180,7 +179,7 @@ for name, asked in slips.items():
 # Figure: Predictions against scores. Most predictions with a wrong unit are numbers that
 # patients have; all scores of both slips are above the alarm's threshold, few of other
 # patients are.
-figure, axes = plt.subplots(figsize=(8, 3.8))
+figure, axes = plt.subplots(figsize=(5, 4.2))
 for (name, asked), colour, mark in zip(
     slips.items(), (BLUE, ORANGE, "#CC79A7"), "os^", strict=True
 ):
@@ -192,10 +191,10 @@ axes.text(-80, 0.93 * threshold, "alarm above this line", va="top", fontsize=9)
 axes.axvspan(100 * y.min(), 100 * y.max(), color="black", alpha=0.05)
 axes.set(
     yscale="log",
-    xlabel="predicted progress (shaded: what real patients have)",
+    xlabel="predicted progress (shaded: real patients)",
     ylabel="score (nats)",
 )
-axes.legend(frameon=False, fontsize=9)
+axes.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
 axes.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 """Is SCOD the right score for my task?"""
 
 # %% [markdown]
-# No score is the best one everywhere, and this one is no exception. You cannot look it up
+# No score is the best everywhere, and SCOD is no exception. You cannot look the best one up
 # either: which score suits depends on your network, your data and the inputs you will meet.
 # And you cannot choose by those inputs, as you do not have them. If you had, you would train
 # on them.
@@ -157,15 +157,15 @@ for name, runs in angle_runs.items():
         print(f"  {method:12} {auroc:.3f}")
 
 # %% [markdown]
-# With the dense network SCOD comes first, far ahead of distances of features: they do not
-# know which features the angle depends on, the curvature does. The convolutional network
-# learns features that are good for distances, too, and `Fused` comes first. Task and data are
-# the same, and another network gives another answer: that is why you measure.
+# With the dense network SCOD comes first, far ahead of distances between features: they do
+# not know which features the angle depends on, but the curvature does. The convolutional
+# network learns features that are also good for distances, and `Fused` comes first. Task and
+# data are the same, and another network gives another answer: that is why you measure.
 #
 # ## Was the choice any good?
 #
-# Only now the digits come in that the choice of a score has not used: 5 to 9 for the
-# classifier; 6 to 9 for the regressors. In practice this is the day of deployment, and you
+# Only now come the digits that the choice of a score has not used: 5 to 9 for the
+# classifier, 6 to 9 for the regressors. In practice this is the day of deployment, and you
 # would not see these numbers.
 
 # %%
@@ -181,7 +181,7 @@ for name, (runs, on_new) in tasks.items():
 # Figure: Three panels, a row for each score. Small dots: AUROC with one class left out, the
 # bar their mean. Diamond: AUROC on digits not used to choose a score. ViM and Fused lead on
 # the classifier, SCOD on the angle with the dense network, Fused with the convolutional one.
-figure, panels = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
+figure, panels = plt.subplots(3, figsize=(5, 6), layout="constrained")
 for axes, (name, (runs, on_new)) in zip(panels, tasks.items(), strict=True):
     for row, (method, average) in enumerate(mean(runs).items()):
         axes.plot(
@@ -192,9 +192,10 @@ for axes, (name, (runs, on_new)) in zip(panels, tasks.items(), strict=True):
     axes.set_yticks(range(len(on_new)), mean(runs))
     axes.invert_yaxis()
     axes.locator_params(axis="x", nbins=5)
-    axes.set(title=name, xlabel="AUROC")
+    axes.set_title(name, loc="left", fontsize=10, weight="bold")
     axes.grid(axis="x", lw=0.4)
     axes.spines[["top", "right"]].set_visible(False)
+panels[-1].set_xlabel("AUROC (blue: left-out classes, bar: mean; orange: new)")
 
 # %% [markdown]
 # Blue: one class left out, with their mean as a bar, which decides the choice. Orange: the
@@ -216,8 +217,9 @@ for axes, (name, (runs, on_new)) in zip(panels, tasks.items(), strict=True):
 #    [alarms](../guides/alarms.md) belong to the monitor. Alarms work with scores of any
 #    origin.
 # 4. Left-out classes are not your future. They say which score notices *a new class*; for
-#    dirt, damage or another camera, damage held-out inputs and compare on these as well.
+#    dirt, damage or another camera, spoil held-out inputs and compare on these as well.
 #
-# One small network each, so read the dots: left-out classes differ more than most methods do.
+# Each is one small network, so read the dots: left-out classes differ more than most methods
+# do.
 # [Results](../results/index.md) has the comparison on larger tasks, with intervals over
 # networks.

@@ -2,8 +2,8 @@
 
 # %% [markdown]
 # A network balances a pole on a cart. It learnt from an expert in a world without wind, with
-# a sensor that was not bent. Then the world changes. The network keeps returning forces,
-# for situations it has never been trained on, until the pole falls.
+# a sensor that was not bent. Then the world changes. The network keeps returning forces for
+# situations it was never trained on, until the pole falls.
 #
 # Consecutive states of a robot resemble each other, so alarms on single states would come in
 # bursts. A `RolloutAlarm` decides once per rollout: at most 5 % of good rollouts ever raise
@@ -146,30 +146,31 @@ for name, world in WORLDS.items():
     )
 
 # %%
-# Figure: A column for each world: above, the mean score of 15 steps in twenty rollouts with
-# the alarm's threshold; below, the angle of the pole.
+# Figure: A row for each world: at the left, the mean score of 15 steps in fifteen rollouts with
+# the alarm's threshold; at the right, the angle of the pole.
 figure, rows = plt.subplots(
-    2, 4, figsize=(8.5, 4.6), sharex=True, sharey="row", layout="constrained"
+    4, 2, figsize=(5, 6.8), sharex=True, sharey="col", layout="constrained"
 )
 time = STEP * torch.arange(STEPS)
-for (above, below), (name, (scores, angles)) in zip(rows.T, paths.items(), strict=True):
+for (left, right), (name, (scores, angles)) in zip(rows, paths.items(), strict=True):
     before = nn.functional.pad(scores, (14, 0))  # as for the alarm, 0 before the first step
     colour = "#0072B2" if name == "as in training" else "#D55E00"
-    above.semilogy(time, before.unfold(1, 15, 1).mean(2)[:20].T, color=colour, lw=0.6)
-    above.axhline(alarm.threshold, color="black", ls="--", lw=1)
-    above.set_title(name, fontsize=9)
-    below.plot(time, angles[:20].T * 180 / torch.pi, color=colour, lw=0.6)
-    below.set(xlabel="seconds", ylim=(-40, 40))
-    for axes in (above, below):
+    left.semilogy(time, before.unfold(1, 15, 1).mean(2)[:15].T, color=colour, lw=0.6)
+    left.axhline(alarm.threshold, color="black", ls="--", lw=1)
+    left.set_title(name, loc="left", fontsize=9, weight="bold")
+    right.plot(time, angles[:15].T * 180 / torch.pi, color=colour, lw=0.6)
+    left.set_ylabel("mean score (nats)")
+    right.set(ylabel="angle (degrees)", ylim=(-40, 40))
+    for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-rows[0, 0].set_ylabel("mean score (nats)")
-rows[1, 0].set_ylabel("angle (degrees)")
+for axes in rows[-1]:
+    axes.set_xlabel("seconds")
 
 # %% [markdown]
-# - **As in training** about as many rollouts raise an alarm as were accepted (5 % of 60 are
-#   3). They begin in an unusual state, and their score falls as the network brings the pole
+# - **As in training** about as many rollouts raise an alarm as we accepted (5 % of 60 is 3).
+#   They begin in an unusual state, and their score falls as the network brings the pole
 #   upright.
-# - **With a bent sensor** no pole falls, but the cart ends where it never stood in training.
+# - **With a bent sensor** no pole falls, but the cart ends up where it never stood in training.
 #   The alarm says so although nothing has gone wrong yet.
 # - **In the wind and with a longer pole** poles fall, and every alarm comes before the fall.
 #
@@ -177,8 +178,8 @@ rows[1, 0].set_ylabel("angle (degrees)")
 #
 # A new good rollout raises an alarm at any of its steps with a probability of at most 5 %, on
 # average over sets of 60 held-out rollouts; `RolloutAlarm(..., confidence=0.99)` makes the
-# rate hold for this very set, and needs 90. Whole rollouts must be exchangeable with the
-# held-out ones: the same task, the same mix of starts, the same length. That faults are found
-# is not promised, so try the faults you can think of in simulation, as here.
+# rate hold for this very set with a probability of 99 %, and needs 90 of them. Rollouts must be
+# exchangeable with the held-out ones: the same task, the same mix of starts, the same length.
+# That faults are found is not promised, so try those you can think of in simulation, as here.
 #
 # [All alarms and their guarantees](../guides/alarms.md)

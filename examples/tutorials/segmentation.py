@@ -119,8 +119,8 @@ for name, scored in {"known scenes": known, "with a triangle": new}.items():
 
 # %% [markdown]
 # The score ranks scenes better than the entropy does, but ranking is not yet catching: with a
-# rate of 5 % most scenes with a triangle pass, because the network is so sure that it is a
-# square.
+# rate of 5 % most scenes with a triangle pass, because the network is so sure that the
+# triangle is a square.
 #
 # ## Where is it?
 #
@@ -139,23 +139,35 @@ in_entropy = separation(entropy(new_x[shown])[~is_new], entropy(new_x[shown])[is
 print(f"AUROC of pixels in {len(shown)} scenes: score {in_map:.3f}, entropy {in_entropy:.3f}")
 
 # %%
-# Figure: Five scenes with a triangle in each column: the image, the network's classes, and
-# the score of every pixel.
+# Figure: Five scenes with a triangle, a column for each: the image, the network's classes with
+# their legend, and the score of every pixel with its scale.
 logs = maps.clamp_min(1e-9).log10()
 lowest = logs.quantile(0.3)
-figure, rows = plt.subplots(3, len(shown), figsize=(8, 5), layout="constrained")
-colours = plt.matplotlib.colors.ListedColormap(["#FFFFFF", "#0072B2", "#009E73", "#CC79A7"])
+figure, rows = plt.subplots(3, len(shown), figsize=(5, 4.4), layout="constrained")
+palette = ["#DDDDDD", "#0072B2", "#009E73", "#CC79A7"]
+colours = plt.matplotlib.colors.ListedColormap(palette)
 for column, i in enumerate(shown.tolist()):
     rows[0, column].imshow(new_x[i, 0].numpy(), cmap="gray")
     rows[0, column].contour(new_labels[i].numpy() == 4, [0.5], colors="#D55E00", linewidths=1.5)
     rows[1, column].imshow(
         new_answers[i].numpy(), cmap=colours, vmin=0, vmax=3, interpolation="nearest"
     )
-    rows[2, column].imshow(logs[column].numpy(), cmap="magma", vmin=lowest, vmax=logs.max())
-for row, name in zip(rows, ("image", "prediction", "score (log)"), strict=True):
+    scale = rows[2, column].imshow(
+        logs[column].numpy(), cmap="magma", vmin=lowest, vmax=logs.max()
+    )
+for row, name in zip(rows, ("image", "prediction", "score"), strict=True):
     row[0].set_ylabel(name)
     for axes in row:
         axes.set(xticks=[], yticks=[])
+classes = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in palette]
+figure.legend(
+    [*classes, plt.Line2D([], [], color="#D55E00")],
+    [*("ground", *KINDS), "triangle (new)"],
+    loc="outside upper center",
+    **{"ncols": 5, "fontsize": 9, "frameon": False, "handlelength": 1, "columnspacing": 1},
+)
+words = "score of a pixel: log10 of its nats"
+figure.colorbar(scale, ax=rows[2], location="bottom", aspect=40, extend="min", label=words)
 
 # %% [markdown]
 # The scenes go from the most to the least atypical. The orange outline is the triangle, which
@@ -164,10 +176,10 @@ for row, name in zip(rows, ("image", "prediction", "score (log)"), strict=True):
 #
 # Be exact about what each part gives:
 #
-# - **For images** the score is ahead of the entropy: one network, overlapping intervals.
-# - **For pixels** the two are about as good as each other. If all you need is a map, the
-#   entropy is cheaper; the score comes with a p-value for the image and the same unit in
-#   both.
+# - **For images** the score is ahead of the entropy, on one network and with overlapping
+#   intervals.
+# - **For pixels** the two are about equally good. If all you need is a map, the entropy is
+#   cheaper; the score comes with a p-value for the image, and has the same unit in both.
 # - A map costs a backward pass for every pixel: ask for it where an alarm was raised.
 #
 # For boxes instead of pixels, see [several heads, and boxes](../guides/heads.md).

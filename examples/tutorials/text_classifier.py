@@ -1,9 +1,9 @@
 """A text classifier, and a topic it was never taught."""
 
 # %% [markdown]
-# A shop's help desk sorts messages by a transformer: *delivery*, *payment*, *account*. One
+# A shop's help desk sorts messages with a transformer: *delivery*, *payment*, *account*. One
 # day customers write about something else, a lamp that flickers. The classifier has no fourth
-# answer. It picks one of the three, and the message waits on the wrong desk.
+# answer. It picks one of the three, and the message waits at the wrong desk.
 #
 # The monitor below notices such messages. It works in **projected** weights, which is how a
 # monitor of a large transformer fits into memory. The messages are put together from a small
@@ -189,11 +189,11 @@ softmax = [
 print(f"{'softmax alone':18} AUROC {separation(*softmax).auroc:.3f}")
 
 # %% [markdown]
-# The projected monitor keeps a small part of the memory and tells topics apart as well. On a
-# network this small the saving is of no use; of a model with a billion weights it decides
+# The projected monitor takes a small fraction of the memory and tells topics apart equally
+# well. On a network this small the saving is of no use; with a billion weights it decides
 # whether a monitor is possible at all ([large models](../guides/large.md#projected-weights)).
 #
-# The softmax alone is about as good: on classifiers do not expect the curvature to win by
+# The softmax alone is about as good: on classifiers, do not expect the curvature to win by
 # much. What the monitor adds is a decision with a rate of false alarms that you choose.
 
 # %%
@@ -205,7 +205,7 @@ for name, asked in {"known topics": test, "new topics": new}.items():
 # %%
 # Figure: Scores of messages, a row for each topic: three known topics left of the alarm's
 # threshold, two new topics mostly right of it.
-figure, axes = plt.subplots(figsize=(8, 3.2))
+figure, axes = plt.subplots(figsize=(5, 3.2))
 jitter = torch.Generator().manual_seed(0)
 scores = [*known_score.split(70), *new_score.split(100)]
 names = [*TOPICS, *(f"{topic} (new)" for topic in NEW_TOPICS)]
@@ -214,7 +214,7 @@ for row, (name, score) in enumerate(zip(names, scores, strict=True)):
     colour = "#D55E00" if "new" in name else "#0072B2"
     axes.plot(score, height, ".", color=colour, alpha=0.5, ms=5)
 axes.axvline(monitor.calibration.threshold(0.05), color="black", ls="--", lw=1)
-axes.set(xscale="log", xlabel="score (nats); dashed: alarm at 5 % false alarms")
+axes.set(xscale="log", xlabel="score (nats); dashed: 5 % false alarms")
 axes.set_yticks(range(5), names)
 axes.invert_yaxis()
 axes.spines[["top", "right"]].set_visible(False)
@@ -229,8 +229,8 @@ for i in new_score.argsort()[:3].tolist():
     print(f"score {new_score[i]:.3f}: {text}")
 
 # %% [markdown]
-# Most of their words are known from the other topics. It is a limit of any score made from
-# this network: what the network does not tell apart, the monitor cannot.
+# Most of their words are known from the other topics. This is a limit of any score made from
+# this network: what the network does not tell apart, the monitor cannot either.
 #
 # ## Your own model
 #

@@ -35,6 +35,7 @@ _FEW = 40
 _FIGURES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
 _COLOURS = (plots.RAISES, plots.LOWERS, plots.GREEN, plots.YELLOW, plots.OTHERS)
 _MARKS = "os^v"
+_WIDTH, _LETTERS = 5.0, 8.5  # inches, points: the figure can be read as wide as a phone
 _CHANCE = {"auroc": 0.5, "aupr": 0.5, "fpr95": 0.95}
 
 
@@ -136,24 +137,25 @@ class Comparison:
         """Return a matplotlib figure of all figures with their intervals, method by method."""
         methods = list(self.separations)
         sets = list(next(iter(self.separations.values())))
-        height = 0.9 + len(methods) * (0.35 + 0.12 * len(sets))
-        figure = plots.new_figure(11.0, height)
-        panels = figure.subplots(1, len(_FIGURES), sharey=True)
-        for axes, name in zip(panels, _FIGURES, strict=True):
-            self._draw(axes, name, methods, sets)
+        height = 0.6 + len(methods) * (0.25 + 0.1 * len(sets))
+        figure = plots.new_figure(_WIDTH, len(_FIGURES) * height)
+        panels = figure.subplots(len(_FIGURES), 1)
         costs = [", ".join(filter(None, _in_words(self.costs.get(m)))) for m in methods]
         labels = [
             f"{method}\n{cost.replace(' x', ' x forward')}".strip()
             for method, cost in zip(methods, costs, strict=True)
         ]
-        panels[0].set_yticks(range(len(methods)), labels, fontsize=8)
-        panels[0].set_ylim(len(methods) - 0.5, -0.5)
+        for axes, name in zip(panels, _FIGURES, strict=True):
+            self._draw(axes, name, methods, sets)
+            shown = labels if axes is panels[0] else methods  # costs are said once
+            axes.set_yticks(range(len(methods)), shown, fontsize=_LETTERS)
+            axes.set_ylim(len(methods) - 0.5, -0.5)
         if len(sets) > 1:
             figure.legend(
                 *panels[0].get_legend_handles_labels(),
                 loc="outside lower center",
-                ncols=6,
-                fontsize=8,
+                ncols=3,
+                fontsize=_LETTERS,
             )
         return figure
 
@@ -178,8 +180,10 @@ class Comparison:
             axes.axhline(place - 0.5, color="#DDDDDD", lw=0.8)
         axes.axvline(_CHANCE[figure], color="black", lw=0.8, ls=":")
         better = "smaller" if figure == "fpr95" else "larger"
-        axes.set_xlabel(f"{_FIGURES[figure]} ({better} is better; dotted: chance)", fontsize=8)
-        axes.tick_params(labelsize=8)
+        axes.set_xlabel(
+            f"{_FIGURES[figure]} ({better} is better; dotted: chance)", fontsize=_LETTERS
+        )
+        axes.tick_params(labelsize=_LETTERS)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="x", lw=0.4, color="#DDDDDD")
         axes.set_axisbelow(True)

@@ -6,22 +6,26 @@ import json
 from pathlib import Path
 
 from scodbench.figures.style import (
-    BLUE,
+    COLOURS,
     GREY,
-    ORANGE,
-    SKY,
     legend_below,
     panels,
     plain_ticks,
+    save_png,
     style,
 )
 
-# as rows name them, as people read them, with colours and markers
+# as rows name them, as people read them, with colours, markers and their filling
 _WAYS = {
-    "scodkit": ("SCOD, eager", GREY, "s"),
-    "floor": ("floor: plain backward passes", ORANGE, "|"),
-    "scodkit, compiled": ("SCOD, compiled", BLUE, "o"),
-    "scodkit, last layer, compiled": ("SCOD, last layer, compiled", SKY, "D"),
+    "scodkit": ("SCOD, eager", COLOURS["scod"], "s", "none"),
+    "floor": ("floor: plain backward passes", GREY, "|", "none"),
+    "scodkit, compiled": ("SCOD, compiled", COLOURS["scod"], "o", "full"),
+    "scodkit, last layer, compiled": (
+        "SCOD, last layer, compiled",
+        COLOURS["scod_ll"],
+        "D",
+        "full",
+    ),
 }
 _APART = 0.14  # marks of a network; networks are one apart
 
@@ -42,10 +46,10 @@ def draw_costs(folder: Path) -> None:
         titles = [f"Batch {batch}\none core" for batch in batches]
         figure, axes = panels(plt, titles, height=3.0)
         for axis, batch in zip(axes, batches, strict=True):
-            for number, (way, (label, colour, marker)) in enumerate(_WAYS.items()):
+            for number, (way, (label, colour, marker, fill)) in enumerate(_WAYS.items()):
                 places = [i + _APART * (number - 1.5) for i in range(len(nets))]
                 passes = [times[net, batch, way] / times[net, batch, "forward"] for net in nets]
-                look = {"color": colour, "ms": 6, "mew": 2, "label": label}
+                look = {"color": colour, "ms": 6, "mew": 2, "label": label, "fillstyle": fill}
                 axis.plot(passes, places, marker, **look)
             axis.axvline(1, color="black", lw=1, ls=":")
             axis.set_xscale("log")
@@ -55,4 +59,4 @@ def draw_costs(folder: Path) -> None:
             axis.invert_yaxis()
         handles, _ = axes[0].get_legend_handles_labels()
         legend_below(figure, handles=handles)
-        figure.savefig(folder / "cost.png", metadata={"Software": None})
+        save_png(figure, folder / "cost.png")

@@ -12,6 +12,7 @@ from scodbench.figures.style import (
     BLACK,
     MARKERS,
     PALETTE,
+    SKETCHES,
     legend_below,
     note_below,
     panels,
@@ -71,14 +72,14 @@ class Curves:
         for axis, domain in zip(axes, domains, strict=True):
             self._draw_panel(axis, list(select(own, domain=domain.name)), domain)
             if self.lines == "ood":
-                legend_below(axis)
+                legend_below(axis, columns=1)
         has_bars = any(f"{self.figure}_low" in row for row in own)
         below = "\n".join([BARS] * has_bars + [self.note] * bool(self.note))
         if self.lines == "ood":
             note_below(figure, below)
         else:  # the same lines in all panels
             handles, _ = axes[0].get_legend_handles_labels()
-            legend_below(figure, handles=handles, title=below, title_fontsize=7.5)
+            legend_below(figure, handles=handles, title=below)
         return figure
 
     def _draw_panel(self, axis: Any, rows: list[Row], domain: Domain) -> None:
@@ -97,7 +98,10 @@ class Curves:
         if (
             self.log == 2
         ):  # whole numbers, which one wants to read; as many as there is room for
-            shown = places[:: 1 + len(places) // 6]
+            shown = places[-1:]
+            for place in reversed(places):
+                if place * (places[-1] / places[0]) ** 0.17 <= shown[0]:
+                    shown.insert(0, place)
             axis.set_xticks(shown, [f"{place:g}" for place in shown])
             axis.minorticks_off()
         axis.set_xlabel(self.label)
@@ -160,7 +164,8 @@ def draw_line(
     places = sorted({row[curves.along] for row in rows})
     groups = [list(select(rows, **{curves.along: place})) for place in places]
     means = [statistics.fmean(row[curves.figure] for row in group) for group in groups]
-    colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+    alone = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+    colour, marker = SKETCHES.get(str(rows[0].get(curves.lines)), alone)
     if not joined:
         axis.plot(places, means, marker, color=colour, mfc="none", ms=6, label=text, zorder=3)
         return

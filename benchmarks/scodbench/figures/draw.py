@@ -38,7 +38,7 @@ _MEMORY = Curves(
     "sketch",
     "size",
     "sketch",
-    "T, vectors of a number per weight",
+    "memory T, in vectors\nof a number per weight",
     lambda domain: domain.all_layers.size,
     "T as in the tables",
     log=2,

@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from scodbench.figures.style import COLOURS, GREY, legend_below, panels
+from scodbench.figures.style import COLOURS, GREY, legend_beside, panels
 from scodbench.methods import PAPER, TITLES
 from scodbench.names import networks
 from scodbench.rows import Row, select
 from scodbench.tables.summaries import domains_in, mean
 
 _MOST_ALONE = 2  # networks whose curves and values are shown one by one
-
-
-_LEGEND = {"title": "AUROC; of 5 networks mean ± 95 %", "title_fontsize": 7.5, "fontsize": 7.5}
 
 
 def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
@@ -29,22 +26,26 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
     if not domains:
         return None
     titles = [f"{d.title}\n{_large(list(select(own, domain=d.name)))}" for d in domains]
-    figure, axes = panels(plt, titles, height=3.6)
+    figure, axes = panels(plt, titles, columns=1, height=2.45)
     for axis, domain in zip(axes, domains, strict=True):
         found = list(select(own, domain=domain.name))
+        drawn: set[str] = set()
         for method in (*PAPER, "fused"):
             curves = [row["roc"] for row in select(found, method=method)]
             if curves:
                 text = f"{TITLES[method]}: {_values(found, method)}"
                 alone = curves if len(curves) <= _MOST_ALONE else [np.mean(curves, axis=0)]
+                # of two methods of a family the second one is dashed
+                line = "--" if COLOURS[method] in drawn else "-"
+                drawn.add(COLOURS[method])
                 for number, (false, true) in enumerate(alone):
                     label = None if number else text
-                    axis.plot(false, true, color=COLOURS[method], lw=1.2, label=label)
+                    axis.plot(false, true, line, color=COLOURS[method], lw=1.2, label=label)
         axis.plot([0, 1], [0, 1], ":", color=GREY, lw=1)
         axis.set_xlabel("share of small errors flagged")
-        axis.set_ylabel("share of large errors flagged")
+        axis.set_ylabel("share of large\nerrors flagged")
         axis.set_aspect("equal")
-        legend_below(axis, columns=1, **_LEGEND)
+        legend_beside(axis, title=_values_are(found))
     return figure
 
 
@@ -53,6 +54,14 @@ def _values(rows: Sequence[Row], method: str) -> str:
     if len(found) <= _MOST_ALONE:
         return ", ".join(f"{value:.3f}" for value in found)
     return str(mean(found))
+
+
+def _values_are(rows: Sequence[Row]) -> str:
+    """Return what the numbers of a panel's legend are."""
+    count = len({row["seed"] for row in rows})
+    if count <= _MOST_ALONE:
+        return "AUROC" if count == 1 else "AUROC of each network"
+    return f"AUROC, mean of {count} networks\n± half of the 95 % interval"
 
 
 def _large(rows: Sequence[Row]) -> str:

@@ -24,7 +24,7 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
     domains = domains_in(own)
     if not domains:
         return None
-    figure, axes = panels(plt, [domain.title for domain in domains], height=1.6)
+    figure, axes = panels(plt, [domain.title for domain in domains], height=1.3)
     for axis, domain in zip(axes, domains, strict=True):
         strips = {
             row["ood"]: [decoded(text) for text in row["pictures"]]

@@ -36,7 +36,7 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
     if not domains:
         return None
     titles = [f"{domain.title}\n{count(own, domain)}" for domain in domains]
-    figure, axes = panels(plt, titles, height=3.0)
+    figure, axes = panels(plt, titles, height=3.3)
     for axis, domain in zip(axes, domains, strict=True):
         _draw_panel(axis, list(select(own, domain=domain.name)))
     note_below(figure, BARS)
@@ -60,7 +60,7 @@ def _draw_panel(axis: Any, rows: list[Row]) -> None:
         axis.axvline(share, color=BLACK, ls=":", lw=1, label="as in the tables")
     axis.set_xticks([_ALONE + 0.05, 0.25, 0.5, 0.75, 1], ["linear", "¼", "½", "¾", "all"])
     axis.set_xlim(_ALONE - 0.08, 1.05)
-    axis.set_xlabel("last linear layer alone; share of layers")
+    axis.set_xlabel("last linear layer alone;\nshare of layers kept")
     axis.set_ylabel(_CURVES.shown)
     widen(axis)
-    legend_below(axis)
+    legend_below(axis, columns=1)

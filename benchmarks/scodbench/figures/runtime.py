@@ -12,15 +12,8 @@ import numpy as np
 from scodbench.domain import Domain
 from scodbench.figures.curves import ends
 from scodbench.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
     GREY,
-    MARKERS,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
+    LOOKS,
     legend_below,
     panels,
     plain_ticks,
@@ -33,35 +26,14 @@ from scodbench.tables.summaries import Mean, domains_in, over_seeds
 
 Point = tuple[float, Mean]
 
-# what a method looks at has a colour, the method itself a marker
-FAMILIES: dict[str, tuple[str, ...]] = {
-    BLUE: ("scod", "scod_ll", "scod_two_sided", "scod_frequent_directions"),
-    RED: (
-        "kfac_laplace",
-        "kfac_laplace_glm",
-        "kfac_laplace_ll",
-        "local_ensemble",
-        "sketched_lanczos",
-    ),
-    PURPLE: ("identity_curvature", "grad_norm"),
-    BLACK: ("naive", "max_softmax", "max_logit", "energy"),
-    ORANGE: ("mahalanobis", "knn", "vim", "residual"),
-    GREEN: ("deep_ensemble",),
-    SKY: ("fused",),
-}
-_LOOKS = {
-    method: (colour, marker)
-    for colour, methods in FAMILIES.items()
-    for method, marker in zip(methods, MARKERS, strict=False)
-}
 # those there is room for are shown, the first ones first
 _TICKS = (0.5, 1.0, 0.9, 0.95, 0.99, 0.98, 0.8, 0.97, 0.995, 0.96, 0.94, 0.92, 0.93, 0.91)
 _APART = 0.12  # of the height of a panel
 _BELOW_ONE = 0.002  # so that an AUROC of 1 has its place on an axis that is logarithmic near it
-_WRAP = 37  # letters side by side in the smaller print over a panel
+_WRAP = 31  # letters side by side in the smaller print over a panel
 _RULE = (
     "Filled: on the front. Hollow: another method is at least as fast and as good.\n"
-    "Bars of the front: 95 % interval over networks, of one network over test inputs; up to 1."
+    "Bars of the front: 95 % interval over networks, of one network over test inputs."
 )
 
 
@@ -78,7 +50,7 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
         _draw_panel(axis, own, bars)
         device = next(select(rows, domain=domain.name))["device"]
         where = "one core" if device == "cpu" else device.removeprefix("NVIDIA ")
-        axis.set_xlabel(f"forward passes, batch 1, {where}")
+        axis.set_xlabel(f"forward passes,\nbatch 1, {where}")
     _draw_legend(figure, axes[0], {method for own in found.values() for method in own})
     return figure
 
@@ -149,7 +121,7 @@ def _draw_panel(
         axis.plot(passes, auroc.value, **_marker(method, is_unbeaten=method in bars))
     for method, bar in bars.items():
         if bar is not None:
-            axis.vlines(found[method][0], *bar, color=_LOOKS[method][0], lw=1.2, alpha=0.7)
+            axis.vlines(found[method][0], *bar, color=LOOKS[method][0], lw=1.2, alpha=0.7)
     axis.step(
         [found[method][0] for method in bars],
         [found[method][1].value for method in bars],
@@ -178,7 +150,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _marker(method: str, *, is_unbeaten: bool) -> dict[str, Any]:
-    colour, marker = _LOOKS[method]
+    colour, marker = LOOKS[method]
     return {
         "marker": marker,
         "linestyle": "none",
@@ -202,8 +174,8 @@ def _unstretched(place: Any) -> Any:
 def _draw_legend(figure: Any, axis: Any, shown: Set[str]) -> None:
     handles = [
         axis.plot([], [], **_marker(method, is_unbeaten=True))[0]
-        for method in _LOOKS
+        for method in LOOKS
         if method in shown
     ]
     handles += axis.plot([], [], color=GREY, linewidth=1.2, label="front")
-    legend_below(figure, handles=handles, title=_RULE, title_fontsize=7.5)
+    legend_below(figure, handles=handles, title=_RULE)

@@ -25,7 +25,7 @@ def draw(plt: Any, rows: Sequence[Row], sweeps: Sequence[Row]) -> Any:
         return None
     device = own[0]["device"]
     where = "one core" if device == "cpu" else device
-    about = f"MNIST networks of growing width\nT = {SIZE}, rank {RANK}, {where}, one run"
+    about = f"MNIST networks of\ngrowing width\nT = {SIZE}, rank {RANK}, {where},\none run"
     figure, axes = panels(plt, [f"Scoring\n{about}", f"Fitting\n{about}"], height=3.4)
     for number, (key, (text, colour, line)) in enumerate(_SCORES.items()):
         places, values = _means(own, key)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from scodkit.explain.plots import png_metadata
 from scodkit.numerics.files import replacing
 
 # Okabe and Ito, 2008
@@ -16,32 +18,61 @@ PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK)
 # beside colours, for those who see few of them
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-COLOURS = {
-    "scod": BLUE,
-    "scod_ll": SKY,
-    "naive": BLACK,
-    "deep_ensemble": GREEN,
-    "local_ensemble": ORANGE,
-    "kfac_laplace": RED,
-    "fused": PURPLE,
+# what a method looks at has a colour, the method itself a marker, in every figure
+FAMILIES: dict[str, tuple[str, ...]] = {
+    BLUE: (
+        "scod",
+        "scod_two_sided",
+        "scod_frequent_directions",
+        "identity_curvature",
+        "grad_norm",
+    ),
+    SKY: ("scod_ll",),
+    PURPLE: ("fused",),
+    RED: (
+        "kfac_laplace",
+        "kfac_laplace_glm",
+        "kfac_laplace_ll",
+        "local_ensemble",
+        "sketched_lanczos",
+    ),
+    BLACK: ("naive", "max_softmax", "max_logit", "energy"),
+    ORANGE: ("mahalanobis", "knn", "vim", "residual"),
+    GREEN: ("deep_ensemble",),
 }
-# inches: a figure of this width is as wide as a phone, with letters that can be read there
-_WIDTH = 5.6
+LOOKS = {
+    method: (colour, marker)
+    for colour, methods in FAMILIES.items()
+    for method, marker in zip(methods, MARKERS, strict=False)
+}
+COLOURS = {method: colour for method, (colour, _) in LOOKS.items()}
+# the sketches of sweeps, by class
+SKETCHES = {
+    "Nystrom": (BLUE, "o"),
+    "TwoSided": (RED, "s"),
+    "FrequentDirections": (GREEN, "^"),
+}
+# inches and points: on a phone, where a figure is 358 pixels wide, letters have 8 of them
+_WIDTH = 4.6
+SMALL = 7.5
+_LETTERS = 84  # of that size, side by side in a figure
 _HEIGHT = 2.5
 _LEAST_SPAN = 0.05  # of an axis: what is smaller than that looks small
 
 _STYLE: Any = {
-    "figure.dpi": 180,
+    "figure.dpi": 200,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
+    "font.size": SMALL,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "legend.fontsize": SMALL,
+    "legend.title_fontsize": SMALL,
     "legend.frameon": False,
     "legend.columnspacing": 1.2,
     "legend.handletextpad": 0.5,
@@ -65,7 +96,10 @@ def style() -> Iterator[Any]:
 
 
 def panels(
-    plt: Any, titles: Sequence[str], columns: int = 2, height: float = _HEIGHT
+    plt: Any,
+    titles: Sequence[str],
+    columns: int = 2,
+    height: float | Sequence[float] = _HEIGHT,
 ) -> tuple[Any, list[Any]]:
     """Return a figure with a panel for each title.
 
@@ -73,13 +107,19 @@ def panels(
         plt: Matplotlib's pyplot.
         titles: Of the panels; what follows a line break is in smaller print.
         columns: Side by side, at most.
-        height: Of a panel, in inches.
+        height: Of a panel, in inches; or of each row of them.
     """
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
+    heights = [height] * rows if isinstance(height, float) else list(height)
     # this layout makes room for legends outside of the axes
     figure, axes = plt.subplots(
-        rows, columns, figsize=(_WIDTH, height * rows), squeeze=False, layout="constrained"
+        rows,
+        columns,
+        figsize=(_WIDTH, sum(heights)),
+        height_ratios=heights,
+        squeeze=False,
+        layout="constrained",
     )
     figure.get_layout_engine().set(hspace=0.06, wspace=0.06)
     flat = list(axes.flat)
@@ -95,8 +135,18 @@ def entitle(axis: Any, title: str) -> None:
     first, *rest = title.split("\n")
     axis.set_title(first, loc="left", weight="bold", pad=5 + 9.2 * len(rest))
     axis.annotate(
-        "\n".join(rest), (0, 1), (0, 3), "axes fraction", "offset points", fontsize=7.5
+        "\n".join(rest), (0, 1), (0, 3), "axes fraction", "offset points", fontsize=SMALL
     ).set_in_layout(False)  # the title has made room above, and beside the panel none is to be
+
+
+def legend_beside(axis: Any, **options: Any) -> None:
+    """Put a legend to the right of a panel.
+
+    Args:
+        axis: The panel.
+        options: Of matplotlib's own call.
+    """
+    axis.legend(loc="upper left", bbox_to_anchor=(1.02, 1), alignment="left", **options)
 
 
 def legend_below(owner: Any, columns: int = 2, **options: Any) -> None:
@@ -107,15 +157,25 @@ def legend_below(owner: Any, columns: int = 2, **options: Any) -> None:
         columns: Of the legend.
         options: Of matplotlib's own call.
     """
+    if "title" in options:
+        options["title"] = _wrapped(options["title"])
     if hasattr(owner, "add_subplot"):
         owner.legend(loc="outside lower center", ncols=columns, **options)
     else:
-        owner.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=columns, **options)
+        lines = 1 + owner.get_xlabel().count("\n")
+        below = (20 + 10 * lines) / SMALL  # ticks and label of the axis, in letters
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": below}
+        owner.legend(ncols=columns, **place, **options)
 
 
 def note_below(figure: Any, text: str) -> None:
     """Write what holds for all panels under a figure."""
-    figure.supxlabel(text, fontsize=7.5)
+    figure.supxlabel(_wrapped(text), fontsize=SMALL)
+
+
+def _wrapped(text: str) -> str:
+    """Return text whose lines are no longer than a figure is wide."""
+    return "\n".join(textwrap.fill(line, _LETTERS) for line in text.splitlines())
 
 
 def widen(axis: Any, which: str = "y") -> None:
@@ -145,6 +205,17 @@ def plain_ticks(axis: Any, base: int = 10) -> None:
     axis.set_minor_locator(ticker.NullLocator())
 
 
+def save_png(figure: Any, path: Path) -> None:
+    """Write a figure as PNG, with the size of its smallest letters.
+
+    Args:
+        figure: The figure.
+        path: Where to.
+    """
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", metadata=png_metadata(figure))
+
+
 def save(figure: Any, folder: Path, name: str) -> list[Path]:
     """Write a figure as SVG and PNG, each whole or not at all.
 
@@ -157,10 +228,8 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
         The two files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for ending, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
-        path = folder / f"{name}.{ending}"
-        with replacing(path) as temporary:
-            figure.savefig(temporary, format=ending, metadata=metadata)
-        paths.append(path)
-    return paths
+    svg, png = (folder / f"{name}.{ending}" for ending in ("svg", "png"))
+    with replacing(svg) as temporary:
+        figure.savefig(temporary, format="svg", metadata={"Date": None})
+    save_png(figure, png)
+    return [svg, png]

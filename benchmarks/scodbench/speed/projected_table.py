@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,9 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 def figure(nets: Sequence[Sequence[Row]], folder: Path) -> list[Path]:
     """Draw cost against the number of weights, whole beside projected, with slopes.
 
+    A slope of times is fitted to the networks that ran in batches: one that ran sample by
+    sample has its own mark.
+
     Args:
         nets: From `read`.
         folder: Where to.
@@ -81,41 +84,47 @@ def figure(nets: Sequence[Sequence[Row]], folder: Path) -> list[Path]:
     sized = [{row["method"]: row for row in net} for net in nets if _SIZES in net[0]["net"]]
     batch = sized[0]["fit"]["batch"]
     views = {
-        f"fit, ms a sample (batch {batch})": lambda at: at["fit"]["ms"] / batch,
-        f"score, ms a sample (batch {batch})": lambda at: at["score"]["ms"] / batch,
-        "kept, MB": lambda at: at["fit"]["kept"] / 1e6,
+        f"Fit, ms a sample (batch {batch})": lambda at: at["fit"]["ms"] / batch,
+        f"Score, ms a sample (batch {batch})": lambda at: at["score"]["ms"] / batch,
+        "Kept, MB": lambda at: at["fit"]["kept"] / 1e6,
     }
     with style() as plt:
-        drawn, axes = panels(plt, list(views), height=2.9)
+        drawn, axes = panels(plt, list(views), columns=1, height=2.1)
         for axis, (title, value) in zip(axes, views.items(), strict=True):
             for projected, colour, name in (
                 (False, ORANGE, "whole weights"),
                 (True, BLUE, "projected"),
             ):
-                points = [
-                    (at["fit"]["weights"], value(at))
-                    for at in sized
-                    if at["fit"]["projected"] == projected
-                ]
-                label = f"{name}, slope {slope(points):.2f}"
+                own = [at for at in sized if at["fit"]["projected"] == projected]
+                alone = [at for at in own if "ms" in title and _is_loop(at["fit"])]
+                points = _points([at for at in own if at not in alone], value)
+                label = f"{name}, slope {slope(points):.2f} ({len(points)} points)"
                 axis.loglog(*zip(*points, strict=True), "o-", color=colour, label=label)
+                if alone:
+                    label = f"{name}, run sample by sample: in no slope"
+                    look = {"color": colour, "mfc": "none", "ms": 6, "label": label}
+                    axis.loglog(*zip(*_points(alone, value), strict=True), "s", **look)
             if "ms" in title:
-                floor = [
-                    (at["fit"]["weights"], at["forward, backward"]["ms"] / batch)
-                    for at in sized
-                    if at["fit"]["projected"]
-                ]
-                axis.loglog(
-                    *zip(*floor, strict=True),
-                    "--",
-                    color=BLACK,
-                    label="floor: the passes alone",
-                )
+                passes = [at for at in sized if at["fit"]["projected"]]
+                floor = _points(passes, lambda at: at["forward, backward"]["ms"] / batch)
+                label = "floor: the passes alone"
+                axis.loglog(*zip(*floor, strict=True), "--", color=BLACK, label=label)
             top = axis.get_ylim()
-            axis.set_ylim(top[0], 10 ** (math.log10(top[1]) + 0.9))  # room for the legend
+            axis.set_ylim(top[0], 10 ** (math.log10(top[1]) + 1.1))  # room for the legend
             axis.legend(loc="upper left")
-            axis.set_xlabel("weights")
+        axes[-1].set_xlabel("weights")
         return save(drawn, folder, "projected_cost")
+
+
+def _is_loop(row: Row) -> bool:
+    return str(row["engine"]).startswith("LoopEngine")
+
+
+def _points(
+    nets: Sequence[dict[str, Row]], value: Callable[[dict[str, Row]], float]
+) -> list[tuple[float, float]]:
+    """Return numbers of weights, each with a value."""
+    return [(at["fit"]["weights"], value(at)) for at in nets]
 
 
 def write(file: Path) -> str:

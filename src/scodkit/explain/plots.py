@@ -44,6 +44,22 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def png_metadata(figure: Figure, dpi: float | None = None) -> dict[str, str | None]:
+    """Return metadata of a PNG with the size of its smallest letters, in pixels of the file.
+
+    A page that shows the file narrower can tell from it whether they can still be read.
+
+    Args:
+        figure: That is about to be saved.
+        dpi: That it is saved with, the figure's own if None.
+    """
+    text = optional("matplotlib.text", "plots").Text
+    figure.draw_without_rendering()  # which makes the labels of ticks
+    sizes = [t.get_fontsize() for t in figure.findobj(text) if t.get_text().strip()]
+    letters = min(sizes) * (dpi or figure.dpi) / 72
+    return {"Software": None, "Letters": f"{letters:.2f} pixels at least"}
+
+
 def row(tensor: Tensor, sample: int) -> Tensor:
     """Return one sample of a batch, on the CPU.
 
