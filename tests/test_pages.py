@@ -66,3 +66,18 @@ def test_dead_links_are_found(link: str, message: str) -> None:
 def test_pages_are_plain_markdown(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert not re.findall(r"^\s*(?:--8<--|:{3,}|`{3}\\{).*", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_formulas_are_the_same_to_every_renderer(page: Path) -> None:
+    """Markdown takes ``\\,`` for a comma and ``|`` for a cell; KaTeX and MathJax do not."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    blocks = re.findall(r"\$\$(.*?)\$\$", text, re.DOTALL)
+    text = re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL)
+    for formula in [*blocks, *re.findall(r"\$(.*?)\$", text, re.DOTALL)]:
+        assert "\n" not in formula
+        assert formula == formula.strip()
+        assert not re.search(r"\\[^a-zA-Z]|\||<|>", formula), formula
+        assert formula.count("{") == formula.count("}")
+    assert page.name != "method.md" or len(blocks) >= 5

@@ -72,7 +72,7 @@ def test_missed_targets_are_all_that_are_missed() -> None:
     verdicts = [line for line in every if line.endswith(("| met |", "| missed |"))]
     shown = [line for line in missed.splitlines() if line.endswith("| missed |")]
     assert shown == [line for line in verdicts if line.endswith("| missed |")]
-    assert missed.startswith(f"Missed are {len(shown)} of {len(verdicts)} targets")
+    assert missed.startswith(f"{len(shown)} of {len(verdicts)} targets were missed")
 
 
 def cited_mean(start: str) -> float:

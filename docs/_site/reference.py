@@ -197,6 +197,10 @@ def text(page: Page) -> str:
                 else []
             )
             lines += ["   :inherited-members:"] * (name in page.inherited)
+            if kind == "exception":  # each class has a section there
+                anchor = public.__name__.lower()
+                answer = f"../guides/failures.html#{anchor}"
+                lines += ["", f"   `What to do about it <{answer}>`__"]
         else:
             lines += [f".. autofunction:: {name}"]
         lines.append("")

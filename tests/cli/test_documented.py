@@ -21,7 +21,7 @@ OVERVIEW = (ROOT / "docs" / "guides" / "overview.md").read_text()
 
 
 def commands(text: str) -> list[str]:
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```sh\n(.*?)```", re.sub(r"\\\n +", "", text), re.DOTALL)
     return [line for block in blocks for line in block.splitlines()]
 
 

@@ -4,11 +4,16 @@ What blocks take for granted is `given`, the same for all pages but for what `PA
 block that a test cannot run has a reason in a comment above it, which readers do not see::
 
     <!-- not run: needs a GPU -->
+
+A ``text`` block right behind a Python block is what that block prints; ``...`` stands for
+anything, and numbers may differ a little (`printed_pages.assert_alike`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import doctest
+import io
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -22,12 +27,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import readme_blocks
+from printed_pages import assert_alike
 from scodkit import Categorical, Monitor
 
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$",
     re.DOTALL | re.MULTILINE,
 )
+BLANK = re.compile(r"\s*")
 REASON = re.compile(r"<!-- not run: (.+?) -->\s*\Z", re.DOTALL)
 # of blocks that nobody types
 SHOWN = {"text", "toml", "json", "bibtex"}
@@ -44,12 +51,14 @@ class Block:
         text: Without the fences.
         line: Of the fence, from 1.
         reason: Why it is not run, None if it is.
+        printed: What it prints, if the page shows that in a block right behind it.
     """
 
     language: str
     text: str
     line: int
     reason: str | None
+    printed: str | None = None
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -62,15 +71,20 @@ def blocks(page: str) -> Iterator[Block]:
         before = page[: match.start()]
         reason = REASON.search(before)
         text = re.sub(rf"^{match['indent']}", "", match["text"], flags=re.MULTILINE)
+        shown = FENCE.match(page, BLANK.match(page, match.end()).end())
         yield Block(
-            match["language"], text, before.count("\n") + 1, reason[1] if reason else None
+            match["language"],
+            text,
+            before.count("\n") + 1,
+            reason[1] if reason else None,
+            shown["text"] if shown and shown["language"] == "text" else None,
         )
 
 
 def run(page: Path, names: Names) -> int:
     """Run the Python blocks of a page one after the other, and return how many were run.
 
-    Blocks of ``>>>`` lines must print what they show. Tracebacks have the lines of the page.
+    Blocks must print what the page shows. Tracebacks have the lines of the page.
 
     Args:
         page: A file in Markdown.
@@ -83,7 +97,10 @@ def run(page: Path, names: Names) -> int:
         count += 1
         if not block.text.startswith(">>> "):
             code = "\n" * block.line + block.text
-            exec(compile(code, str(page), "exec"), names)
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile(code, str(page), "exec"), names)
+            if block.printed is not None:
+                assert_alike(printed.getvalue(), block.printed)
             continue
         test = doctest.DocTestParser().get_doctest(
             block.text, names, page.name, str(page), block.line
@@ -185,6 +202,7 @@ PAGES: dict[str, Callable[[Names], Names]] = {
     "docs/guides/compare.md": _compare,
     "docs/guides/heads.md": _heads,
     "docs/guides/large.md": _large,
+    "docs/guides/projected.md": _large,
     "docs/guides/scaling.md": _scaling,
 }
 
@@ -195,10 +213,10 @@ def commands(block: Block) -> Iterator[list[str]]:
     Args:
         block: In ``sh``, or ``console`` with a ``$`` before what is typed.
     """
-    text = block.text
+    text = block.text.replace("\\\n", " ")
     if block.language == "console":
         text = "\n".join(re.findall(r"^\$ (.*)$", text, re.MULTILINE))
-    for line in text.replace("\\\n", " ").splitlines():
+    for line in text.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         words: list[str] = []

@@ -143,7 +143,7 @@ def table(rows: list[Row]) -> str:
     """Return rows as Markdown: what fits take, then what scores take."""
     found = [row for row in rows if "why" not in row]
     lines = [
-        "| network | weights | directions | way | forward, backward | fit | peak, GB "
+        "| network | weights | directions | method | forward, backward | fit | peak, GB "
         "| planned |",
         "| --- | --: | --: | --- | --: | --: | --: | --: |",
     ]
@@ -152,7 +152,7 @@ def table(rows: list[Row]) -> str:
             row["case"],
             f"{row['weights'] / 1e6:.1f} M",
             f"{row['directions']:,}",
-            "products" if row["by_products"] else "rows",
+            "matrix-free" if row["by_products"] else "explicit",
             f"{_milliseconds(row['forward_s'])}, {_milliseconds(row['both_s'])}",
             _milliseconds(row["step_s"]),
             *_sizes(row, "fit"),

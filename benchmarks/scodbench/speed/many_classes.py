@@ -172,13 +172,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Return rows as Markdown, in milliseconds a sample."""
     names = {
         "forward_ms": "forward",
-        "matrix_ms": "rows by the whole matrix",
-        "rows_ms": "rows at the output",
+        "matrix_ms": "directions by the whole matrix",
+        "rows_ms": "directions at the output",
         "score_ms": "score",
         "fit_ms": "fit",
     }
     lines = [
-        f"| ms a sample | {' | '.join(names.values())} |",
+        f"| ms per sample | {' | '.join(names.values())} |",
         "| --- |" + " --: |" * len(names),
     ]
     for row in rows:

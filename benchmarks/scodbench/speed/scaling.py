@@ -147,7 +147,7 @@ def table(rows: list[Row]) -> str:
     """Return both tables as Markdown."""
     weak = [row for row in rows if row["kind"] == "weak scaling"]
     lines = [
-        "| processes | samples | seconds | samples a second | efficiency | adding up |",
+        "| processes | samples | seconds | samples per second | efficiency | adding up |",
         "| --: | --: | --: | --: | --: | --: |",
     ]
     rates = {}

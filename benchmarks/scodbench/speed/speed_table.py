@@ -182,7 +182,7 @@ def print_table(folder: Path) -> None:
     head = ["| target | found | at most | |", "| --- | --: | --: | --- |"]
     text = "\n".join([*lines, *head, *verdicts]) + "\n"
     missed = [line for line in verdicts if line.endswith("| missed |")]
-    told = f"Missed are {len(missed)} of {len(verdicts)} targets:\n"
+    told = f"{len(missed)} of {len(verdicts)} targets were missed:\n"
     (folder / "speed.md").write_text(text, encoding="utf-8")
     (folder / "missed.md").write_text(
         "\n".join([told, *head, *missed]) + "\n", encoding="utf-8"

@@ -166,7 +166,7 @@ def absurd_table(rows: Sequence[Row], file: Path) -> Table:
             scod, fused = (mean(row[key] for row in found) for key in ("scod", "fused"))
             line[domain.title] = f"{scod:.2f} → {fused:.2f}"
         lines.append(line)
-    caption = f"Share flagged at 5 %: SCOD's last layers → Fused. Rows of {file}."
+    caption = f"Share flagged at 5 % false alarms: SCOD's last layers → Fused. Rows of {file}."
     return Table(lines, caption)
 
 

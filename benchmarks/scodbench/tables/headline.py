@@ -45,10 +45,10 @@ def headline(rows: Sequence[Row], file: Path | str = ROWS_FILE) -> Table:
     ]
     caption = (
         "AUROC, all unknown inputs of a domain together: mean ± half-width of the 95 % "
-        "interval over independently trained networks. Their maximum number is in the column "
-        "header; a cell with a number in brackets is of so many. Bold is the largest mean; "
-        "where intervals overlap it need not be the best method. Empty cells: the method is "
-        "not defined for that kind of output, or was not run there. "
+        "interval over independently trained networks. Headings give the largest number of "
+        "networks; a cell based on fewer networks gives their number in brackets. Bold is the "
+        "largest mean; where intervals overlap it need not be the best method. Empty cells: "
+        "the method is not defined for that kind of output, or was not run there. "
         f"Rows `domain/{POOLED}/method/seed` of {file}."
     )
     return Table(lines, caption if lines else "")
@@ -65,8 +65,8 @@ def winners(
         file: Where the others are from.
 
     Returns:
-        Means over trained networks; of a line the best are bold, of one network the interval
-        is over test inputs. Domains we lose come first, the largest loss at the top.
+        Means over trained networks, the best of a line in bold; methods that look the same
+        share a cell. Domains we lose come first, the largest loss at the top.
     """
     judged = [r for r in select(comparable(rows), ood=POOLED) if r.get("auroc") is not None]
     swept = list(select(fused, study="separation", name="fused", ood=POOLED))
@@ -84,8 +84,8 @@ def winners(
     lines.sort(key=lambda pair: -pair[0])
     caption = (
         "AUROC, all unknown inputs of a domain together: mean ± half of the 95 % interval over "
-        "trained networks; of one network, in brackets, the interval over test inputs. Rows of "
-        f"{file}."
+        "trained networks; for a single network, the interval in brackets is over test inputs. "
+        f"Empty: not run. Rows of {file}."
     )
     return Table([line for _, line in lines], caption if lines else "")
 
@@ -93,17 +93,27 @@ def winners(
 def _line(
     domain: Domain, best: str, found: Mapping[str, Sequence[Row]], means: Mapping[str, Mean]
 ) -> dict[str, str]:
-    shown = {m: means[m] for m in (best, *_SHOWN) if m in means}
+    others = [m for m in means if m not in {best, *_OURS, *_VARIANTS}]
+    texts = {m: _text(means[m], found[m]) for m in means}
+    level = [best, *(m for m in others if texts[m] == texts[best])]
+    shown = {m: means[m] for m in (*level, *_SHOWN) if m in means}
     top = max(round(mean.value, 3) for mean in shown.values())
-    cells = {}
-    for method, mean in shown.items():
-        text = str(mean)
-        if mean.seeds == 1 and "auroc_low" in (row := found[method][0]):
-            text += f" ({row['auroc_low']:.3f}{_TO}{row['auroc_high']:.3f})"
-        cells[method] = f"**{text}**" if round(mean.value, 3) == top else text
+    cells = {
+        m: f"**{texts[m]}**" if round(mean.value, 3) == top else texts[m]
+        for m, mean in shown.items()
+    }
     seeds = [mean.seeds for mean in shown.values()]
+    # "Deep Ensemble, 5" last, where its comma separates nothing
+    *first, last = sorted((TITLES[method] for method in level), key=lambda name: "," in name)
+    names = f"{', '.join(first)} and {last}" if first else last
     return {
         "unknown inputs of": f"{domain.title}, {networks(min(seeds), max(seeds))}",
-        "best other method": f"{TITLES[best]} {cells[best]}",
+        "best other method": f"{names} {cells[best]}",
         **{TITLES[method]: cells.get(method, "") for method in _SHOWN},
     }
+
+
+def _text(mean: Mean, rows: Sequence[Row]) -> str:
+    if mean.seeds == 1 and "auroc_low" in (row := rows[0]):
+        return f"{mean} ({row['auroc_low']:.3f}{_TO}{row['auroc_high']:.3f})"
+    return str(mean)

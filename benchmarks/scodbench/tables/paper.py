@@ -21,7 +21,10 @@ from scodbench.tables.summaries import Mean, comparable, domains_in, over_seeds,
 Line = dict[str, str]
 
 _LOW_IS_GOOD = ("fpr95",)
-_LEFT = ("domain", "unknown", "method", "claim", "device", "rows", "unknown inputs of")
+_LEFT = (
+    *("domain", "unknown", "method", "claim", "device", "rows", "unknown inputs of"),
+    *("score", "way", "inputs", "weights", "best other method"),
+)
 _SPREAD = "± is half of a 95 % interval over trained networks (Student's t)"
 
 
@@ -146,8 +149,8 @@ def methods_table(
     places = ", ".join(f"{domain} on {device}" for domain, device in devices.items())
     caption = (
         f"{figure.upper()}: each figure is the mean over the rows `domain/set/method/seed` of "
-        f"{file} ({places}); {_SPREAD}. In a heading is how many networks there are at most; a "
-        "cell with a number in brackets is of so many."
+        f"{file} ({places}); {_SPREAD}. Headings give the largest number of networks; a cell "
+        "based on fewer networks gives their number in brackets."
     )
     return Table(lines, caption, _without_figures(rows, METHODS), sections)
 

@@ -57,7 +57,7 @@ _DISTANCES = 1 << 20
 
 @dataclass(frozen=True)
 class Shares:
-    """What the scores of a batch are the sums of.
+    """The terms that add up to the scores of a batch.
 
     Args:
         names: Whose shares these are: parameters, layers or directions of the output.

@@ -43,7 +43,7 @@ _TIMED = 5
 
 @dataclass(frozen=True)
 class Budget:
-    """What a score may take.
+    """The memory and time that a score may use.
 
     Args:
         bytes: Memory of what is kept for scoring: half for the basis; a quarter, and at most

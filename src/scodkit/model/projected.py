@@ -48,7 +48,7 @@ PROJECTED = artifact.fields(
 
 @dataclass(frozen=True)
 class Projected:
-    """Weights of which each layer is looked at through ``rank^2`` numbers, on average.
+    """Weights of which each layer's gradient is projected to ``rank^2`` numbers, on average.
 
     They are the entries of ``P_out^T G P_in``, over all layers, in which the eigenvalues of
     both sides let most of the curvature be expected.
