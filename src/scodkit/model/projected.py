@@ -53,8 +53,8 @@ class Projected:
     They are the entries of ``P_out^T G P_in``, over all layers, in which the eigenvalues of
     both sides let most of the curvature be expected.
 
-    A fit learns the projections in a short pass over its first samples: it reads these ahead
-    and fits them, too, so that data has to be read once only. A shuffled loader is best: what
+    A fit learns the projections in up to three passes over its first samples: it reads these
+    ahead and fits them, too, so that data has to be read once only. A shuffled loader is best: what
     the first samples do not move is left to the prior.
 
     Args:
