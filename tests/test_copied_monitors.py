@@ -98,7 +98,7 @@ def test_a_copy_is_made_while_others_score() -> None:
         thread.join()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_a_recording_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0])
     monkeypatch.setattr("scodkit.scoring.compiled._seconds", lambda _: next(times))

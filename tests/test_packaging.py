@@ -6,6 +6,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -52,6 +53,22 @@ def test_a_missing_library_says_what_works_from_a_clone_and_from_an_index() -> N
     )
 
 
+def module(path: str) -> ModuleType:
+    """Return the module of a file of the tree."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_every_extra_is_tried_before_it_is_published() -> None:
+    trials, adapters = module("tests/try_dist.py"), module("tests/support/adapter_trials.py")
+    assert PROJECT["optional-dependencies"].keys() <= trials.TRIALS.keys()
+    assert {*trials.ADAPTERS, "pytorch-ood"} == adapters.TRIALS.keys()
+
+
 def test_the_citation_is_of_this_version() -> None:
     citation = document("CITATION.cff")
     assert citation["version"] == scodkit.__version__
@@ -88,13 +105,8 @@ def test_commit_hooks_download_nothing() -> None:
 
 def readme_of_an_index(repository: str) -> str:
     """Return the README that is built with this address of the repository."""
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     metadata = {"urls": {"Repository": repository}} if repository else {}
-    module.ReadmeHook(str(ROOT), {}).update(metadata)
+    module("hatch_build.py").ReadmeHook(str(ROOT), {}).update(metadata)
     assert metadata["readme"]["content-type"] == "text/markdown"
     return metadata["readme"]["text"]
 

@@ -2,19 +2,21 @@
 
 Run by ``make dist``, in some ten minutes; ``python tests/try_dist.py plots cli`` tries only
 these two. Each has an environment of its own in a temporary folder, with the versions of
-constraints.txt, and does there what the extra is for. Nothing is published.
+constraints.txt, and does there what the extra is for. So does "pytorch-ood", which is no extra,
+with what its page says to type. Nothing is published.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -63,20 +65,8 @@ from scodkit.baselines import KFACLaplace
 assert KFACLaplace(net, Gaussian()).fit([x], progress=False).score(x).shape == (100,)
 """
 
-ONNX = """
-from scodkit import LastLayers
-from scodkit.adapters import MonitoredModel
-last = Monitor(net, Gaussian(), parameters=LastLayers(count=1)).fit(x[:80], progress=False)
-MonitoredModel(last.calibrate(x[80:], progress=False)).save_onnx("model.onnx", x)
-"""
-
-# each extra for a host, and the adapter that needs it
-ADAPTERS = {
-    "scikit-learn": "OutlierDetector",
-    "mlflow": "MLflowModel",
-    "lightning": "LightningCallback",
-    "hugging-face": "HuggingFaceCallback",
-}
+# the extras for a host
+ADAPTERS = ("scikit-learn", "mlflow", "lightning", "hugging-face", "onnx")
 
 
 class Environment:
@@ -128,6 +118,26 @@ def try_peers(env: Environment) -> None:
     env.program(PEERS)
 
 
+def try_adapters(env: Environment, *names: str) -> None:
+    """Fit and score through adapters, in their hosts."""
+    program = str(ROOT / "tests" / "support" / "adapter_trials.py")
+    env.run(env.python, program, *names)
+
+
+def try_pytorch_ood(env: Environment) -> None:
+    """Type the two lines of the page, which leave torch alone; use the library, test it."""
+    version = (env.python, "-c", "import torch; print(torch.__version__)")
+    before = subprocess.check_output(version)
+    page = (ROOT / "docs" / "guides" / "adapters.md").read_text(encoding="utf-8")
+    for line in re.findall("^pip (install .*)", page, re.MULTILINE):
+        env.run(env.python, "-m", "pip", *shlex.split(line))
+    assert subprocess.check_output(version) == before
+    try_adapters(env, "pytorch-ood")
+    env.install("pytest")
+    tests = ("tests/adapters/test_pytorch_ood.py", "tests/baselines/test_features_peers.py")
+    env.run(env.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, folder=ROOT)
+
+
 def try_docs(env: Environment) -> None:
     """Make the pages."""
     site = str(env.folder / "site")
@@ -154,17 +164,16 @@ def try_dev(env: Environment) -> None:
     )
 
 
-# what is done with each extra; alone is without any, clone is the tree instead of the wheel
+# what is done with each extra; alone is without any, hosts has all adapters in one environment,
+# clone is the tree instead of the wheel
 TRIALS: dict[str, Callable[[Environment], None]] = {
     "alone": lambda env: env.program(ALONE),
     "alarms": lambda env: env.program(ALARMS),
     "plots": lambda env: env.run(env.python, *README),
     "cli": try_cli,
-    **{
-        extra: partial(Environment.program, text=f"from scodkit.adapters import {name}")
-        for extra, name in ADAPTERS.items()
-    },
-    "onnx": lambda env: env.program(ONNX),
+    **{extra: lambda env, extra=extra: try_adapters(env, extra) for extra in ADAPTERS},
+    "hosts": lambda env: try_adapters(env, *ADAPTERS),
+    "pytorch-ood": try_pytorch_ood,
     "report": lambda env: env.program(REPORT),
     "demo": lambda env: env.scod("demo", "-o", "demo.html"),
     "peers": try_peers,
@@ -183,7 +192,7 @@ def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         build(Environment(Path(folder)))
     (wheel,) = DIST.glob("*.whl")
-    installed = {"alone": f"{wheel}", "clone": f"{ROOT}[plots]"}
+    installed = {"alone": f"{wheel}", "pytorch-ood": f"{wheel}", "clone": f"{ROOT}[plots]"}
     for name in names or TRIALS:
         requirement = installed.get(name, f"{wheel}[{name}]")
         print(f"== {requirement}", flush=True)  # noqa: T201

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,8 +18,10 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 from pytorch_ood_detectors import package
 from scodkit import Categorical, Fused, Monitor
 from scodkit.baselines import KNN, Energy, MaxSoftmax
-from scodkit.errors import OptionError
+from scodkit.errors import MissingPeerError, OptionError
 from scodkit.metrics import separation
+
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "adapters.md").read_text("utf-8")
 
 
 @pytest.fixture
@@ -124,6 +129,24 @@ def test_what_is_missing_is_said(host: ModuleType, adapter: Any) -> None:
         OptionError, match="expected a Monitor, a Fused or a baseline, got Sequ"
     ):
         adapter.PytorchOODDetector(network())
+
+
+@pytest.mark.parametrize("found", ["nothing", "a torchvision of another torch"])
+def test_the_hint_is_what_the_page_says_to_type(
+    found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "scodkit.adapters.pytorch_ood", raising=False)
+    if found == "nothing":
+        monkeypatch.setitem(sys.modules, "pytorch_ood", None)
+    else:
+        monkeypatch.delitem(sys.modules, "pytorch_ood", raising=False)
+        (tmp_path / "pytorch_ood.py").write_text("raise RuntimeError('no operator nms')")
+        monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingPeerError) as caught:
+        importlib.import_module("scodkit.adapters.pytorch_ood")
+    assert PAGE.count("\npip install") == 2
+    for line in re.findall("^pip install .*", PAGE, re.MULTILINE):
+        assert line in str(caught.value)
 
 
 def test_the_example_in_the_docstring_runs(adapter: Any) -> None:

@@ -73,7 +73,7 @@ def test_products_are_those_of_the_dense_hessian(kind: str) -> None:
     torch.testing.assert_close(hessian.times(vector), dense @ vector, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize(
     ("kind", "loss"), [("categorical", nn.CrossEntropyLoss()), ("gaussian", nn.MSELoss())]
 )

@@ -119,7 +119,7 @@ def test_others_are_left_to_rows(model: nn.Module, options: dict[str, object]) -
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_it_can_be_recorded_saved_and_moved_to_the_cpu(tmp_path) -> None:
     monitor = Monitor(network().float(), Categorical(), 6, parameters=LastLayers(count=1))
     monitor.fit([noise(30, 4).float()], progress=False)

@@ -167,7 +167,7 @@ def turn(x: Tensor) -> Tensor:
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.filterwarnings("ignore", "`torch.jit.script`")
     turned = torch.jit.script(turn)
 
 

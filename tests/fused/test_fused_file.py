@@ -133,7 +133,7 @@ def test_copies_and_pickles_score_the_same() -> None:
 
 
 # torch's compiler says so of itself
-COMPILER = "ignore:.*torch.jit.*:DeprecationWarning"
+COMPILER = "ignore:.*torch.jit.*"
 
 
 @pytest.mark.slow

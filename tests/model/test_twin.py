@@ -257,6 +257,7 @@ WITHOUT_TWIN: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("kind", [*WITH_TWIN, *WITHOUT_TWIN])
 def test_outputs_and_replaced_weights_are_those_of_the_model(kind: str) -> None:
     torch.manual_seed(0)
@@ -481,7 +482,7 @@ def test_a_large_buffer_follows_too() -> None:
 # --- Recordings ----------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_a_recording_follows_buffers_and_is_dropped_for_a_changed_attribute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -309,7 +309,7 @@ def with_product(forward: Any) -> Callable[[nn.Module, Tensor], Tensor]:
 
 @pytest.mark.filterwarnings("ignore::scodkit.errors.EngineFallbackWarning")
 @pytest.mark.filterwarnings("ignore::scodkit.errors.CaptureWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 @pytest.mark.parametrize(
     ("functional", "compiled"), [(False, False), (True, False), (False, True)]
 )

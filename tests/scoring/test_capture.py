@@ -89,7 +89,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 # torch.compile imports parts of torch that warn of themselves
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 @NEEDS_A_COMPILER
 class TestCompiled:
     def test_other_inputs_get_the_models_output_and_the_eager_score(self, pair: Pair):

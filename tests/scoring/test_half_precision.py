@@ -16,7 +16,7 @@ from scodkit.errors import CaptureWarning, NotFittedError, OptionError, Uncertif
 from scodkit.scoring.score import SelfTest
 
 HALF = torch.bfloat16
-COMPILER = "ignore:.*torch.jit.*:DeprecationWarning"
+COMPILER = "ignore:.*torch.jit.*"
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """pytorch-ood and its detectors, without torchvision, of which they use nothing.
 
 Its package imports data sets and image models at the top, and these torchvision. For the time
-of the import, empty stand-ins take that place; where torchvision is installed it is used.
+of the import, empty stand-ins take that place; a torchvision that can be imported is used. The
+trial "pytorch-ood" of try_dist.py runs the tests of the adapter with one.
 """
 
 from __future__ import annotations
@@ -48,9 +49,17 @@ class _Empty(ModuleType):
         return type(name, (_Nothing,), {})
 
 
+def _has_torchvision() -> bool:
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError):  # the latter beside a torch it was not built for
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def _without_torchvision() -> Iterator[None]:
-    if importlib.util.find_spec("torchvision") is not None:
+    if _has_torchvision():
         yield
         return
     made = {name: _Empty(name) for name in _STAND_INS}
@@ -70,10 +79,11 @@ def _without_torchvision() -> Iterator[None]:
 def _imported() -> ModuleType | None:
     if importlib.util.find_spec("pytorch_ood") is None:
         return None
-    with _without_torchvision(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the import, which is not ours
-        importlib.import_module("pytorch_ood.benchmark")
-        return importlib.import_module("pytorch_ood")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the imports, which are not ours
+        with _without_torchvision():
+            importlib.import_module("pytorch_ood.benchmark")
+            return importlib.import_module("pytorch_ood")
 
 
 def package() -> ModuleType:

@@ -15,10 +15,12 @@ from scodkit.fused import Fused
 
 try:
     from pytorch_ood import api
-except ImportError as error:
+except (ImportError, RuntimeError) as error:  # the latter from a torchvision of another torch
     raise MissingPeerError(
-        f"expected pytorch-ood, found none that can be imported ({error}); type: pip install "
-        '"pytorch-ood>=0.4"'
+        f"expected pytorch-ood, found none that can be imported ({error}); type two lines: "
+        'pip install "scipy>=1.12" pillow requests; then: '
+        "pip install --no-deps pytorch-ood==0.4.0 torchvision==0.16.2 (leave out torchvision "
+        "if you have one that imports; pip install pytorch-ood alone may replace torch)"
     ) from error
 
 

@@ -443,5 +443,5 @@ def peer(name: str) -> Any:
     """
     with warnings.catch_warnings():
         # raised on import by one of laplace-torch's backends, which is not used
-        warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
+        warnings.filterwarnings("ignore", "`torch.jit.script`")
         return optional(name, "peers", f"pip install --no-deps {_INSTALL}")

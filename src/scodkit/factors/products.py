@@ -408,5 +408,6 @@ class Jacobian:
 def _load_forward_mode() -> None:
     """Load torch's forward-mode rules, which emit deprecation warnings about torch itself."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        for category in (DeprecationWarning, FutureWarning):  # of torch 2.13, of 2.15
+            warnings.filterwarnings("ignore", category=category)
         jvp(torch.exp, (torch.zeros(1),), (torch.ones(1),))

@@ -39,9 +39,13 @@ OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 Convolution = torch.nn.modules.conv._ConvNd
 
 # the generator that non-reentrant activation checkpointing calls around a block: its name in
-# ``torch.utils.checkpoint``, and torch's own function
-AROUND_CHECKPOINT = "_checkpoint_without_reentrant_generator"
-around_checkpoint = checkpoint._checkpoint_without_reentrant_generator
+# ``torch.utils.checkpoint``, and torch's own function. In newer versions (2.15 is one) the
+# first name is only a shim for other callers
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+AROUND_CHECKPOINT = next(
+    n for n in (_GENERATOR + "_impl", _GENERATOR) if hasattr(checkpoint, n)
+)
+around_checkpoint: Callable[..., Iterator[None]] = getattr(checkpoint, AROUND_CHECKPOINT)
 
 # torch's attention, changed to dispatch its parts, not the whole call, to function modes
 attention = types.FunctionType(
