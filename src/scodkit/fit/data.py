@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 from scodkit.errors import BatchError, EmptyLoaderError, OptionError
 from scodkit.model.inputs import Inputs
 from scodkit.model.kinds import as_array, is_array, is_rows
-from scodkit.numerics.hashing import hashed
+from scodkit.numerics.hashing import bytes_of, hashed
 from scodkit.parts import plain_sampler
 
 # samples beyond which no digests are kept: 400 MB of them
@@ -270,7 +270,7 @@ def _summed(tensor: Tensor, stream: int) -> Tensor:
     at_once = max(1, _AT_ONCE // (rows.shape[1] * rows.element_size()))
     if at_once < len(rows):
         return torch.cat([_summed(part, stream) for part in torch.split(rows, at_once)])
-    raw = rows.contiguous().view(torch.uint8)
+    raw = bytes_of(rows)
     words = torch.constant_pad_nd(raw, (0, 8 + -raw.shape[1] % 8)).view(torch.int64)
     # or numbers that differ in their first bits alone, as 1.0 and 2.0 do, would differ in as
     # few bits of a product; zero stays zero
