@@ -28,6 +28,7 @@ from scodkit.fit.learn import learn, read_ahead
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Heads
+from scodkit.model.failures import check_runs
 from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form, Inputs, joined_ranges
 from scodkit.model.network import Network
@@ -355,11 +356,15 @@ class _Pass:
             if progress.covers(number, call):
                 continue
             # the model is held batch by batch, so that others can score meanwhile
-            with network.evaluating():
-                if begun.products is None:
-                    _absorb_rows(source, call, progress, options.on_bad)
-                else:
-                    _absorb_products(begun.products, call, progress, options.on_bad)
+            try:
+                with network.evaluating():
+                    if begun.products is None:
+                        _absorb_rows(source, call, progress, options.on_bad)
+                    else:
+                        _absorb_products(begun.products, call, progress, options.on_bad)
+            except Exception as error:
+                check_runs(network, call, error, begun.form)
+                raise
             progress.count(call, late)
         progress.finish(number + 1)
         return progress, chosen

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from scodkit.errors import BatchError, SuspiciousInputWarning
 from scodkit.model.kinds import is_array
@@ -107,6 +108,11 @@ class Inputs:
         """Return the tensors: positional ones first, then keywords in their order."""
         return self._tensors
 
+        if isinstance(picked, Dataset):
+            raise BatchError(
+                f"expected a batch, or a loader of batches, got a {type(picked).__name__}; "
+                "type DataLoader(dataset, batch_size=64)"
+            )
     def floating(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the dense floating-point tensors that are not empty, detached, by name.
 

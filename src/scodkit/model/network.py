@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from scodkit.errors import BatchError, ModelCallError, OptionError, StaleMonitorError
+from scodkit.errors import BatchError, OptionError, StaleMonitorError
+from scodkit.model.failures import check_dtypes
+from scodkit.model.frames import Columns, in_order, ordering
 from scodkit.model.inputs import Form, Inputs, default_inputs, ordinary
 from scodkit.model.kinds import as_tensors, is_loader
 from scodkit.model.parameters import Fingerprints, ParameterSet
@@ -173,37 +175,8 @@ class Network:
                     output = self._output(result, call.batch_size)
             return output
         except RuntimeError as error:
-            self._check_dtypes(call, error)
+            check_dtypes(self, call, error)
             raise
-
-    def _check_dtypes(self, call: Inputs, error: RuntimeError) -> None:
-        """Explain a failure by inputs of another dtype than the weights', if that is likely.
-
-        Raises:
-            ModelCallError: If it is.
-        """
-        weights = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
-        inputs = {t.dtype for t in call.tensors() if t.is_floating_point()}
-        advice = ""
-        if weights and not inputs and self._takes(call, min(weights, key=str)):
-            inputs = {t.dtype for t in call.tensors()}
-            advice = "x.float() / 255 for bytes of images, or "
-        if self.precision is None and inputs - weights and weights:
-            dtypes = " or ".join(sorted(map(str, weights)))
-            raise ModelCallError(
-                f"expected inputs in {dtypes}, as the model's weights are, got "
-                f"{', '.join(sorted(map(str, inputs)))}, and the model failed on them; type "
-                f"{advice}x.to({dtypes.split(' ')[0]})"
-            ) from error
-
-    def _takes(self, call: Inputs, dtype: torch.dtype) -> bool:
-        """Return whether the model can be run on the same inputs in another dtype."""
-        try:
-            with torch.no_grad():
-                self._twin.run(call.map(lambda t: t.to(dtype)))
-        except Exception:  # the failure has another cause
-            return False
-        return True
 
     def at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
         """Return the output ``(B, *shape)`` with some weights replaced."""
