@@ -229,6 +229,7 @@ class Monitor:
             check_deterministic=check_deterministic,
             precision=precision,
             together=together,
+            columns=before.form.columns if before.form else None,
         )
         fresh, source = fitting.fit(self._network, same, loader, options)
         with processes.failing_together():  # the fit may have found buffers to be volatile
@@ -284,7 +285,7 @@ class Monitor:
         boxes = [torch.empty(0)]
         samples = data.Seen()
         for batch in self._batches(loader, "calibrating", progress):
-            call = self._network.inputs_of(batch)
+            call = self._network.inputs_of(batch, self.fitted.form)
             samples.add(data.digests_of(call))
             scored = self._ready()(call, self._memory_budget)
             scores.append(scored.score.cpu())
@@ -547,7 +548,7 @@ class Monitor:
             Shares of parameters, layers and output directions that sum to the scores, the
             columns of a table, and whatever else was requested; each with a ``plot()``.
         """
-        names = Names.of(batch, self.notes, columns, classes)
+        names = Names.of(batch, self.notes, columns, classes, self.fitted.form)
         with self._ready().prepared(batch, self.memory_budget, "an explanation") as prepared:
             told = explain(prepared, self.fitted, self.prior_scale, names, saliency, references)
         p_value, shown = self._p_value(told.score.cpu(), told.output), self.likelihood.shown

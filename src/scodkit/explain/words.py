@@ -22,6 +22,8 @@ from scodkit.likelihoods import (
     MonteCarlo,
 )
 from scodkit.likelihoods.task import Task
+from scodkit.model.frames import are_numbered, columns_of
+from scodkit.model.inputs import Form
 
 # attributes that say what a layer takes and what it returns, and those of one size
 _PAIRS = (
@@ -57,6 +59,7 @@ class Names:
         notes: Mapping[str, Any],
         columns: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
+        form: Form | None = None,
     ) -> Names:
         """Return all names there are.
 
@@ -65,10 +68,12 @@ class Names:
             notes: Of the monitor; the command line notes columns with the inputs of a fit.
             columns: Those given.
             classes: Those given.
+            form: Of the batches of the fit, whose columns come in its order.
         """
-        first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-        frame = getattr(first, "columns", None)
-        found = (frame, notes.get("columns"), notes.get("inputs", {}).get("columns"))
+        fitted, own = (form.columns if form else None), columns_of(batch)
+        frames = [next(iter(frame.values())) for frame in (fitted, own) if frame]
+        named = (labels for labels in frames if not are_numbered(labels))
+        found = (*named, notes.get("columns"), notes.get("inputs", {}).get("columns"))
         if classes is None:
             classes = notes.get("classes")
         return Names(columns, classes, tuple(list(each) for each in found if each is not None))

@@ -167,7 +167,7 @@ class Fused:
         processes = Processes.here()
         loader, choice = data.as_loader(loader), None
         with processes.failing_together():
-            first, stream = _opened(loader, processes)
+            first, stream = _opened(loader, processes, self._unfitted._network.ordering())
             if stream is not None:
                 choice = choose(
                     self._unfitted,
@@ -203,9 +203,10 @@ class Fused:
             is as it was before.
         """
         parts, processes = self._ready(), Processes.here()
-        loader = data.as_loader(loader)
+        loader, form = data.as_loader(loader), self.monitor.fitted.form
+        order = self.monitor._network.ordering(form.columns if form else None)
         with processes.failing_together():
-            _, stream = _opened(loader, processes)
+            _, stream = _opened(loader, processes, order)
         return self._adopt(parts.update(loader, stream or (), progress=progress))
 
     def merge(self, other: Fused) -> Self:
@@ -257,7 +258,7 @@ class Fused:
         parts, keys, groups = [], [], [torch.empty(0, dtype=torch.int64)]
         samples, scorer = data.Seen(), monitor._ready()
         for batch in data.batches_of(loader, "calibrating", progress):
-            call = monitor._network.inputs_of(batch)
+            call = monitor._network.inputs_of(batch, monitor.fitted.form)
             digests = data.digests_of(call)
             samples.add(digests)
             keys.append(digests.cpu())
@@ -397,8 +398,9 @@ class Fused:
         """
         standard, calibration = self._calibrated()
         output, parts = self._ready()(batch)
-        names = Names.of(batch, self.monitor.notes, columns)
-        call = self.monitor._network.inputs_of(batch)
+        form = self.monitor.fitted.form
+        names = Names.of(batch, self.monitor.notes, columns, form=form)
+        call = self.monitor._network.inputs_of(batch, form)
         table = Columns.of(self._ready().range, call, names)
         contributions = standard.contributions(parts)
         score = contributions.sum(1)
@@ -563,14 +565,16 @@ class Fused:
         return self._standard, self.calibration
 
 
-def _opened(loader: Iterable[Any], processes: Processes) -> tuple[Any, Iterable[Any] | None]:
+def _opened(
+    loader: Iterable[Any], processes: Processes, order: Callable[[Any], Any]
+) -> tuple[Any, Iterable[Any] | None]:
     """Return the first batch and all of them; None where only other processes may have any.
 
     Raises:
         EmptyLoaderError: If there are none, and no other process.
     """
     try:
-        return data.open_stream(loader)
+        return data.open_stream(loader, order)
     except EmptyLoaderError:
         if processes.count == 1:
             raise

@@ -120,6 +120,19 @@ class Network:
         """
         return is_loader(batch, picked=self._pick_inputs is not None)
 
+    @property
+    def by_name(self) -> bool:
+        """Whether columns of data frames are told apart by name: unless ``inputs`` picks."""
+        return self._pick_inputs is None
+
+    def ordering(self, columns: Columns | None = None) -> Callable[[Any], Any]:
+        """Return a function that puts columns of batches into one order; see `ordering`.
+
+        Args:
+            columns: In that order; None for that of the first batch.
+        """
+        return ordering(columns) if self.by_name else lambda batch: batch
+
     def inputs_of(self, batch: object, form: Form | None = None) -> Inputs:
         """Return the model's inputs in a batch, on the model's device.
 
@@ -135,6 +148,8 @@ class Network:
         picked = batch
         if self._pick_inputs is None:
             if not isinstance(batch, Tensor):
+                if form is not None and form.columns is not None:
+                    batch = in_order(batch, form.columns)
                 batch = as_tensors(batch, self.dtype)
                 picked = default_inputs(batch, self.model.forward, form)
         elif not isinstance(batch, Inputs):
