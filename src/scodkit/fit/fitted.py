@@ -10,7 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from scodkit.errors import CalibrationWarning, MergeError, OptionError, RepeatedDataWarning
+from scodkit.errors import (
+    CalibrationWarning,
+    MergeError,
+    OptionError,
+    RepeatedDataWarning,
+    described,
+)
 from scodkit.factors.choose import CHECK_EVERY, choose_engine, named_engine
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.pieces import FactorSource
@@ -50,8 +56,9 @@ def check_options(
         problem = f"an nn.Module that is not scripted, got {type(model).__name__}"
     elif not isinstance(likelihood, Likelihood):
         problem = (
-            f"a likelihood object, got {likelihood!r}; type Categorical(), Gaussian(), "
-            "Bernoulli() or another from scodkit, or {'class': Categorical(), ...} for heads"
+            f"a likelihood object, got {described(likelihood)}; type Categorical(), "
+            "Gaussian(), Bernoulli() or another from scodkit, or {'class': Categorical(), ...} "
+            "for heads"
         )
     elif not isinstance(rank, int) or rank < 1:
         problem = f"an integer rank >= 1, got {rank!r}"
