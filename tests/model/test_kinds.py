@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -225,6 +226,25 @@ def test_labels_beside_samples_are_ignored_with_a_word() -> None:
         monitor = Monitor(network(), Categorical(), 8).fit(TRAIN, LABELS, progress=False)
     plain = Monitor(network(), Categorical(), 8).fit(TRAIN, progress=False)
     np.testing.assert_array_equal(monitor.score(NEW), plain.score(NEW))
+
+
+def test_labels_beside_held_out_data_are_ignored_with_a_word(pair: tuple[Any, Any]) -> None:
+    own = copy.copy(pair[0])
+    with pytest.warns(UserWarning, match="labels are not used"):
+        own.calibrate(HELD, LABELS[:120], progress=False)
+    np.testing.assert_array_equal(own.flag(NEW), pair[0].flag(NEW))
+
+
+def test_an_explanation_has_scores_as_they_are_returned(pair: tuple[Any, Any]) -> None:
+    for given in (NEW, tensor(NEW)):
+        told, scored = pair[0].explain(given), pair[0](given)
+        assert type(told.score) is type(scored.score)
+        assert type(told.p_value) is type(scored.p_value)
+        np.testing.assert_allclose(told.score, scored.score, rtol=1e-4)
+        assert "score" in told.words(0)
+        assert "score" in str(told)
+    if isinstance(pair[0], Monitor):
+        assert pair[0].explain(NEW).plot(1).axes
 
 
 @pytest.mark.parametrize("method", [Energy, KNN])

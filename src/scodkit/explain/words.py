@@ -22,7 +22,7 @@ from scodkit.likelihoods import (
     MonteCarlo,
 )
 from scodkit.likelihoods.task import Task
-from scodkit.model.frames import are_numbered, columns_of
+from scodkit.model.frames import Columns, are_numbered, columns_of
 from scodkit.model.inputs import Form
 
 # attributes that say what a layer takes and what it returns, and those of one size
@@ -70,10 +70,11 @@ class Names:
             classes: Those given.
             form: Of the batches of the fit, whose columns come in its order.
         """
-        fitted, own = (form.columns if form else None), columns_of(batch)
-        frames = [next(iter(frame.values())) for frame in (fitted, own) if frame]
-        named = (labels for labels in frames if not are_numbered(labels))
-        found = (*named, notes.get("columns"), notes.get("inputs", {}).get("columns"))
+        fitted, own = (_first(form.columns) if form else None), _first(columns_of(batch))
+        # a frame's own come in the order of the fit, if that had names
+        of_frame = (fitted, own) if own is not None else ()
+        noted = (notes.get("columns"), notes.get("inputs", {}).get("columns"))
+        found = (*of_frame, *noted, fitted)
         if classes is None:
             classes = notes.get("classes")
         return Names(columns, classes, tuple(list(each) for each in found if each is not None))
@@ -87,6 +88,12 @@ class Names:
         fitting = (found for found in self.found if len(found) == count)
         given = next(fitting, None) if self.columns is None else self.columns
         return names_of(given, count, "column")
+
+
+def _first(columns: Columns | None) -> list[str] | None:
+    """Return the names of the first data frame's columns; None for numbers or no frame."""
+    labels = next(iter((columns or {}).values()), None)
+    return None if labels is None or are_numbered(labels) else labels
 
 
 def layer_names(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:

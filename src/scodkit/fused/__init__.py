@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from scodkit.fused.parts import Parts, part_names, split_keys
 from scodkit.fused.standard import FusedExplanation as FusedExplanation
 from scodkit.fused.standard import Standard
 from scodkit.likelihoods import Heads, Likelihood
+from scodkit.model.kinds import as_given
 from scodkit.model.parameters import Selection
 from scodkit.model.projected import Projected
 from scodkit.monitor import Monitor
@@ -231,6 +233,7 @@ class Fused:
     def calibrate(
         self,
         loader: Iterable[Any],
+        labels: object = None,
         *,
         by: Callable[[Tensor], Tensor] | None = None,
         progress: bool = True,
@@ -243,6 +246,7 @@ class Fused:
 
         Args:
             loader: In-distribution batches that were not used for fitting.
+            labels: Not used, as in `fit`.
             by: Maps outputs to groups that are calibrated apart, as for `Monitor.calibrate`.
             progress: Show a progress bar.
 
@@ -253,6 +257,7 @@ class Fused:
             CalibrationError: If there are fewer than 8 samples, some are not finite, or all
                 are alike.
         """
+        data.tell_of_labels(labels)
         monitor = self.monitor
         monitor._ready().check("a calibration", contents=True)
         parts, keys, groups = [], [], [torch.empty(0, dtype=torch.int64)]
@@ -405,7 +410,8 @@ class Fused:
         contributions = standard.contributions(parts)
         score = contributions.sum(1)
         p_value = calibration.p_value(score, self._groups(output))
-        return FusedExplanation(self.names, parts, contributions, score, p_value, table)
+        told = FusedExplanation(self.names, parts, contributions, score, p_value, table)
+        return replace(told, score=as_given(score, batch), p_value=as_given(p_value, batch))
 
     def summary(self) -> str:
         """Return what was chosen, why, and how parts are weighed, as lines of text."""
