@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -341,3 +342,38 @@ class TestRates:
         # and the mean over draws is the rate itself
         spread = 4 * band.std() / math.sqrt(repeats)
         assert abs(total / repeats - rate * new) < spread
+
+
+def test_arrays_and_lists_are_taken_and_come_back_as_arrays() -> None:
+    held = np.random.default_rng(0).random(50)
+    scores = np.append(held[::-2], 2.0)  # whose steps are backwards
+    ours, theirs = Calibration(held), Calibration(torch.from_numpy(held))
+    assert torch.equal(ours.scores, theirs.scores)
+    assert torch.equal(Calibration(held.tolist()).scores, theirs.scores)
+    for name, options in (("p_value", {}), ("flag", {"false_alarm": 0.1})):
+        found = getattr(ours, name)(scores, **options)
+        assert isinstance(found, np.ndarray), name
+        expected = getattr(theirs, name)(
+            torch.tensor(scores.tolist(), dtype=torch.float64), **options
+        )
+        assert isinstance(expected, Tensor), name
+        np.testing.assert_array_equal(found, expected)
+    assert torch.equal(ours.slid(scores, seed=0).scores, theirs.slid(scores, seed=0).scores)
+    groups = np.arange(50) % 2
+    by_group = Calibration(held, groups)
+    assert isinstance(by_group.p_value(held, groups=groups), np.ndarray)
+
+
+def test_what_is_no_scores_is_refused_in_words() -> None:
+    for wrong in ("scores", None, [torch.zeros(2)]):
+        with pytest.raises(
+            CalibrationError, match=r"type Calibration\(method.score\(heldout_x"
+        ):
+            Calibration(wrong)  # type: ignore[arg-type]
+
+
+def test_a_calibration_is_shown_in_a_few_words() -> None:
+    shown = repr(Calibration(torch.arange(500.0)))
+    assert shown == "Calibration(500 scores from 0 to 499)"
+    grouped = Calibration(torch.arange(9.0), torch.arange(9) % 3)
+    assert repr(grouped) == "Calibration(9 scores from 0 to 8, 3 groups)"

@@ -19,8 +19,10 @@ from scodkit.errors import (
     CalibrationWarning,
     OptionError,
     SuspiciousInputWarning,
+    described,
     optional,
 )
+from scodkit.model.kinds import as_given, as_tensors
 
 # most recent samples looked at, and the fewest that can tell
 _LAST, _FEWEST = 64, 8
@@ -43,8 +45,8 @@ class Calibration:
     such group, once.
 
     Args:
-        scores: ``(n,)``, finite, larger = more atypical, in any order. Kept in float64 on the
-            CPU, sorted; with groups sorted within each of them.
+        scores: ``(n,)``, finite, larger = more atypical, in any order; a tensor, an array or a
+            list. Kept in float64 on the CPU, sorted; with groups sorted within each of them.
         groups: ``(n,)`` integers, the group of each sample. Kept in int64, ascending, aligned
             with the scores: ``Calibration(c.scores, c.groups)`` is the same calibration again.
         boxes: Of the largest score of a box in each of the same images, for detectors.
@@ -64,7 +66,8 @@ class Calibration:
     _warned_groups: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        scores = self.scores.detach().flatten().cpu().double()
+        shape = _numbers(self.scores).shape
+        scores = _numbers(self.scores).flatten().cpu().double()
         if scores.numel() == 0:
             raise CalibrationError(
                 "expected at least one held-out sample to calibrate with, got none; "
@@ -78,10 +81,15 @@ class Calibration:
             )
         order = scores.argsort(stable=True)
         if self.groups is not None:
-            groups = _integers(self.groups, self.scores.shape).flatten()
+            groups = _integers(self.groups, shape).flatten()
             order = order[groups[order].argsort(stable=True)]
             object.__setattr__(self, "groups", groups[order])
         object.__setattr__(self, "scores", scores[order])
+
+    def __repr__(self) -> str:
+        low, high = float(self.pooled[0]), float(self.pooled[-1])
+        groups = "" if self.groups is None else f", {len(set(self.groups.tolist()))} groups"
+        return f"Calibration({self.num_data} scores from {low:.3g} to {high:.3g}{groups})"
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the held-out scores, and their groups if there are any, by name in a file."""
@@ -120,7 +128,8 @@ class Calibration:
         new = Calibration(scores, groups)
         if (self.groups is None) != (new.groups is None):
             raise CalibrationError(
-                "expected groups of the new scores where the old ones have them, and only there"
+                "expected groups of the new scores where the old ones have them, and only "
+                f"there, got {new} for {self}; type slid(scores, groups) for groups"
             )
         generator = torch.Generator()
         generator.manual_seed(seed) if seed is not None else generator.seed()
@@ -140,14 +149,14 @@ class Calibration:
         """Return conformal p-values ``(B,)``: ``(1 + #{held out >= score}) / (n + 1)``.
 
         Args:
-            scores: ``(B,)``; larger = more atypical. Infinity gets the smallest p-value there
-                is, ``1 / (num_data + 1)``, whatever its group.
+            scores: ``(B,)``, a tensor or an array; larger = more atypical. Infinity gets the
+                smallest p-value there is, ``1 / (num_data + 1)``, whatever its group.
             groups: ``(B,)`` integers, if the calibration has groups: only held-out samples
                 of the same group count then. For a group without any, all of them do.
 
         Returns:
-            Float64 on the scores' device. For new samples of the same kind as the held-out
-            ones, a value is at most ``a`` with probability at most ``a``.
+            Float64, an array for an array, on the scores' device. For new samples of the same
+            kind as the held-out ones, a value is at most ``a`` with probability at most ``a``.
 
         Raises:
             CalibrationError: If a score is NaN, or groups are missing or not expected.
@@ -157,7 +166,7 @@ class Calibration:
         for samples, held_out in self._references(judged, groups, lambda count: count > 0):
             above = len(held_out) - torch.searchsorted(held_out, judged[samples])
             p_values[samples] = (1 + above).double() / (len(held_out) + 1)
-        return p_values.to(scores.device)
+        return _as_given(p_values, scores)
 
     def threshold(
         self, false_alarm: float, *, confidence: float | None = None, group: int | None = None
@@ -224,7 +233,7 @@ class Calibration:
         """Return ``(B,)`` booleans: True where a score is too high for the held-out kind.
 
         Args:
-            scores: ``(B,)``; larger = more atypical.
+            scores: ``(B,)``, a tensor or an array; larger = more atypical.
             false_alarm: Accepted share of false alarms, within each group if there are any.
             groups: ``(B,)`` integers, if the calibration has groups. Samples of a group with
                 too few held-out ones for the rate, or none, are judged against all of them.
@@ -232,7 +241,7 @@ class Calibration:
                 groups with too few.
 
         Returns:
-            Booleans on the scores' device. Infinity is always flagged.
+            Booleans, an array for an array, on the scores' device. Infinity is always flagged.
 
         Raises:
             CalibrationError: As `threshold`, if all groups together have too few samples, and
@@ -248,7 +257,7 @@ class Calibration:
         for samples, held_out in self._references(judged, groups, enough):
             above = _allowed(false_alarm, confidence, len(held_out), None)
             flags[samples] = judged[samples] > held_out[-1 - above]
-        return flags.to(scores.device)
+        return _as_given(flags, scores)
 
     @functools.cached_property
     def crowd(self) -> CrowdWatch:
@@ -306,7 +315,7 @@ class Calibration:
         Raises:
             CalibrationError: If a score is NaN, or groups are missing or not expected.
         """
-        judged = scores.detach().cpu().double()
+        judged = _numbers(scores).cpu().double()
         bad = int(judged.isnan().sum())
         if bad:
             raise CalibrationError(
@@ -318,15 +327,15 @@ class Calibration:
             raise CalibrationError(
                 f"expected the group of each sample, as this calibration has "
                 f"{len(set(self.groups.tolist()))} groups, got none; type groups=..., integers "
-                f"of shape {tuple(scores.shape)}"
+                f"of shape {tuple(judged.shape)}"
             )
         if groups is not None and self.groups is None:
             raise CalibrationError(
-                f"expected no groups, as this calibration has none, got some of shape "
-                f"{tuple(groups.shape)}; leave them out, or calibrate by group: "
+                f"expected no groups, as this calibration has none, got "
+                f"{described(groups)}; leave them out, or calibrate by group: "
                 "Calibration(scores, groups)"
             )
-        return judged, None if groups is None else _integers(groups, scores.shape)
+        return judged, None if groups is None else _integers(groups, judged.shape)
 
     def _of_group(self, group: int | None) -> Tensor:
         """Return the sorted held-out scores of a group, or all where there are no groups."""
@@ -357,9 +366,34 @@ class Calibration:
         return held_out
 
 
+def _numbers(scores: object) -> Tensor:
+    """Return scores in whatever people hold as a tensor.
+
+    Raises:
+        CalibrationError: If they are no numbers.
+    """
+    numbers = as_tensors(scores, torch.float64)
+    if isinstance(numbers, (float, int)):
+        numbers = torch.tensor(numbers, dtype=torch.float64)
+    if not isinstance(numbers, Tensor):
+        raise CalibrationError(
+            f"expected scores, larger = more atypical, got {described(scores)}; type "
+            "Calibration(method.score(heldout_x)) for held-out ones, and "
+            "calibration.flag(method.score(x)) for others"
+        )
+    return numbers.detach()
+
+
+def _as_given(judged: Tensor, scores: Tensor) -> Tensor:
+    """Return a result in the kind that the scores came in, on their device."""
+    device = scores.device if isinstance(scores, Tensor) else "cpu"
+    return as_given(judged.to(device), scores)
+
+
 def _integers(groups: object, shape: torch.Size) -> Tensor:
+    groups = as_tensors(groups, torch.float64)
     if not isinstance(groups, Tensor):
-        got = repr(groups)
+        got = described(groups)
     elif groups.is_floating_point() or groups.is_complex() or groups.shape != shape:
         got = f"{groups.dtype} {tuple(groups.shape)}"
     else:

@@ -448,7 +448,8 @@ class _Watched:
     def __call__(self, batch: Any) -> Scores:
         """Return the scores of a batch."""
         scores = self._score(batch)  # if that fails, it says why
-        self._seen.add(data.digests_of(self._monitor._network.inputs_of(batch)))
+        call = self._monitor._network.inputs_of(batch, self._monitor.fitted.form)
+        self._seen.add(data.digests_of(call))
         return scores
 
     def fitted_before(self) -> data.Again | None:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import reprlib
 from typing import Any
+
+# letters of the repr of something that is shown as it is
+_SHORT = 200
 
 # import names that differ from the name of the package on PyPI
 _PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}
@@ -201,6 +205,23 @@ def optional(module: str, extra: str, then: str = "") -> Any:
             f'that can be imported ({error}); type: pip install "scodkit[{extra}]", '
             f'or in a clone: pip install ".[{extra}]"{then and f"; then: {then}"}'
         ) from error
+
+
+def described(value: object) -> str:
+    """Return a value in a few words: its repr where that is short, of arrays the shape.
+
+    Args:
+        value: What came in place of something else.
+
+    Examples:
+        >>> described([0.5] * 100), described(None)
+        ('[0.5, 0.5, 0.5, 0.5, 0.5, 0.5, ...]', 'None')
+    """
+    shape = getattr(value, "shape", None)
+    if shape is not None and not isinstance(value, type):
+        return f"{type(value).__name__} of shape {tuple(shape)}"
+    short = reprlib.repr(value) if isinstance(value, (list, tuple, dict, set)) else repr(value)
+    return short if len(short) <= _SHORT and "\n" not in short else f"a {type(value).__name__}"
 
 
 def first_line(error: BaseException) -> str:

@@ -30,7 +30,7 @@ from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Likelihood
 from scodkit.likelihoods.heads import as_likelihood
 from scodkit.likelihoods.task import Task
-from scodkit.model.kinds import over_batches
+from scodkit.model.kinds import as_given, over_batches
 from scodkit.model.network import Network, StateWatch, state_to_copy
 from scodkit.model.parameters import ParameterSet, Selection
 from scodkit.model.projected import Projected, Projections
@@ -149,7 +149,8 @@ class Monitor:
 
         Args:
             loader: Batches as the model takes them; any iterable, read once. Or all samples as
-                one tensor, numpy array, table or list of rows.
+                one tensor, numpy array, table or list of rows. Columns of data frames are known
+                by name from then on, in whatever order they come.
             labels: Not used; here for who types ``fit(x, y)``.
             progress: Show a progress bar.
             on_bad: Raise on a sample with a NaN or an infinity, or skip it and count it in
@@ -229,6 +230,7 @@ class Monitor:
             check_deterministic=check_deterministic,
             precision=precision,
             together=together,
+            columns=before.form.columns if before.form else None,
         )
         fresh, source = fitting.fit(self._network, same, loader, options)
         with processes.failing_together():  # the fit may have found buffers to be volatile
@@ -263,6 +265,7 @@ class Monitor:
     def calibrate(
         self,
         loader: Iterable[Any],
+        labels: object = None,
         *,
         by: Callable[[Any], Tensor] | None = None,
         progress: bool = True,
@@ -271,6 +274,7 @@ class Monitor:
 
         Args:
             loader: In-distribution batches that were not used for fitting.
+            labels: Not used, as in `fit`.
             by: Maps outputs, as a call returns them, to integer groups ``(B,)`` that are
                 calibrated separately, for instance `predicted_class`; then the rate holds in
                 each group.
@@ -279,12 +283,12 @@ class Monitor:
         Returns:
             The monitor itself, calibrated. If the calibration raises, it is unchanged.
         """
+        data.tell_of_labels(labels)
         self._ready().check("a calibration", contents=True)
         scores, groups = [torch.empty(0)], [torch.empty(0, dtype=torch.int64)]
-        boxes = [torch.empty(0)]
-        samples = data.Seen()
+        boxes, samples = [torch.empty(0)], data.Seen()
         for batch in self._batches(loader, "calibrating", progress):
-            call = self._network.inputs_of(batch)
+            call = self._network.inputs_of(batch, self.fitted.form)
             samples.add(data.digests_of(call))
             scored = self._ready()(call, self._memory_budget)
             scores.append(scored.score.cpu())
@@ -368,8 +372,7 @@ class Monitor:
         """Return p-values of scores on the CPU, where the output is; None if uncalibrated."""
         if self.calibration is None:
             return None
-        by, shown = self._by, self.likelihood.shown(output)
-        groups = None if by is None else groups_of(by, shown)
+        groups = self._by and groups_of(self._by, self.likelihood.shown(output))
         return self.calibration.p_value(score, groups).to(output.device)
 
     def score(self, batch: object, *, progress: bool = True) -> Tensor:
@@ -539,7 +542,7 @@ class Monitor:
                 again, through the first ones (second derivatives).
             references: Samples to search for the nearest ones, from `references`.
             columns: Names of the columns of a table. By default those of a data frame, or else
-                ``monitor.notes["columns"]``.
+                ``monitor.notes["columns"]``, or those of the fit.
             classes: Names of the classes, or of the outputs of a regression. By default
                 ``monitor.notes["classes"]``.
 
@@ -547,11 +550,12 @@ class Monitor:
             Shares of parameters, layers and output directions that sum to the scores, the
             columns of a table, and whatever else was requested; each with a ``plot()``.
         """
-        names = Names.of(batch, self.notes, columns, classes)
+        names = Names.of(batch, self.notes, columns, classes, self.fitted.form)
         with self._ready().prepared(batch, self.memory_budget, "an explanation") as prepared:
             told = explain(prepared, self.fitted, self.prior_scale, names, saliency, references)
         p_value, shown = self._p_value(told.score.cpu(), told.output), self.likelihood.shown
-        return replace(told, p_value=p_value, output=shown(told.output))
+        found = as_given(scoring.Scored(shown(told.output), told.score, p_value), batch)
+        return replace(told, **vars(found))
 
     def references(self, loader: Iterable[Any], *, progress: bool = True) -> References:
         """Compute the features of samples, among which `explain` finds the nearest ones.

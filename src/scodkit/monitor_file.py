@@ -20,7 +20,7 @@ from scodkit.fit.probes import Probes
 from scodkit.fit.processes import files_of_all
 from scodkit.likelihoods import Heads, Likelihood
 from scodkit.model.input_range import InputRange
-from scodkit.model.inputs import Form
+from scodkit.model.inputs import FORM, Form
 from scodkit.model.parameters import Fingerprints, ParameterSet, select_names
 from scodkit.model.projected import PROJECTED, ProjectedSet, Projections
 from scodkit.numerics import artifact
@@ -93,12 +93,7 @@ _HEADER = artifact.fields(
     {
         "exempt": artifact.each(artifact.TEXT),
         "engine": artifact.maybe(artifact.that("the name of an engine", is_engine)),
-        "form": artifact.maybe(
-            artifact.fields(
-                {"parts": artifact.whole(1), "axes": artifact.each(_COUNT)},
-                {"alike": artifact.maybe(_COUNT)},
-            )
-        ),
+        "form": artifact.maybe(FORM),
         "input_range": artifact.maybe(artifact.RANGES),
         "notes": artifact.OBJECT,
         # of some monitors only

@@ -115,3 +115,15 @@ def test_slid_scores_keep_groups_and_take_more_than_there_are() -> None:
     assert Calibration(torch.zeros(3)).slid(torch.ones(5)).scores.tolist() == [1.0] * 5
     with pytest.raises(CalibrationError, match="groups of the new"):
         held.slid(torch.zeros(2))
+
+
+def test_what_has_no_calibration_is_named_without_its_numbers() -> None:
+    for wrong in (torch.rand(500), np.random.default_rng(0).random(500)):
+        with pytest.raises(CalibrationError, match=r"of shape \(500,\); type monitor") as error:
+            DriftAlarm(wrong)  # type: ignore[arg-type]
+        assert len(str(error.value)) < 250
+
+
+def test_a_rollout_alarm_asks_for_rollouts(monitor: Monitor | Fused) -> None:
+    with pytest.raises(CalibrationError, match=r"type RolloutAlarm\(\[monitor\(frames\), "):
+        RolloutAlarm(monitor)  # type: ignore[arg-type]

@@ -139,11 +139,12 @@ def test_columns_that_are_not_numbers_come_first() -> None:
 @pytest.mark.parametrize("count", [1, 5])
 def test_names_come_from_whoever_gives_them(count: int) -> None:
     x, own = numbers(with_a_slip())[:count], [f"own {i}" for i in range(10)]
-    assert monitor().explain(x).columns.names[0] == "column 0"
+    assert monitor().explain(x).columns.names[0] == "age"  # as in the fit
     assert monitor().explain(x, columns=own).columns.names == tuple(own)
     assert monitor().explain(with_a_slip(), columns=own).columns.names == tuple(own)
     assert monitor().explain((with_a_slip(), [0] * 5)).columns.names[0] == "age"
-    known = Monitor(net(), Gaussian(), rank=5).fit(patients()[:50], progress=False)
+    known = Monitor(net(), Gaussian(), rank=5).fit(numbers(patients())[:50], progress=False)
+    assert known.explain(x).columns.names[0] == "column 0"
     known.notes["columns"] = own
     assert known.explain(x).columns.names == tuple(own)
     known.notes = {"inputs": {"columns": own[::-1]}}  # as the command line notes them

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from scodkit import Categorical, Fused, Monitor
-from scodkit.baselines import KNN, Energy, Mahalanobis
+from scodkit import Categorical, Fused, Gaussian, HeteroscedasticGaussian, Monitor
+from scodkit.baselines import KNN, Energy, Mahalanobis, Naive
 from scodkit.errors import BatchError
 from scodkit.model.kinds import over_batches
 
@@ -206,7 +208,8 @@ def test_anything_iterable_may_be_a_batch_if_inputs_are_picked() -> None:
 
 @pytest.mark.parametrize("method", [Energy, KNN, Mahalanobis])
 def test_baselines_take_arrays_and_loaders(method: Any) -> None:
-    ours = method(network(), Categorical()).fit(TRAIN, LABELS, progress=False)
+    targets = (LABELS,) if method is Mahalanobis else ()
+    ours = method(network(), Categorical()).fit(TRAIN, *targets, progress=False)
     batches = DataLoader(TensorDataset(tensor(TRAIN), torch.from_numpy(LABELS)), batch_size=64)
     theirs = method(network(), Categorical()).fit(batches, progress=False)
     found = ours.score(NEW)
@@ -225,6 +228,78 @@ def test_labels_beside_samples_are_ignored_with_a_word() -> None:
     np.testing.assert_array_equal(monitor.score(NEW), plain.score(NEW))
 
 
+def test_labels_beside_held_out_data_are_ignored_with_a_word(pair: tuple[Any, Any]) -> None:
+    own = copy.copy(pair[0])
+    with pytest.warns(UserWarning, match="labels are not used"):
+        own.calibrate(HELD, LABELS[:120], progress=False)
+    np.testing.assert_array_equal(own.flag(NEW), pair[0].flag(NEW))
+
+
+def test_an_explanation_has_scores_as_they_are_returned(pair: tuple[Any, Any]) -> None:
+    for given in (NEW, tensor(NEW)):
+        told, scored = pair[0].explain(given), pair[0](given)
+        assert type(told.score) is type(scored.score)
+        assert type(told.p_value) is type(scored.p_value)
+        np.testing.assert_allclose(told.score, scored.score, rtol=1e-4)
+        assert "score" in told.words(0)
+        assert "score" in str(told)
+    if isinstance(pair[0], Monitor):
+        assert pair[0].explain(NEW).plot(1).axes
+
+
+@pytest.mark.parametrize("method", [Energy, KNN])
+def test_baselines_that_use_no_targets_say_so(method: Any) -> None:
+    with pytest.warns(UserWarning, match=f"labels are not used: {method.__name__} learns"):
+        method(network(), Categorical()).fit(TRAIN, LABELS, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Mahalanobis(network(), Categorical()).fit(TRAIN, LABELS, progress=False)
+
+
+def test_a_missing_target_is_asked_for_as_it_is_typed() -> None:
+    with pytest.raises(BatchError, match=r"type fit\(x, y\), or let the loader yield"):
+        Mahalanobis(network(), Categorical()).fit(TRAIN, progress=False)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_a_single_column_has_any_strides(dtype: str) -> None:
+    """Numpy's ``x[:, None]`` has a stride of 0, and is contiguous all the same."""
+    column = np.linspace(0, 1, 80, dtype=dtype)[:, None]
+    plain = torch.linspace(0, 1, 80)[:, None].clone()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 2))
+    expected = Monitor(net, Categorical(), 4).fit(plain, progress=False).score(plain)
+    for given in (column, [column], (part for part in np.split(column, 4))):
+        monitor = Monitor(net, Categorical(), 4).fit(given, progress=False)
+        np.testing.assert_allclose(monitor.score(column), expected, rtol=1e-3, atol=1e-6)
+        monitor.calibrate([column[:40] + 0.001, column[40:] + 0.001], progress=False)
+        assert monitor.flag(column).shape == (80,)
+        assert monitor.explain(column).score.shape == (80,)
+    fused = Fused(net, Categorical()).fit([column], progress=False)
+    assert fused.calibrate([column + 0.001], progress=False).score(column).shape == (80,)
+
+
+@pytest.mark.parametrize("method", [Energy, KNN])
+def test_a_list_of_two_batches_is_refused_by_baselines_too(method: Any) -> None:
+    ours = method(network(), Categorical())
+    if method is KNN:
+        ours.fit(TRAIN, progress=False)
+    for given in ([tensor(NEW), tensor(NEW)], [NEW, NEW], (NEW, NEW)):
+        with pytest.raises(BatchError, match=r"monitor.score\(iter\(batches\)\)"):
+            ours.score(given)
+    assert len(ours.score(iter([NEW, NEW]), progress=False)) == 2 * len(NEW)
+    assert len(ours.score([tensor(NEW), torch.zeros(len(NEW), dtype=torch.int64)])) == len(NEW)
+
+
+def test_inputs_that_are_their_targets_are_one_batch_where_the_fit_had_them() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    pairs = DataLoader(TensorDataset(tensor(TRAIN), tensor(TRAIN)), batch_size=64)
+    fitted = KNN(net, Gaussian()).fit(pairs, progress=False)
+    assert len(fitted.score((tensor(NEW), tensor(NEW)))) == len(NEW)
+    assert len(Naive(net, HeteroscedasticGaussian()).score(pairs, progress=False)) == len(TRAIN)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -233,8 +308,9 @@ def test_labels_beside_samples_are_ignored_with_a_word() -> None:
         (np.array([["a", "b"]]), "array of numbers"),
         ([[1.0, 2.0], [3.0]], "rows of one length"),
         (NEW[0], "for a single sample type x\\[None\\]"),
+        (TensorDataset(tensor(NEW)), "type DataLoader\\(dataset, batch_size=64\\)"),
     ],
-    ids=["two arrays", "three tensors", "words", "ragged rows", "one sample"],
+    ids=["two arrays", "three tensors", "words", "ragged rows", "one sample", "a data set"],
 )
 def test_what_cannot_be_a_batch_is_refused(
     pair: tuple[Any, Any], given: Any, words: str
@@ -249,7 +325,7 @@ def test_what_cannot_be_a_batch_is_refused(
 )
 def test_labels_that_do_not_fit_are_refused(samples: Any, labels: Any, words: str) -> None:
     with pytest.raises(BatchError, match=words):
-        KNN(network(), Categorical()).fit(samples, labels, progress=False)
+        Mahalanobis(network(), Categorical()).fit(samples, labels, progress=False)
 
 
 def test_outputs_of_several_shapes_cannot_be_joined() -> None:

@@ -98,9 +98,8 @@ class OutlierDetector(_base.OutlierMixin, _base.BaseEstimator):  # type: ignore[
             learnt, others = self._divided(len(rows))
             held_out = rows[others]
         detector = copy.copy(self.detector)
-        labels = (
-            np.asarray(y)[learnt] if y is not None and isinstance(detector, Baseline) else None
-        )
+        reads = isinstance(detector, Baseline) and detector.takes_targets and y is not None
+        labels = np.asarray(y)[learnt] if reads else None
         detector.fit(rows[learnt], labels, progress=False)
         if isinstance(detector, Baseline):
             calibration = Calibration(torch.from_numpy(_scores(detector, held_out)))

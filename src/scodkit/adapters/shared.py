@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from scodkit.baselines import Baseline
-from scodkit.errors import OptionError
+from scodkit.errors import OptionError, described
 from scodkit.fused import Fused
 from scodkit.monitor import Monitor
 
@@ -27,7 +27,7 @@ def checked(detector: object, instead: str) -> AnyDetector:
     if isinstance(detector, (Monitor, Fused, Baseline)):
         return detector
     raise OptionError(
-        f"expected a Monitor, a Fused or a baseline, got {detector!r}; type {instead}"
+        f"expected a Monitor, a Fused or a baseline, got {described(detector)}; type {instead}"
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from scodkit.calibration import Calibration
-from scodkit.errors import CalibrationError
+from scodkit.errors import CalibrationError, described
 from scodkit.numerics import artifact
 from scodkit.numerics.artifact import Check, fields, refuse
 from scodkit.scoring.score import Scored
@@ -99,8 +99,8 @@ def calibration_of(source: Calibration | Calibrated) -> Calibration:
     found = source if isinstance(source, Calibration) else getattr(source, "calibration", None)
     if found is None:
         raise CalibrationError(
-            f"expected a calibrated monitor or a Calibration, got {source!r}; type "
-            "monitor.calibrate(heldout_loader) first"
+            f"expected a calibrated monitor or a Calibration, got {described(source)}; type "
+            "monitor.calibrate(heldout_loader) first, or Calibration(scores) for scores"
         )
     return found
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from scodkit.alarms.alarm import (
     scores_in,
 )
 from scodkit.calibration import Calibration
-from scodkit.errors import CalibrationError, CalibrationWarning, OptionError
+from scodkit.errors import CalibrationError, CalibrationWarning, OptionError, described
 from scodkit.numerics.artifact import SCORES, SHARE, maybe, number, tensor, whole
 
 
@@ -100,10 +101,12 @@ class RolloutAlarm(Resumable):
             raise OptionError(
                 f"expected a window of at least 1 frame, got {window}; type window=1"
             )
-        if len(rollouts) == 0:
+        several = isinstance(rollouts, (Sequence, Tensor, np.ndarray))
+        if not several or len(rollouts) == 0:
+            got = "none" if several else described(rollouts)
             raise CalibrationError(
-                "expected at least one held-out rollout, got none; type "
-                "RolloutAlarm([scores, ...]) with one tensor (T,) for each"
+                f"expected the scores of at least one held-out rollout, got {got}; type "
+                "RolloutAlarm([monitor(frames), ...]) with the frames of each"
             )
         held_out = [scores_in(rollout) for rollout in rollouts]
         for index, scores in enumerate(held_out):

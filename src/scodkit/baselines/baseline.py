@@ -7,7 +7,7 @@ import inspect
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypedDict, runtime_checkable
@@ -19,9 +19,10 @@ from typing_extensions import Self, Unpack
 from scodkit import __version__, errors
 from scodkit.errors import BatchError, MismatchError, OptionError
 from scodkit.factors.pieces import finite_samples
-from scodkit.fit.data import as_loader, batches_of
+from scodkit.fit.data import as_loader, batches_of, tell_of_labels
 from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
-from scodkit.model.inputs import LABEL_KEYS, Inputs
+from scodkit.model.failures import check_runs
+from scodkit.model.inputs import FORM, LABEL_KEYS, Form, Inputs
 from scodkit.model.kinds import as_tensors, over_batches
 from scodkit.model.network import Network, state_to_copy
 from scodkit.model.parameters import state_fingerprint
@@ -37,8 +38,12 @@ _HEADER = artifact.fields(
         "options": artifact.OBJECT,
         "fingerprints": artifact.each(artifact.TEXT),
     },
+    {"form": artifact.maybe(FORM)},
     others=True,
 )
+
+# of batches that no fit has shown: one tensor, with or without targets of another form
+_ONE_INPUT = Form(parts=1, axes=[], alike=1)
 
 State = dict[str, Tensor]
 
@@ -108,6 +113,7 @@ class Baseline(ABC):
         self._network = Network(self.model, self.inputs, self.outputs)
         self.model = self._network.model  # without wrappers
         self._state: State | None = None if self.learns else {}
+        self._form: Form | None = None  # of the batches of the fit
 
     def __setattr__(self, name: str, value: object) -> None:
         # others would not be those that are run, or that the fit was for
@@ -124,21 +130,30 @@ class Baseline(ABC):
         Args:
             loader: Batches of training data; with targets for methods that say so. Or all
                 samples as one tensor, numpy array, table or list of rows.
-            labels: Targets of samples that are given so.
+            labels: Targets of samples that are given so; methods that use none say so.
             progress: Show a progress bar.
 
         Returns:
             The method itself, fitted. A fit that raises leaves it as it was before.
         """
+        if not self.takes_targets:
+            what = "from inputs alone" if self.learns else "nothing"
+            tell_of_labels(labels, f"{type(self).__name__} learns {what}")
+            labels = None
         if not self.learns:
             return self
         description = f"fitting {type(self).__name__}" if progress else None
         samples = as_loader(loader, labels)
         data = TrainingData(self._network, samples, self.targets, description)
         with self._evaluating():
-            state = self._learn(data)
+            try:
+                state = self._learn(data)
+            except Exception as error:
+                data.explain(error)
+                raise
         # contiguous, as a loaded file is: products of another layout may round differently
         self._state = {n: tensor.detach().contiguous() for n, tensor in state.items()}
+        self._form = data.seen.form
         return self
 
     def __call__(self, batch: object, *, progress: bool = True) -> Scored:
@@ -153,16 +168,23 @@ class Baseline(ABC):
         """
         whole = self._network.is_loader(batch)
         reading = partial(batches_of, description="scoring", progress=progress)
-        return over_batches(self._scored, batch, reading if whole else None)
+        # without a fit, what a loader yields is a batch; two tensors alike may be two of them
+        form = self._form if whole else self._form or _ONE_INPUT
+        scored = partial(self._scored, form=form)
+        return over_batches(scored, batch, reading if whole else None)
 
-    def _scored(self, batch: object) -> Scored:
+    def _scored(self, batch: object, form: Form | None) -> Scored:
         state = self._ready()
         with self._evaluating():
-            call = self._network.inputs_of(batch)
-            if call.batch_size == 0:
-                output = self._network(call).detach()
-                return Scored(output, wide(output).new_empty(0), None)
-            output, score = self._output_and_score(call, state)
+            call = self._network.inputs_of(batch, form)
+            try:
+                if call.batch_size == 0:
+                    output = self._network(call).detach()
+                    return Scored(output, wide(output).new_empty(0), None)
+                output, score = self._output_and_score(call, state)
+            except Exception as error:
+                check_runs(self._network, call, error, self._form)
+                raise
             output = output.detach()
             score = score.detach().to(torch.promote_types(output.dtype, torch.float32))
             usable = finite_samples(call, output) & ~score.isnan()
@@ -209,6 +231,7 @@ class Baseline(ABC):
             "likelihood": documents.describe(self.likelihood),
             "options": self._options(),
             "fingerprints": [state_fingerprint(model) for model in self._models()],
+            "form": self._form and self._form.document(),
         }
         artifact.write(path, _KIND, header, state)
 
@@ -255,7 +278,8 @@ class Baseline(ABC):
                 f"expected the weights {path} was made with, but weights or buffers differ; "
                 "load the weights of that time, or fit again"
             )
-        method._state = tensors
+        form = header.get("form")
+        method._state, method._form = tensors, form and Form(**form)
         return method
 
     def __getstate__(self) -> dict[str, Any]:
@@ -286,6 +310,11 @@ class Baseline(ABC):
         """Return a context that holds the networks in eval mode, for this thread alone."""
         return self._network.evaluating()
 
+    @property
+    def takes_targets(self) -> bool:
+        """Whether a fit reads the targets of the training data."""
+        return False
+
     def _models(self) -> list[nn.Module]:
         """Return the networks the method runs."""
         return [self.model]
@@ -305,6 +334,14 @@ class Baseline(ABC):
         """Return output ``(B, *shape)`` and scores ``(B,)`` of at least one sample."""
 
 
+@dataclass
+class _Seen:
+    """What passes over training data have come by: the form of batches, the last inputs."""
+
+    form: Form | None = None
+    last: Inputs | None = None
+
+
 @dataclass(frozen=True)
 class TrainingData:
     """The batches of a fit; each iteration is one pass over them.
@@ -314,12 +351,23 @@ class TrainingData:
         loader: Batches as the loader yields them.
         targets: Picks the targets from a batch; None for the default, see `Picks`.
         description: Text of the progress bar; None for no bar.
+        seen: What all passes have come by.
     """
 
     network: Network
     loader: Iterable[Any]
     targets: Callable[[Any], Any] | None = None
     description: str | None = None
+    seen: _Seen = field(default_factory=_Seen)
+
+    def explain(self, error: Exception) -> None:
+        """Raise in place of an error that the model has caused on the last batch.
+
+        Args:
+            error: What was raised in a pass.
+        """
+        if self.seen.last is not None:
+            check_runs(self.network, self.seen.last, error, self.seen.form)
 
     def check_repeatable(self, method: str) -> None:
         """Raise if the batches can be read only once.
@@ -364,17 +412,19 @@ class TrainingData:
                     got = f"{len(targets) if targets.ndim else 'a single'} of them"
                 raise BatchError(
                     f"expected a batch with {call.batch_size} targets beside its inputs, got "
-                    f"{got}; let the loader yield (inputs, targets), or say where they are: "
-                    "targets=lambda batch: ..."
+                    f"{got}; type fit(x, y), or let the loader yield (inputs, targets), or say "
+                    "where they are: targets=lambda batch: ..."
                 )
             yield call, targets.to(self.network.device)
 
     def _pass(self) -> Iterator[tuple[Inputs, Any]]:
-        description, empty = self.description, True
+        description, empty, seen = self.description, True, self.seen
         shown = description is not None
-        for batch in batches_of(self.loader, description or "", shown, leave=False):
-            call = self.network.inputs_of(batch)
+        order = self.network.ordering(seen.form.columns if seen.form else None)
+        for batch in map(order, batches_of(self.loader, description or "", shown, leave=False)):
+            call = seen.last = self.network.inputs_of(batch)
             if call.batch_size:
+                seen.form = seen.form or Form.of(batch, call, self.network.by_name)
                 empty = False
                 yield call, batch
         if empty:

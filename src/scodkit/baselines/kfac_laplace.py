@@ -101,6 +101,11 @@ class KFACLaplace(WeightSpaceBaseline):
         self._weight_sets = WeightSets(self._network)
 
     @property
+    def takes_targets(self) -> bool:
+        """Whether a fit reads the targets of the training data."""
+        return True
+
+    @property
     def chosen_precision(self) -> float:
         """The prior precision in use: given, or chosen by `fit` or `tune`."""
         return float(self._ready()["prior_precision"])

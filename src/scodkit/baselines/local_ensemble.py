@@ -83,6 +83,11 @@ class LocalEnsemble(WeightSpaceBaseline):
             raise OptionError(f"expected 0 <= tolerance < 1, got {self.tolerance}")
         self._gradients = LabelGradients(self.likelihood, self.labels, self.seed)
 
+    @property
+    def takes_targets(self) -> bool:
+        """Whether a fit reads the targets of the training data."""
+        return True
+
     def _learn(self, data: TrainingData) -> State:
         data.check_repeatable("LocalEnsemble")
         parameters = self._parameters_beyond(self.rank, data.first())

@@ -44,10 +44,14 @@ class Mahalanobis(FeatureBaseline):
     handles: ClassVar = CLOSED_FORM
     because: ClassVar = "it does not say whether there are classes, each with its own mean"
 
+    @property
+    def takes_targets(self) -> bool:
+        """Whether a fit reads the targets of the training data."""
+        return isinstance(self.likelihood, (Categorical, Bernoulli))
+
     def _learn(self, data: TrainingData) -> State:
         moments: Moments | None = None
-        has_classes = isinstance(self.likelihood, (Categorical, Bernoulli))
-        for forward, targets in self._training_passes(data, with_targets=has_classes):
+        for forward, targets in self._training_passes(data, with_targets=self.takes_targets):
             labels, classes = None, 1
             if targets is not None:
                 labels, classes = _class_indices(self.likelihood, forward.output, targets)

@@ -433,7 +433,7 @@ class Explanation:
         if beyond:
             told["columns"] = "\n".join(beyond)
         told["score"] = self._headline(sample)
-        if not bool(plots.row(self.score, sample).isfinite()):
+        if not math.isfinite(plots.row(self.score, sample)):
             return told
         told["layers"] = self.layers.sentence(sample)
         if self.heads is not None:

@@ -72,7 +72,7 @@ def row(tensor: Tensor, sample: int) -> Tensor:
     """
     if not -len(tensor) <= sample < len(tensor):
         raise OptionError(f"expected a sample from 0 to {len(tensor) - 1}, got {sample}")
-    return tensor[sample].detach().cpu()
+    return torch.as_tensor(tensor[sample]).detach().cpu()  # scores may be an array
 
 
 def place_of(batch: Tensor, sample: int) -> str:

@@ -22,6 +22,8 @@ from scodkit.likelihoods import (
     MonteCarlo,
 )
 from scodkit.likelihoods.task import Task
+from scodkit.model.frames import Columns, are_numbered, columns_of
+from scodkit.model.inputs import Form
 
 # attributes that say what a layer takes and what it returns, and those of one size
 _PAIRS = (
@@ -57,6 +59,7 @@ class Names:
         notes: Mapping[str, Any],
         columns: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
+        form: Form | None = None,
     ) -> Names:
         """Return all names there are.
 
@@ -65,10 +68,13 @@ class Names:
             notes: Of the monitor; the command line notes columns with the inputs of a fit.
             columns: Those given.
             classes: Those given.
+            form: Of the batches of the fit, whose columns come in its order.
         """
-        first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-        frame = getattr(first, "columns", None)
-        found = (frame, notes.get("columns"), notes.get("inputs", {}).get("columns"))
+        fitted, own = (_first(form.columns) if form else None), _first(columns_of(batch))
+        # a frame's own come in the order of the fit, if that had names
+        of_frame = (fitted, own) if own is not None else ()
+        noted = (notes.get("columns"), notes.get("inputs", {}).get("columns"))
+        found = (*of_frame, *noted, fitted)
         if classes is None:
             classes = notes.get("classes")
         return Names(columns, classes, tuple(list(each) for each in found if each is not None))
@@ -82,6 +88,12 @@ class Names:
         fitting = (found for found in self.found if len(found) == count)
         given = next(fitting, None) if self.columns is None else self.columns
         return names_of(given, count, "column")
+
+
+def _first(columns: Columns | None) -> list[str] | None:
+    """Return the names of the first data frame's columns; None for numbers or no frame."""
+    labels = next(iter((columns or {}).values()), None)
+    return None if labels is None or are_numbered(labels) else labels
 
 
 def layer_names(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from scodkit.likelihoods import Likelihood
 from scodkit.model.inputs import Inputs
 from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
+from scodkit.numerics.hashing import bytes_of
 from scodkit.numerics.kernels import accumulate
 from scodkit.numerics.matmul import matmul, sum_dtype
 
@@ -412,8 +413,7 @@ def sample_keys(call: Inputs) -> Tensor:
     """Return one integer per sample, ``(B,)`` on the CPU, that depends on that sample alone."""
     keys = torch.zeros(call.batch_size, dtype=torch.int64)
     for tensor in call.tensors():
-        raw = tensor.detach().contiguous().reshape(call.batch_size, -1)
-        raw = raw.view(torch.uint8).reshape(call.batch_size, -1)
+        raw = bytes_of(tensor)
         # odd multipliers that differ by position, in wrapping arithmetic: equal on all devices
         place = torch.arange(raw.shape[1], device=raw.device) * 2654435761 | 1
         # a few at a time: products take eight times the bytes

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,10 @@ from torch.utils.data import (
 from tqdm.auto import tqdm
 
 from scodkit.errors import BatchError, EmptyLoaderError, OptionError
+from scodkit.model.frames import NamedRows, labels_of
 from scodkit.model.inputs import Inputs
 from scodkit.model.kinds import as_array, is_array, is_rows
-from scodkit.numerics.hashing import hashed
+from scodkit.numerics.hashing import bytes_of, hashed
 from scodkit.parts import plain_sampler
 
 # samples beyond which no digests are kept: 400 MB of them
@@ -82,32 +83,36 @@ def as_loader(samples: Any, labels: object = None) -> Iterable[Any]:
     if not whole:
         return samples  # type: ignore[no-any-return]
     arrays = [part if isinstance(part, Tensor) else as_array(part) for part in parts]
+    columns = labels_of(samples)
     lengths = [len(part) if part.ndim else 0 for part in arrays]
     if len(set(lengths)) > 1:
         raise BatchError(f"expected a label for each of {lengths[0]} samples, got {lengths[1]}")
-    return DataLoader(_Arrays(arrays), batch_size=_BATCH, collate_fn=_as_it_is)
+    return DataLoader(_Arrays(arrays, columns), batch_size=_BATCH, collate_fn=_as_it_is)
 
 
-def tell_of_labels(labels: object) -> None:
+def tell_of_labels(
+    labels: object, why: str = "the curvature is that of the model's own predictions"
+) -> None:
     """Say that labels are not used, where some are given as ``fit(x, y)``.
 
     Args:
         labels: Those; None if there are none.
+        why: They are not used.
     """
     if labels is not None:
-        warnings.warn(
-            "labels are not used: the curvature is that of the model's own predictions; "
-            "type fit(x)",
-            UserWarning,
-            stacklevel=3,
-        )
+        warnings.warn(f"labels are not used: {why}; leave them out", UserWarning, stacklevel=3)
 
 
 class _Arrays(Dataset[Any]):
-    """Samples that are rows of one tensor or array; batches are read in one go."""
+    """Samples that are rows of one tensor or array; batches are read in one go.
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self._parts = parts
+    Args:
+        parts: The samples, and their labels if there are any.
+        columns: Names of the columns of the samples; None for none.
+    """
+
+    def __init__(self, parts: Sequence[Any], columns: list[str] | None) -> None:
+        self._parts, self._columns = parts, columns
 
     def __len__(self) -> int:
         return len(self._parts[0])
@@ -116,19 +121,24 @@ class _Arrays(Dataset[Any]):
         return self.__getitems__([place])
 
     def __getitems__(self, places: list[int]) -> Any:
-        rows = tuple(part[places] for part in self._parts)
-        return rows if len(rows) > 1 else rows[0]
+        first, *labels = (part[places] for part in self._parts)
+        if self._columns is not None:
+            first = NamedRows.of(first, self._columns)
+        return (first, *labels) if labels else first
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def open_stream(loader: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+def open_stream(
+    loader: Iterable[Any], order: Callable[[Any], Any] = lambda batch: batch
+) -> tuple[Any, Iterable[Any]]:
     """Return the first batch, and an iterable that yields all of them, that one included.
 
     Args:
         loader: Any iterable of batches; a generator is fine, it is read once.
+        order: Applied to each, as `Network.ordering` returns it.
 
     Raises:
         BatchError: If it is not an iterable of batches.
@@ -139,7 +149,7 @@ def open_stream(loader: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
             f"expected an iterable of batches, got a {type(loader).__name__}; type "
             f"DataLoader(dataset, batch_size={_BATCH})"
         )
-    stream = iter(loader)
+    stream = map(order, loader)
     try:
         first = next(stream)
     except StopIteration:
@@ -270,7 +280,7 @@ def _summed(tensor: Tensor, stream: int) -> Tensor:
     at_once = max(1, _AT_ONCE // (rows.shape[1] * rows.element_size()))
     if at_once < len(rows):
         return torch.cat([_summed(part, stream) for part in torch.split(rows, at_once)])
-    raw = rows.contiguous().view(torch.uint8)
+    raw = bytes_of(rows)
     words = torch.constant_pad_nd(raw, (0, 8 + -raw.shape[1] % 8)).view(torch.int64)
     # or numbers that differ in their first bits alone, as 1.0 and 2.0 do, would differ in as
     # few bits of a product; zero stays zero

@@ -28,6 +28,7 @@ from scodkit.fit.learn import learn, read_ahead
 from scodkit.fit.probes import Probes
 from scodkit.fit.processes import Processes
 from scodkit.likelihoods import Heads
+from scodkit.model.failures import check_runs
 from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form, Inputs, joined_ranges
 from scodkit.model.network import Network
@@ -60,7 +61,8 @@ def fit(
     """
     processes = Processes.here(options.together)
     loader = data.as_loader(loader)
-    fit_pass = _Pass(network, recipe, loader, options, processes)
+    order = network.ordering(options.columns)
+    fit_pass = _Pass(network, recipe, loader, options, processes, order)
     with processes.failing_together():
         opened = fit_pass.open()
     opened = fit_pass.project(opened)
@@ -172,13 +174,14 @@ class _Terms:
 
 @dataclass(frozen=True)
 class _Pass:
-    """The pass of one process over its data."""
+    """The pass of one process over its data; `order` is applied to each batch."""
 
     network: Network
     recipe: Recipe
     loader: Iterable[Any]
     options: FitOptions
     processes: Processes
+    order: Callable[[Any], Any]
 
     def open(self) -> _Opened | None:
         """Return the data and its first batch; None where only other processes have some.
@@ -189,7 +192,7 @@ class _Pass:
         if self.options.checkpoint:
             self.processes.check_files(self.options.checkpoint)
         try:
-            first, batches = data.open_stream(self.loader)
+            first, batches = data.open_stream(self.loader, self.order)
         except errors.EmptyLoaderError:
             if self.processes.count == 1 or self.options.sharded:
                 raise
@@ -266,9 +269,11 @@ class _Pass:
             terms["projections"] = parameters.projections
         if isinstance(recipe.likelihood, Heads):
             terms["heads"] = recipe.likelihood.shapes
+        form = Form.of(first, call, network.by_name)
+        terms["columns"] = form.columns
         if options.sharded:
             terms["first batch"] = data.batch_digest(call)
-        return _Begun(batches, terms, Form.of(first, call), source, engine, products, probes)
+        return _Begun(batches, terms, form, source, engine, products, probes)
 
     def agree(self, begun: _Begun | None) -> _Terms:
         """Return what all processes fit; those without data fit what the others do.
@@ -355,11 +360,15 @@ class _Pass:
             if progress.covers(number, call):
                 continue
             # the model is held batch by batch, so that others can score meanwhile
-            with network.evaluating():
-                if begun.products is None:
-                    _absorb_rows(source, call, progress, options.on_bad)
-                else:
-                    _absorb_products(begun.products, call, progress, options.on_bad)
+            try:
+                with network.evaluating():
+                    if begun.products is None:
+                        _absorb_rows(source, call, progress, options.on_bad)
+                    else:
+                        _absorb_products(begun.products, call, progress, options.on_bad)
+            except Exception as error:
+                check_runs(network, call, error, begun.form)
+                raise
             progress.count(call, late)
         progress.finish(number + 1)
         return progress, chosen
@@ -374,7 +383,7 @@ class _Pass:
         stream = iter(tqdm(numbered, "sketching", total, unit="batch", disable=not shown))
         if not self.options.sharded:
             for number, batch in stream:
-                yield number, network.inputs_of(batch)
+                yield number, network.inputs_of(self.order(batch))
             return
         for number in itertools.count():
             call = same_in_all(self.processes, network, lambda: next(stream, (0, None))[1])

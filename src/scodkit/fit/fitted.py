@@ -10,7 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from scodkit.errors import CalibrationWarning, MergeError, OptionError, RepeatedDataWarning
+from scodkit.errors import (
+    CalibrationWarning,
+    MergeError,
+    OptionError,
+    RepeatedDataWarning,
+    described,
+)
 from scodkit.factors.choose import CHECK_EVERY, choose_engine, named_engine
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.pieces import FactorSource
@@ -18,6 +24,7 @@ from scodkit.fit.data import Again, joined, seen_again
 from scodkit.fit.probes import Probes
 from scodkit.likelihoods import Heads, Likelihood
 from scodkit.likelihoods.task import Task
+from scodkit.model.frames import Columns
 from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form, Inputs, Ranges, joined_ranges
 from scodkit.model.network import Network, StateWatch
@@ -49,8 +56,9 @@ def check_options(
         problem = f"an nn.Module that is not scripted, got {type(model).__name__}"
     elif not isinstance(likelihood, Likelihood):
         problem = (
-            f"a likelihood object, got {likelihood!r}; type Categorical(), Gaussian(), "
-            "Bernoulli() or another from scodkit, or {'class': Categorical(), ...} for heads"
+            f"a likelihood object, got {described(likelihood)}; type Categorical(), "
+            "Gaussian(), Bernoulli() or another from scodkit, or {'class': Categorical(), ...} "
+            "for heads"
         )
     elif not isinstance(rank, int) or rank < 1:
         problem = f"an integer rank >= 1, got {rank!r}"
@@ -130,6 +138,8 @@ class FitOptions:
         products: Whether to sketch products with the curvature rather than rows; None for the
             cheaper way.
         sharded: Divide the weights, not the data, among those processes.
+        columns: Names of columns in the order of an earlier fit; None for that of the first
+            batch.
     """
 
     progress: bool = True
@@ -141,6 +151,7 @@ class FitOptions:
     together: bool = True
     products: bool | None = None
     sharded: bool = False
+    columns: Columns | None = None
 
     def __post_init__(self) -> None:
         if self.on_bad not in ("raise", "skip"):
@@ -313,6 +324,9 @@ class Fitted:
                 )
         if self.likelihood != other.likelihood:
             difference = f"the likelihoods are {self.likelihood} and {other.likelihood}"
+        columns, others = (form and form.columns for form in (self.form, other.form))
+        if columns and others and columns != others:
+            difference = f"the columns are {columns} and {others}"
         if difference:
             raise MergeError(
                 f"expected two fits of the same model and options, but {difference}; fit "

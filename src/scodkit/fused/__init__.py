@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from scodkit.fused.parts import Parts, part_names, split_keys
 from scodkit.fused.standard import FusedExplanation as FusedExplanation
 from scodkit.fused.standard import Standard
 from scodkit.likelihoods import Heads, Likelihood
+from scodkit.model.kinds import as_given
 from scodkit.model.parameters import Selection
 from scodkit.model.projected import Projected
 from scodkit.monitor import Monitor
@@ -167,7 +169,7 @@ class Fused:
         processes = Processes.here()
         loader, choice = data.as_loader(loader), None
         with processes.failing_together():
-            first, stream = _opened(loader, processes)
+            first, stream = _opened(loader, processes, self._unfitted._network.ordering())
             if stream is not None:
                 choice = choose(
                     self._unfitted,
@@ -203,9 +205,10 @@ class Fused:
             is as it was before.
         """
         parts, processes = self._ready(), Processes.here()
-        loader = data.as_loader(loader)
+        loader, form = data.as_loader(loader), self.monitor.fitted.form
+        order = self.monitor._network.ordering(form.columns if form else None)
         with processes.failing_together():
-            _, stream = _opened(loader, processes)
+            _, stream = _opened(loader, processes, order)
         return self._adopt(parts.update(loader, stream or (), progress=progress))
 
     def merge(self, other: Fused) -> Self:
@@ -230,6 +233,7 @@ class Fused:
     def calibrate(
         self,
         loader: Iterable[Any],
+        labels: object = None,
         *,
         by: Callable[[Tensor], Tensor] | None = None,
         progress: bool = True,
@@ -242,6 +246,7 @@ class Fused:
 
         Args:
             loader: In-distribution batches that were not used for fitting.
+            labels: Not used, as in `fit`.
             by: Maps outputs to groups that are calibrated apart, as for `Monitor.calibrate`.
             progress: Show a progress bar.
 
@@ -252,12 +257,13 @@ class Fused:
             CalibrationError: If there are fewer than 8 samples, some are not finite, or all
                 are alike.
         """
+        data.tell_of_labels(labels)
         monitor = self.monitor
         monitor._ready().check("a calibration", contents=True)
         parts, keys, groups = [], [], [torch.empty(0, dtype=torch.int64)]
         samples, scorer = data.Seen(), monitor._ready()
         for batch in data.batches_of(loader, "calibrating", progress):
-            call = monitor._network.inputs_of(batch)
+            call = monitor._network.inputs_of(batch, monitor.fitted.form)
             digests = data.digests_of(call)
             samples.add(digests)
             keys.append(digests.cpu())
@@ -397,13 +403,15 @@ class Fused:
         """
         standard, calibration = self._calibrated()
         output, parts = self._ready()(batch)
-        names = Names.of(batch, self.monitor.notes, columns)
-        call = self.monitor._network.inputs_of(batch)
+        form = self.monitor.fitted.form
+        names = Names.of(batch, self.monitor.notes, columns, form=form)
+        call = self.monitor._network.inputs_of(batch, form)
         table = Columns.of(self._ready().range, call, names)
         contributions = standard.contributions(parts)
         score = contributions.sum(1)
         p_value = calibration.p_value(score, self._groups(output))
-        return FusedExplanation(self.names, parts, contributions, score, p_value, table)
+        told = FusedExplanation(self.names, parts, contributions, score, p_value, table)
+        return replace(told, score=as_given(score, batch), p_value=as_given(p_value, batch))
 
     def summary(self) -> str:
         """Return what was chosen, why, and how parts are weighed, as lines of text."""
@@ -563,14 +571,16 @@ class Fused:
         return self._standard, self.calibration
 
 
-def _opened(loader: Iterable[Any], processes: Processes) -> tuple[Any, Iterable[Any] | None]:
+def _opened(
+    loader: Iterable[Any], processes: Processes, order: Callable[[Any], Any]
+) -> tuple[Any, Iterable[Any] | None]:
     """Return the first batch and all of them; None where only other processes may have any.
 
     Raises:
         EmptyLoaderError: If there are none, and no other process.
     """
     try:
-        return data.open_stream(loader)
+        return data.open_stream(loader, order)
     except EmptyLoaderError:
         if processes.count == 1:
             raise

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from scodkit.errors import OptionError
+from scodkit.fit.first_batch import first_output
 from scodkit.fused.features import (
     FeatureBank,
     ForwardPass,
@@ -137,7 +138,7 @@ def choose(
     closed, classes, most = False, 1, 1
     with network.evaluating():
         call = network.inputs_of(batch)
-        call.check_some()
+        first_output(network, likelihood, batch, call)
         if is_classifier(likelihood):
             layer = last_layer(network, call) if layer is None else layer
             passed = forward_pass(network, call, layer)

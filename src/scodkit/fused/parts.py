@@ -16,6 +16,7 @@ from scodkit.fit import data
 from scodkit.fit.processes import Processes
 from scodkit.fused.features import FeatureBank, ForwardPass, forward_pass, variance_of_logits
 from scodkit.likelihoods import Categorical, Likelihood
+from scodkit.model.failures import check_runs
 from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Inputs
 from scodkit.monitor import Monitor
@@ -140,7 +141,11 @@ class Parts:
             return
         assert self.layer is not None
         with network.evaluating():
-            passed = forward_pass(network, call, self.layer)
+            try:
+                passed = forward_pass(network, call, self.layer)
+            except Exception as error:
+                check_runs(network, call, error, None)
+                raise
             good = _finite(call, passed)
             labels = _predicted(self.monitor.likelihood, passed.output)
             keys = sample_keys(data.digests_of(call))

@@ -9,6 +9,7 @@ held-out data, and in standard deviations already: it is added as it is.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -96,8 +97,8 @@ class FusedExplanation:
         parts: Their values, ``(B, P)``, larger = more atypical.
         contributions: What each adds to the score, ``(B, P)``: robust standard deviations above
             the median of held-out data, times its weight.
-        score: Their sum, ``(B,)``.
-        p_value: ``(B,)`` in (0, 1].
+        score: Their sum, ``(B,)``; an array if the batch came as one.
+        p_value: ``(B,)`` in (0, 1], likewise.
         columns: The columns of a table beside those of the training data; None for other
             inputs.
     """
@@ -116,7 +117,7 @@ class FusedExplanation:
             sample: Which one of the batch.
         """
         lines = [] if self.columns is None else self.columns.sentences(sample)
-        if not bool(self.score[sample].isfinite()):
+        if not math.isfinite(self.score[sample]):
             return "\n".join(
                 [*lines, "score inf: a NaN or an infinity in its inputs or outputs"]
             )

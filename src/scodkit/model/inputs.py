@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from scodkit.errors import BatchError, SuspiciousInputWarning
+from scodkit.model.frames import Columns, columns_of
 from scodkit.model.kinds import is_array
+from scodkit.numerics import artifact
 
 # smallest and largest value of each floating input, by its position or keyword in the call
 Ranges = dict[str, tuple[float, float]]
@@ -31,6 +34,15 @@ LABEL_KEYS = ("label", "labels", "target", "targets")
 _FAR = 3
 # one in so many calls on a GPU is checked
 _CALLS = 32
+
+# a form in the header of a file
+FORM = artifact.fields(
+    {"parts": artifact.whole(1), "axes": artifact.each(artifact.whole())},
+    {
+        "alike": artifact.maybe(artifact.whole()),
+        "columns": artifact.table(artifact.each(artifact.TEXT)),
+    },
+)
 
 _ALL_OF_THEM = "for the scores of all batches type monitor.score(iter(batches))"
 
@@ -95,6 +107,11 @@ class Inputs:
                 f"expected an array of numbers, got a {type(picked).__name__} of dtype "
                 f"{np.asarray(picked).dtype}; drop or encode the columns that are not numbers, "
                 "or type x.astype('float32')"
+            )
+        if isinstance(picked, Dataset):
+            raise BatchError(
+                f"expected a batch, or a loader of batches, got a {type(picked).__name__}; "
+                "type DataLoader(dataset, batch_size=64)"
             )
         if isinstance(picked, Iterable):  # a loader, or something like it
             advice += f"; {_ALL_OF_THEM}"
@@ -188,23 +205,35 @@ class Form:
         parts: Number of elements of a tuple or list; 1 for anything else.
         axes: Number of axes of each input tensor.
         alike: Number of elements that are tensors of the first one's form; None if unknown.
+        columns: Names of the columns of data frames, in their order; None if there were none.
     """
 
     parts: int
     axes: list[int]
     alike: int | None = None
+    columns: Columns | None = None
 
     @staticmethod
-    def of(batch: object, call: Inputs) -> Form:
-        """Return the form of a batch with these inputs."""
+    def of(batch: object, call: Inputs, by_name: bool = True) -> Form:
+        """Return the form of a batch.
+
+        Args:
+            batch: As the loader yields it.
+            call: The inputs in it.
+            by_name: Whether columns of data frames are told apart by name.
+        """
         parts, alike = 1, 0
         if isinstance(batch, (tuple, list)):
             parts, alike = len(batch), len(_alike(batch))
-        return Form(parts, [tensor.ndim for tensor in call.tensors()], alike)
+        axes = [tensor.ndim for tensor in call.tensors()]
+        return Form(parts, axes, alike, columns_of(batch) if by_name else None)
 
     def document(self) -> dict[str, Any]:
         """Return the form as plain data, the arguments of `Form`."""
-        return asdict(self)
+        told = asdict(self)
+        if self.columns is None:
+            del told["columns"]
+        return told
 
     def check(self, call: Inputs) -> None:
         """Refuse a sample without a batch axis: some layers would treat it as a batch.

@@ -150,14 +150,23 @@ def over_batches(
     if isinstance(batch, Tensor):
         return run(batch)
     if batches is None:
-        found = run(batch)
-        return _mapped(found, _array) if holds_arrays(batch) else found
+        return as_given(run(batch), batch)
     arrays, parts = False, []
     for each in batches(batch):
         arrays = arrays or holds_arrays(each)
         parts.append(_mapped(run(each), Tensor.cpu))
     joined: _Found = _joined(parts)
     return _mapped(joined, _array) if arrays else joined
+
+
+def as_given(found: _Found, batch: object) -> _Found:
+    """Return results as arrays if a batch came as such, else as they are.
+
+    Args:
+        found: A tensor, or a dataclass or dict of them; None stays None.
+        batch: As the loader yields it.
+    """
+    return _mapped(found, _array) if holds_arrays(batch) else found
 
 
 def _array(tensor: Tensor) -> Any:

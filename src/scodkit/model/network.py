@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from scodkit.errors import BatchError, ModelCallError, OptionError, StaleMonitorError
+from scodkit.errors import BatchError, OptionError, StaleMonitorError
+from scodkit.model.failures import check_dtypes
+from scodkit.model.frames import Columns, in_order, ordering
 from scodkit.model.inputs import Form, Inputs, default_inputs, ordinary
 from scodkit.model.kinds import as_tensors, is_loader
 from scodkit.model.parameters import Fingerprints, ParameterSet
@@ -118,6 +120,19 @@ class Network:
         """
         return is_loader(batch, picked=self._pick_inputs is not None)
 
+    @property
+    def by_name(self) -> bool:
+        """Whether columns of data frames are told apart by name: unless ``inputs`` picks."""
+        return self._pick_inputs is None
+
+    def ordering(self, columns: Columns | None = None) -> Callable[[Any], Any]:
+        """Return a function that puts columns of batches into one order; see `ordering`.
+
+        Args:
+            columns: In that order; None for that of the first batch.
+        """
+        return ordering(columns) if self.by_name else lambda batch: batch
+
     def inputs_of(self, batch: object, form: Form | None = None) -> Inputs:
         """Return the model's inputs in a batch, on the model's device.
 
@@ -133,6 +148,8 @@ class Network:
         picked = batch
         if self._pick_inputs is None:
             if not isinstance(batch, Tensor):
+                if form is not None and form.columns is not None:
+                    batch = in_order(batch, form.columns)
                 batch = as_tensors(batch, self.dtype)
                 picked = default_inputs(batch, self.model.forward, form)
         elif not isinstance(batch, Inputs):
@@ -173,37 +190,8 @@ class Network:
                     output = self._output(result, call.batch_size)
             return output
         except RuntimeError as error:
-            self._check_dtypes(call, error)
+            check_dtypes(self, call, error)
             raise
-
-    def _check_dtypes(self, call: Inputs, error: RuntimeError) -> None:
-        """Explain a failure by inputs of another dtype than the weights', if that is likely.
-
-        Raises:
-            ModelCallError: If it is.
-        """
-        weights = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
-        inputs = {t.dtype for t in call.tensors() if t.is_floating_point()}
-        advice = ""
-        if weights and not inputs and self._takes(call, min(weights, key=str)):
-            inputs = {t.dtype for t in call.tensors()}
-            advice = "x.float() / 255 for bytes of images, or "
-        if self.precision is None and inputs - weights and weights:
-            dtypes = " or ".join(sorted(map(str, weights)))
-            raise ModelCallError(
-                f"expected inputs in {dtypes}, as the model's weights are, got "
-                f"{', '.join(sorted(map(str, inputs)))}, and the model failed on them; type "
-                f"{advice}x.to({dtypes.split(' ')[0]})"
-            ) from error
-
-    def _takes(self, call: Inputs, dtype: torch.dtype) -> bool:
-        """Return whether the model can be run on the same inputs in another dtype."""
-        try:
-            with torch.no_grad():
-                self._twin.run(call.map(lambda t: t.to(dtype)))
-        except Exception:  # the failure has another cause
-            return False
-        return True
 
     def at(self, weights: Mapping[str, Tensor], call: Inputs) -> Tensor:
         """Return the output ``(B, *shape)`` with some weights replaced."""

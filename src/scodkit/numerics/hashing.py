@@ -7,6 +7,7 @@ function of a seed and a counter, so they can be computed in any order; there is
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 
 import torch
@@ -63,6 +64,15 @@ def _key(seed: int, stream: int) -> int:
     return (z ^ (z >> 31)) >> 32
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of each row of a tensor ``(n, ...)``, as ``(n, b)`` in uint8."""
+    count, width = len(tensor), math.prod(tensor.shape[1:])
+    rows = tensor.detach().reshape(count, width).contiguous()
+    # an axis of one element may have any stride, such as 0 in numpy's x[:, None]: that is
+    # contiguous, too, but cannot be viewed
+    return rows.as_strided((count, width), (max(1, width), 1)).view(torch.uint8)
+
+
 def digest_of(tensors: Mapping[str, Tensor], salt: str = "") -> str:
     """Return a hash over tensors: names, shapes, dtypes and every byte.
 
@@ -75,6 +85,6 @@ def digest_of(tensors: Mapping[str, Tensor], salt: str = "") -> str:
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
         # copies: a storage that numpy has seen cannot be resized, as FSDP2 does
-        for piece in torch.split(tensor.reshape(-1).view(torch.uint8), _AT_ONCE):
+        for piece in torch.split(bytes_of(tensor[None])[0], _AT_ONCE):
             digest.update(piece.clone().numpy().data)
     return digest.hexdigest()

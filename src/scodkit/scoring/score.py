@@ -28,6 +28,7 @@ from scodkit.factors.pieces import FactorSource, Whole, default_budget
 from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.likelihoods import Likelihood
 from scodkit.likelihoods.task import Task
+from scodkit.model.failures import check_runs
 from scodkit.model.inputs import Inputs, RangeWatch
 from scodkit.model.network import Network, StateWatch
 from scodkit.scoring.compiled import Captured, capture
@@ -380,10 +381,25 @@ class Scorer:
         basis = self.fitted.basis
         if basis.values.device != self._network.device:
             basis = self.basis()
-        if call.batch_size == 0:
-            none = Energies.none(basis)
-            return Scores(self._network(call).detach(), none.total, none)
-        return self._scores(call, basis, self._source_for(call, budget, basis), finite)
+        try:
+            if call.batch_size == 0:
+                none = Energies.none(basis)
+                return Scores(self._network(call).detach(), none.total, none)
+            return self._scores(call, basis, self._source_for(call, budget, basis), finite)
+        except Exception as error:
+            check_runs(self._network, call, error, self.fitted.form)
+            raise
+
+    @contextmanager
+    def _inputs(self, batch: object) -> Iterator[Inputs]:
+        """Hold the model in eval mode, for computations on the inputs in a batch."""
+        with self._network.evaluating():
+            call = self._network.inputs_of(batch, self.fitted.form)
+            try:
+                yield call
+            except Exception as error:
+                check_runs(self._network, call, error, self.fitted.form)
+                raise
 
     def compile(self, batch: object, budget: int | None, *, fuse: bool) -> None:
         """Record the scored forward pass for batches of this shape.
@@ -399,8 +415,7 @@ class Scorer:
         """
         self.check("a recording")
         basis = self.basis()
-        with self._network.evaluating():
-            call = self._network.inputs_of(batch, self.fitted.form)
+        with self._inputs(batch) as call:
             if call.batch_size == 0:
                 raise BatchError("expected an example with samples, got none")
             source = self._source_for(call, budget, basis)  # its choice must not be recorded
@@ -439,8 +454,7 @@ class Scorer:
         """
         self.check("a self-test", contents=True)
         basis = self.basis()
-        with self._network.evaluating():
-            call = self._network.inputs_of(batch, self.fitted.form)
+        with self._inputs(batch) as call:
             call.check_some()
             source = self._source_for(call, budget, basis)
             plain = replace(source, engine=LoopEngine(self._network, self.fitted.parameters))
@@ -468,8 +482,7 @@ class Scorer:
         """
         self.check(doing)
         basis = self.basis()
-        with self._network.evaluating():
-            call = self._network.inputs_of(batch, self.fitted.form)
+        with self._inputs(batch) as call:
             self.watch.look(call)
             if call.batch_size == 0:
                 raise BatchError(f"expected samples for {doing}, got none")
@@ -484,8 +497,7 @@ class Scorer:
         """
         self.check("features")
         basis = self.basis()
-        with self._network.evaluating():
-            call = self._network.inputs_of(batch, self.fitted.form)
+        with self._inputs(batch) as call:
             self.watch.look(call)
             if call.batch_size == 0:
                 likelihood = self.likelihood.named()
