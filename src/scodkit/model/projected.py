@@ -54,8 +54,8 @@ class Projected:
     both sides let most of the curvature be expected.
 
     A fit learns the projections in up to three passes over its first samples: it reads these
-    ahead and fits them, too, so that data has to be read once only. A shuffled loader is best: what
-    the first samples do not move is left to the prior.
+    ahead and fits them, too, so that data has to be read once only. A shuffled loader is best:
+    what the first samples do not move is left to the prior.
 
     Args:
         rank: The root of how many numbers of a layer's gradient are looked at, on average.
