@@ -306,7 +306,7 @@ def test_the_cheaper_way_is_taken_for_many_outputs() -> None:
     assert plan.by_products
     assert plan.costs is not None
     assert plan.costs.products.operations * 4 < plan.costs.rows.operations
-    assert "by products (" in str(plan)
+    assert "matrix-free (" in str(plan)
     assert "times fewer operations)" in str(plan)
     many.fit([x], progress=False)
     assert many.fitted.state.num_estimated == 8
@@ -339,7 +339,7 @@ def test_rows_are_taken_where_products_cost_as_much() -> None:
     plan = Monitor(model, Categorical(), 200, parameters=["0.*"]).plan(x)
     assert plan.costs is not None
     assert not plan.by_products
-    assert "in rows (products would take" in str(plan)
+    assert "explicit gradients (matrix-free would take" in str(plan)
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ class Costs:
         >>> rows, products = Cost(10**13, 64_000, 1 << 30), Cost(10**10, 12_928, 1 << 29)
         >>> print(Costs(rows, products, True, "1000 times fewer operations"))
         ... # doctest: +NORMALIZE_WHITESPACE
-        by products (1000 times fewer operations): 1.0e+10 operations a batch, 12,928 passes,
-        512.0 MiB; in rows: 1.0e+13 operations a batch, 64,000 passes, 1.0 GiB
+        matrix-free (1000 times fewer operations): 1.0e+10 operations a batch, 12,928 passes,
+        512.0 MiB; explicit gradients: 1.0e+13 operations a batch, 64,000 passes, 1.0 GiB
     """
 
     rows: Cost
@@ -65,8 +65,8 @@ class Costs:
 
     def __str__(self) -> str:
         if self.by_products:
-            return f"by products ({self.why}): {self.products}; in rows: {self.rows}"
-        return f"in rows ({self.why}): {self.rows}; by products: {self.products}"
+            return f"matrix-free ({self.why}): {self.products}; explicit gradients: {self.rows}"
+        return f"explicit gradients ({self.why}): {self.rows}; matrix-free: {self.products}"
 
 
 def compare(
@@ -104,7 +104,7 @@ def compare(
     if demanded is not None:
         return Costs(rows, products, demanded, "asked for")
     if fewer < _WORTH:
-        why = f"products would take {1 / fewer:.2g} times the operations"
+        why = f"matrix-free would take {1 / fewer:.2g} times the operations"
         return Costs(rows, products, False, why)
     return Costs(rows, products, True, f"{fewer:.0f} times fewer operations")
 
