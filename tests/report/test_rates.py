@@ -96,8 +96,8 @@ def test_a_gap_that_chance_explains_is_the_limit_of_the_test():
 def test_alarms_of_classes_are_hypergeometric():
     alarms, sizes = np.array([0, 5, 8, 1]), np.array([37, 44, 45, 75])
     own = [stats.hypergeom.sf(a - 1, 201, 14, s) for a, s in zip(alarms, sizes, strict=True)]
-    assert rates.most_of_one(alarms, sizes) == pytest.approx(own)
-    assert rates.most_of_one(np.array([3]), np.array([3])) == pytest.approx([1.0])
+    assert rates.most_of_one(alarms, sizes, 14) == pytest.approx(own)
+    assert rates.most_of_one(np.array([3]), np.array([3]), 3) == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize(("n", "m"), [(10, 10), (12, 200), (200, 200)])
