@@ -3,7 +3,7 @@
 ``python model.py`` trains it on scikit-learn's diabetes data (442 patients, ten measurements
 each; the target is the progression of the illness a year later) and writes into the current
 folder: ``weights.safetensors``, ``train.csv`` (250 patients), ``heldout.csv`` (130 others),
-``test.csv`` (62 others) and ``slips.csv`` (those of ``test.csv``, each with one of three slips).
+``test.csv`` (62 others) and ``slips.csv`` (those of ``test.csv``, each with a slip).
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from scodkit.calibration import predicted_class
+from scodkit.metrics import Array
 from scodkit.report import rates
 from scodkit.report.findings import Findings, class_name, tells_one_class
-from scodkit.report.rates import Rate, percent
+from scodkit.report.rates import Rate, asked, percent
 
 PASSED, LOOK, FAILED, NOT_CHECKED = "passed", "look", "failed", "not checked"
 FAILED_LEVEL, LOOK_LEVEL = 0.01, 0.05
@@ -99,7 +100,7 @@ def _missing(found: Findings) -> str:
     if _are_held_out(found):
         return "The known inputs are the held-out ones."
     if not found.groups:
-        return "The known inputs have no p-values, or no outputs to find their groups by."
+        return "The known inputs have no p-values, or no outputs that tell their groups."
     return ""
 
 
@@ -131,7 +132,7 @@ def _false_alarms(found: Findings, look: float) -> Check:
     if verdict != PASSED:
         limit = f"{limit}, too many to tell" if chances[0] < 1 else "no alarm is possible"
     finding = (
-        f"At most {_asked(rate)} asked for; found {Rate(raised, total).words}. With {held_out} "
+        f"At most {asked(rate)} asked for; found {Rate(raised, total).words}. With {held_out} "
         f"held-out inputs, {limit}."
     )
     if raised > most:
@@ -187,12 +188,12 @@ def _kept_apart(found: Findings) -> Check:
         return Check(name, LOOK, finding, advice)
     if again is not None:
         verdict = FAILED if again.certain else LOOK
-        advice = "Give known inputs the network was not trained on: it knows those best."
+        advice = "Give known inputs that the network was not trained on."
         return Check(name, verdict, f"{again} known inputs were fitted, too.", advice)
     looked = any(one.inputs is not None for one in found.known)
     if monitor.fitted.samples is None or not looked:
-        why = "The inputs of the fit, or the known ones, are not at hand to be compared."
-        advice = "Look that no input is in two of the data sets."
+        why = "The fitted inputs or the known ones are not available for a comparison."
+        advice = "Make sure that no input is in two of the data sets."
         return Check(name, NOT_CHECKED, why, advice)
     said = ", and no held-out input was among them at calibration"
     said = "" if monitor.calibration is None else said
@@ -216,8 +217,8 @@ def _uniform(found: Findings, look: float) -> Check:
         advice = _give(needed, " in each group" if len(tests) > 1 else "")
     if abs(gap) > limits[worst]:
         advice = (
-            "Known inputs score higher than the held-out ones. Alarms are too many at some "
-            "rates: calibrate with inputs of the kind the network meets in use."
+            "Known inputs score higher than the held-out ones, so that there are too many "
+            "alarms at some rates: calibrate with inputs of the kind the network meets in use."
             if gap > 0
             else "Known inputs score lower than the held-out ones. Were they trained on? "
             "Otherwise calibrate with more of their kind: alarms are rarer than asked for."
@@ -255,7 +256,7 @@ def _by_group(found: Findings, look: float) -> Check:
         told.append(_told(rate, sizes, look / len(groups)))
     group = groups[int(np.argmin(chances))]
     finding = (
-        f"At most {_asked(rate)} asked for in each group; most striking is group "
+        f"At most {asked(rate)} asked for in each group; most striking is group "
         f"{group.name}: {Rate(group.alarms, len(group.new)).words}."
     )
     few = [i for i, (verdict, _) in enumerate(told) if verdict != PASSED]
@@ -275,14 +276,15 @@ def _by_predicted(found: Findings, look: float) -> Check:
     classes = predicted_class(torch.cat(outputs)).numpy()
     flags = torch.cat([found.flags[one.name] for one in found.known]).numpy()
     kinds, places = np.unique(classes, return_inverse=True)
-    sizes, alarms = (np.bincount(places, own) for own in (np.ones(len(flags)), flags))
+    sizes: Array = np.bincount(places).astype(np.float64)
+    alarms: Array = np.bincount(places, flags).astype(np.float64)
     raised = int(alarms.sum())
     chances = np.minimum(1, len(kinds) * rates.most_of_one(alarms, sizes, raised))
     worst = int(chances.argmin())
     share = Rate(int(alarms[worst]), int(sizes[worst]))
     finding = (
-        "One threshold is for all classes; no class should have far more than its part of the "
-        "false alarms. Most striking: predicted "
+        "All classes have one threshold; none should have far more than its share of the false "
+        "alarms. Most striking: predicted "
         f"{class_name(found.report.monitor, int(kinds[worst]))}, {share.words}."
     )
     verdict = PASSED
@@ -310,14 +312,16 @@ def _enough_held_out(found: Findings) -> Check:
     low, high = true_rate(rate, size)
     finding = (
         f"{size} {what} put the true rate of false alarms between {100 * low:.1f} and "
-        f"{percent(high)} (95 %); {_TIMES} times the {_asked(rate)} asked for is accepted."
+        f"{percent(high)} (95 %); up to {_TIMES} times the {asked(rate)} asked for is fine."
     )
     if high <= _TIMES * rate:
         return Check(name, PASSED, finding)
     needed = size
     while true_rate(rate, needed)[1] > _TIMES * rate and needed < 10**9:
         needed = math.ceil(1.05 * needed) + 1
-    return Check(name, LOOK, finding, f"Calibrate with about {_rounded(needed)} inputs.")
+    return Check(
+        name, LOOK, finding, f"Calibrate with about {_rounded(needed)} held-out inputs."
+    )
 
 
 def true_rate(rate: float, held_out: int) -> tuple[float, float]:
@@ -371,12 +375,12 @@ def _separation(found: Findings) -> Iterator[Check]:
         roc, scores = found.curves[one.name].roc, one.scores.numpy()
         finding = (
             f"AUROC {roc.area:.3f} ({roc.area_low:.3f} to {roc.area_high:.3f}): the share of "
-            "pairs in which the unknown input scores higher; 0.5 is a guess."
+            "pairs in which the unknown input scores higher; 0.5 is guessing."
         )
         verdict = PASSED
         advice = (
             "The score takes these inputs for known ones. Look at their predictions, and try "
-            "scodkit.Fused, which has other evidence, too."
+            "scodkit.Fused, which uses other evidence as well."
         )
         if roc.area_high < 0.5:
             verdict, finding = LOOK, f"{finding} Below 0.5 the score is inverted."
@@ -386,8 +390,3 @@ def _separation(found: Findings) -> Iterator[Check]:
                 "Is each of them really unlike the training data? If so, give more of them."
             )
         yield Check(name, verdict, finding, advice, rates.lower_by_chance(known, scores))
-
-
-def _asked(rate: float) -> str:
-    """Return the rate that was asked for."""
-    return f"{100 * rate:.3g}{rates.PERCENT}"

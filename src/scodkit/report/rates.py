@@ -39,6 +39,11 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f}{PERCENT}"
 
 
+def asked(rate: float) -> str:
+    """Return a rate of false alarms as it was asked for: 5 %, not 5.0 %."""
+    return f"{100 * rate:.3g}{PERCENT}"
+
+
 @dataclass(frozen=True)
 class Rate:
     """A share with its counts and its exact (Clopper-Pearson) interval of 95 %.
