@@ -87,7 +87,7 @@ def promise(found: Findings) -> tuple[list[Chart], list[dict[str, float]]]:
         return [], []
     own = found.report.false_alarm
     p_values = torch.cat([found.p_values[one.name] for one in found.known]).numpy()
-    sizes = [(len(group.held_out), len(group.new)) for group in found.groups]
+    sizes = [group.sizes for group in found.groups]
     rows = []
     for rate in np.unique(np.append(_ASKED, own)).tolist():
         by_chance = rates.alarms_by_chance(rate, sizes)

@@ -123,7 +123,7 @@ def _false_alarms(found: Findings, look: float) -> Check:
         return _unchecked(name, why)
     rate = found.report.false_alarm
     raised = sum(group.alarms for group in found.groups)
-    sizes = [(len(group.held_out), len(group.new)) for group in found.groups]
+    sizes = [group.sizes for group in found.groups]
     chances = rates.alarms_by_chance(rate, sizes)
     most = rates.most_by_chance(chances, look)
     total, held_out = len(chances) - 1, sum(size for size, _ in sizes)
@@ -205,15 +205,15 @@ def _uniform(found: Findings, look: float) -> Check:
     if why:
         return _unchecked(name, why)
     tests = [rates.unlike(group.held_out, group.new) for group in found.groups]
-    sizes = [(len(group.held_out), len(group.new)) for group in found.groups]
     level = look / len(tests)
-    limits = [rates.unlike_by_chance(*size, level) for size in sizes]
+    limits = [rates.unlike_by_chance(*group.sizes, level) for group in found.groups]
     worst = int(np.argmin([chance for _, chance in tests]))
     gap, chance = tests[worst]
     verdict, advice, most = PASSED, "", f"up to {limits[worst]:.3f} is within chance"
     if max(limits) > _UNLIKE:
         verdict, most = LOOK if min(limits) < 1 else NOT_CHECKED, f"{most}, too much to tell"
-        needed = rates.fewest_to_tell(min(sizes)[0], level, _UNLIKE)
+        fewest = min(len(group.held_out) for group in found.groups)
+        needed = rates.fewest_to_tell(fewest, level, _UNLIKE)
         advice = _give(needed, " in each group" if len(tests) > 1 else "")
     if abs(gap) > limits[worst]:
         advice = (
@@ -250,10 +250,9 @@ def _by_group(found: Findings, look: float) -> Check:
     rate, groups = found.report.false_alarm, found.groups
     chances, told = [], []
     for group in groups:
-        sizes = [(len(group.held_out), len(group.new))]
-        by_chance = rates.alarms_by_chance(rate, sizes)
+        by_chance = rates.alarms_by_chance(rate, [group.sizes])
         chances.append(rates.at_least(by_chance, group.alarms))
-        told.append(_told(rate, sizes, look / len(groups)))
+        told.append(_told(rate, [group.sizes], look / len(groups)))
     group = groups[int(np.argmin(chances))]
     finding = (
         f"At most {asked(rate)} asked for in each group; most striking is group "
