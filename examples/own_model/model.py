@@ -1,9 +1,9 @@
 """A model of your own, as ``scod`` takes it: a function without arguments that returns it.
 
 ``python model.py`` trains it on scikit-learn's diabetes data (442 patients, ten measurements
-each; the target is how far the illness has come a year later) and writes into the current
-folder: ``weights.safetensors``, ``train.csv``, ``heldout.csv``, ``test.csv`` (others like
-those) and ``slips.csv`` (those in ``test.csv``, each with one of three slips that happen).
+each; the target is the progression of the illness a year later) and writes into the current
+folder: ``weights.safetensors``, ``train.csv`` (250 patients), ``heldout.csv`` (130 others),
+``test.csv`` (62 others) and ``slips.csv`` (those of ``test.csv``, each with a slip).
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def main() -> None:
     patients = load_diabetes(scaled=False)
     order = np.random.default_rng(0).permutation(len(patients.target))
     x, y = patients.data[order], patients.target[order]
-    model = train(torch.tensor(x[:300]).float(), torch.tensor(y[:300]).float())
+    model = train(torch.tensor(x[:250]).float(), torch.tensor(y[:250]).float())
     save_file(model.state_dict(), "weights.safetensors")
     names = ",".join(patients.feature_names)
-    tables = {"train.csv": x[:300], "heldout.csv": x[300:430], "test.csv": x[430:]}
-    for name, rows in (tables | {"slips.csv": with_slips(x[430:])}).items():
+    tables = {"train.csv": x[:250], "heldout.csv": x[250:380], "test.csv": x[380:]}
+    for name, rows in (tables | {"slips.csv": with_slips(x[380:])}).items():
         np.savetxt(name, rows, fmt="%.6g", delimiter=",", header=names, comments="")
 
 

@@ -61,7 +61,7 @@ def scores(rng, count, ties):
         (200, 201, 0.05, False),
         (99, 40, 0.1, False),
         (150, 300, 0.05, True),
-        (400, 12, 0.01, False),
+        (400, 440, 0.01, False),
     ],
 )
 def test_a_monitor_that_keeps_its_promise_rarely_fails(
@@ -86,12 +86,12 @@ def test_groups_that_keep_their_promise_rarely_fail(quick, classifier):
     draws = 500
     classifier._by = predicted_class
     for _ in range(draws):
-        groups = torch.from_numpy(rng.integers(0, 3, 150))
-        calibration = Calibration(scores(rng, 150, False) * (1 + groups), groups)
+        groups = torch.from_numpy(rng.integers(0, 3, 240))
+        calibration = Calibration(scores(rng, 240, False) * (1 + groups), groups)
         classifier.calibration = calibration
-        logits = torch.from_numpy(rng.normal(size=(90, 3)))
+        logits = torch.from_numpy(rng.normal(size=(210, 3)))
         own = predicted_class(logits)
-        drawn = scores(rng, 90, False) * (1 + own)
+        drawn = scores(rng, 210, False) * (1 + own)
         p_values = calibration.p_value(drawn, own)
         known = ScoredSet("known", drawn, known=True, outputs=logits, p_values=p_values)
         found = verdicts(checked(classifier, [known], 0.1))
@@ -184,6 +184,101 @@ def test_few_held_out_inputs_are_not_enough_and_how_many_are(classifier):
     assert true_rate(0.05, needed)[1] <= 0.1 < true_rate(0.05, needed // 2)[1]
     classifier.calibration = Calibration(torch.rand(needed))
     assert checked(classifier, [])[ENOUGH].verdict == PASSED
+
+
+def counted(classifier, held_out, known, rate=0.05):
+    """Return the checks of so many inputs, the known ones just like the held-out ones."""
+
+    def even(count):
+        return (torch.arange(count, dtype=torch.float64) + 0.5) / count
+
+    classifier.calibration = Calibration(even(held_out) + 2e-5)  # not the same scores
+    logits = torch.eye(3).repeat(known, 1)[:known]
+    one = ScoredSet("known", even(known), known=True, outputs=logits)
+    return checked(classifier, [one], rate)
+
+
+@pytest.mark.parametrize(("held_out", "rate"), [(130, 0.05), (99, 0.1), (400, 0.01)])
+def test_few_known_inputs_do_not_pass_the_rate(classifier, held_out, rate):
+    level, sizes = 0.05 / 3, [*range(1, 61), 90, 200, 440, 700]
+    for known in sizes:
+        check = counted(classifier, held_out, known, rate)[ALARMS]
+        chances = rates.alarms_by_chance(rate, [(held_out, known)])
+        # so many alarms would not be noticed
+        most = max(n for n in range(known + 1) if chances[n:].sum() >= level)
+        assert f"up to {most} of {known} are within chance" in check.finding
+        if most == known:
+            assert check.verdict == NOT_CHECKED
+        if check.verdict == PASSED:
+            assert most <= 3 * rate * known + 0.5  # numbers of alarms are whole
+            continue
+        assert most + 1 > 3 * rate * known
+        needed = int("".join(filter(str.isdigit, check.advice)))
+        assert known < needed
+        assert counted(classifier, held_out, needed, rate)[ALARMS].verdict == PASSED
+    assert check.verdict == PASSED
+
+
+def test_one_known_input_passes_nothing_that_chance_decides(classifier):
+    found = counted(classifier, 200, 1)
+    assert {found[name].verdict for name in (ALARMS, ALIKE, CLASSES)} == {NOT_CHECKED}
+    assert found[ALARMS].advice == "Give about 54 known inputs."
+    assert found[ALIKE].advice == "Give about 11 known inputs."
+    assert found[CLASSES].advice == "Give more known inputs."
+    # an alarm is less likely than the level of the check, and still one input tells nothing
+    found = counted(classifier, 400, 1, 0.01)
+    assert "up to 0 of 1" in found[ALARMS].finding
+    assert found[ALARMS].verdict == LOOK
+
+
+def test_a_difference_that_chance_explains_is_at_most_a_half(classifier):
+    for known in [*range(1, 30), 100]:
+        check = counted(classifier, 130, known)[ALIKE]
+        most = float(check.finding.split("up to ")[1].split()[0])
+        assert most <= 1
+        expected = NOT_CHECKED if most == 1 else LOOK if most > 0.5 else PASSED
+        assert check.verdict == expected
+        assert check.advice == ("" if expected == PASSED else "Give about 12 known inputs.")
+    assert counted(classifier, 8, 10_000, 0.3)[ALIKE].verdict == LOOK
+    assert counted(classifier, 8, 10_000, 0.3)[ALIKE].advice.startswith("Calibrate with more")
+
+
+def test_classes_are_compared_where_alarms_could_tell_them_apart(classifier):
+    verdicts = [counted(classifier, 200, known)[CLASSES].verdict for known in range(1, 200, 9)]
+    assert set(verdicts) == {PASSED, NOT_CHECKED}
+    first = verdicts.index(PASSED)
+    assert verdicts[:first] == [NOT_CHECKED] * first
+    assert verdicts[first:] == [PASSED] * (len(verdicts) - first)
+
+
+def test_small_groups_are_told(classifier):
+    rng = np.random.default_rng(0)
+    groups = torch.arange(600) % 3
+    classifier._by = predicted_class
+    calibration = Calibration(scores(rng, 600, False), groups)
+    classifier.calibration = calibration
+    own = torch.tensor([0] * 100 + [1] * 100 + [2] * 3)
+    drawn = calibration.scores[groups == 0].median().expand(203)
+    p_values = calibration.p_value(drawn, own)
+    logits = nn.functional.one_hot(own).double()
+    one = ScoredSet("known", drawn, known=True, outputs=logits, p_values=p_values)
+    found = checked(classifier, [one])[CLASSES]
+    classifier._by = None
+    assert found.verdict == LOOK
+    assert "Too few inputs to tell: 1 of 3 groups." in found.finding
+    assert found.advice.startswith("Group 2: Give about ")
+
+
+def test_few_unknown_inputs_that_score_higher_are_to_be_looked_at(classifier):
+    classifier.calibration = Calibration(torch.rand(50))
+    for known, unknown, verdict in ((1, 1, LOOK), (1, 20, LOOK), (20, 1, LOOK), (9, 9, PASSED)):
+        sets = [
+            ScoredSet("known", torch.arange(float(known)), known=True),
+            ScoredSet("far", 99 + torch.arange(float(unknown)), known=False),
+        ]
+        found = checked(classifier, sets)["far score higher than known inputs"]
+        assert "AUROC 1.000 (" in found.finding
+        assert found.verdict == verdict
 
 
 def test_unknown_inputs_that_score_lower_are_inverted(classifier):

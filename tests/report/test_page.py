@@ -13,6 +13,7 @@ from scipy.stats import binomtest
 
 from report_pages import NASTY, ReadPage, columns_of
 from scodkit.alarms import DriftAlarm
+from scodkit.report.page import _whole
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +221,9 @@ def test_colours_stand_out_in_light_and_in_dark(case, page):
             assert contrast(verdict, "paper") >= 4.5
         for mark in ("blue", "red", "green", "purple", "ink"):
             assert contrast(mark, "paper") >= 3
+
+
+def test_short_names_do_not_break_after_a_hyphen():
+    assert _whole("digits 5-9 <b>") == 'digits <span class="whole">5-9</span> &lt;b&gt;'
+    for text in ("-0.5 to 3", "a" * 9 + "-b", "well-" + "a" * 9, "10->32"):
+        assert "<span" not in _whole(text)

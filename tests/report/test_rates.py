@@ -96,8 +96,8 @@ def test_a_gap_that_chance_explains_is_the_limit_of_the_test():
 def test_alarms_of_classes_are_hypergeometric():
     alarms, sizes = np.array([0, 5, 8, 1]), np.array([37, 44, 45, 75])
     own = [stats.hypergeom.sf(a - 1, 201, 14, s) for a, s in zip(alarms, sizes, strict=True)]
-    assert rates.most_of_one(alarms, sizes) == pytest.approx(own)
-    assert rates.most_of_one(np.array([3]), np.array([3])) == pytest.approx([1.0])
+    assert rates.most_of_one(alarms, sizes, 14) == pytest.approx(own)
+    assert rates.most_of_one(np.array([3]), np.array([3]), 3) == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize(("n", "m"), [(10, 10), (12, 200), (200, 200)])
@@ -119,3 +119,27 @@ def test_an_inverted_score_is_told():
     assert rates.lower_by_chance(rng.normal(2, 1, 60), rng.normal(0, 1, 60)) < 1e-6
     assert rates.lower_by_chance(np.arange(5.0) + 9, np.arange(5.0)) < 0.01
     assert rates.lower_by_chance(rng.normal(0, 1, 60), rng.normal(2, 1, 60)) > 0.99
+
+
+@pytest.mark.parametrize(
+    ("rate", "held_out"), [(0.05, 130), (0.05, 200), (0.1, 99), (0.01, 400)]
+)
+def test_the_fewest_inputs_to_judge_a_rate_are_the_first_of_all(rate, held_out):
+    level, new = 0.05 / 3, 1
+    while True:  # one more alarm than chance explains is at most three times the rate
+        k = rates.places(rate, held_out)
+        own = stats.betabinom(new, k, held_out + 1 - k)
+        if own.isf(level) + 1 <= 3 * rate * new + 1e-9:
+            break
+        new += 1
+    assert rates.fewest_to_judge(rate, [(held_out, 12)], level, 3) == new
+
+
+def test_no_number_of_inputs_judges_a_rate_with_few_held_out_ones():
+    assert rates.fewest_to_judge(0.05, [(130, 1)], 0.05 / 3, 3) == 47
+    assert rates.fewest_to_judge(0.05, [(19, 1)], 0.05 / 3, 3) is None
+    assert rates.fewest_to_tell(10, 0.05 / 3, 0.5) is None
+    fewest = rates.fewest_to_tell(130, 0.05 / 3, 0.5)
+    assert fewest is not None
+    assert rates.unlike_by_chance(130, fewest, 0.05 / 3) <= 0.5
+    assert rates.unlike_by_chance(130, fewest - 1, 0.05 / 3) > 0.5

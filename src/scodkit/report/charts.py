@@ -14,7 +14,7 @@ from scodkit.report import rates
 from scodkit.report.drawing import DASHES, UNKNOWN_COLOURS, Drawing, Ends, colours_of, even
 from scodkit.report.findings import Findings
 from scodkit.report.page import Chart, Row, Table, cell
-from scodkit.report.rates import percent
+from scodkit.report.rates import asked, percent
 
 _BINS = 36
 _UNIT_SQUARE = ((-0.01, 1.01), (-0.01, 1.03))
@@ -63,8 +63,8 @@ def histogram(found: Findings) -> list[Chart]:
     medians = [f"{one.name}: median {float(one.scores.median()):.3g} nats" for one in sets]
     says = "; ".join(medians) + ". Press a bar to see its inputs."
     if threshold is not None:
-        asked = f"{cell(100 * found.report.false_alarm).text} % false alarms asked for"
-        drawing.mark((threshold, threshold), (0.0, top), f"alarm, {asked}", name="threshold")
+        wanted = f"{asked(found.report.false_alarm)} false alarms asked for"
+        drawing.mark((threshold, threshold), (0.0, top), f"alarm, {wanted}", name="threshold")
         in_middle = np.sqrt(low * high) if is_log else (low + high) / 2
         text = f"alarm above {threshold:.3g}"
         drawing.write(threshold, top, text, "threshold-label", left=threshold > in_middle)
@@ -87,7 +87,7 @@ def promise(found: Findings) -> tuple[list[Chart], list[dict[str, float]]]:
         return [], []
     own = found.report.false_alarm
     p_values = torch.cat([found.p_values[one.name] for one in found.known]).numpy()
-    sizes = [(len(group.held_out), len(group.new)) for group in found.groups]
+    sizes = [group.sizes for group in found.groups]
     rows = []
     for rate in np.unique(np.append(_ASKED, own)).tolist():
         by_chance = rates.alarms_by_chance(rate, sizes)
@@ -102,7 +102,7 @@ def promise(found: Findings) -> tuple[list[Chart], list[dict[str, float]]]:
     drawing = Drawing(*axes, ends, (0.0, top))
     source = {"x": data["asked"], **data}
     band: dict[str, Any] = {"x": "x", "y1": "low", "y2": "high", "fill_alpha": 0.2}
-    label = "where 95 % of monitors are that keep their promise"
+    label = "95 % of monitors that keep their promise lie here"
     drawing.add("varea", "green", "area", source, label, **band)
     drawing.mark((0.0, ends[1]), (0.0, ends[1]), "found as asked for", "dotted")
     tips = {
@@ -112,13 +112,13 @@ def promise(found: Findings) -> tuple[list[Chart], list[dict[str, float]]]:
     }
     drawing.line(source, "blue", "solid", y="found", label="found on known inputs", tips=tips)
     at_own = float((p_values <= own).mean())
-    drawing.point(own, at_own, "blue", f"this page: {cell(100 * own).text} % asked for", "own")
+    drawing.point(own, at_own, "blue", f"this page: {asked(own)} asked for", "own")
     inside = sum(row["low"] <= row["found"] <= row["high"] for row in rows)
     held_out = sum(size for size, _ in sizes)
     says = (
-        f"{percent(at_own)} found where {cell(100 * own).text} % are asked for. The band is "
-        f"for {len(p_values)} known and {held_out} held-out inputs, at one rate at a time; the "
-        f"curve is inside at {inside} of {len(rows)} rates."
+        f"{percent(at_own)} found where {asked(own)} are asked for. The band is for "
+        f"{len(p_values)} known and {held_out} held-out inputs, one rate at a time; the "
+        f"curve lies inside at {inside} of {len(rows)} rates."
     )
     listed = [row for row in rows if row["asked"] in {*_ASKED_ROWS, own}]
     cells = [[percent(row[key]) for key in rows[0]] for row in listed]
@@ -153,7 +153,7 @@ def errors(found: Findings) -> tuple[list[Chart], list[dict[str, float]]]:
         what: "@error{0.0000}",
         "from": "@low{0.0000} to @high{0.0000}",
     }
-    label = "error of those kept, with an interval of 95 %"
+    label = "error of the inputs kept, with 95 % intervals"
     drawing.line(source, "blue", "solid", y="error", label=label, tips=tips)
     whole = rows[-1]["error"]
     drawing.mark((0.0, 1.0), (whole, whole), "kept at random", "dotted")
@@ -165,12 +165,14 @@ def errors(found: Findings) -> tuple[list[Chart], list[dict[str, float]]]:
         return min(rows, key=lambda row: abs(row["kept"] - share))
 
     half = shows(at(0.5)["error"])
-    says = f"Of all {len(losses)}: {shows(whole)}; of the half with the lowest scores: {half}."
+    says = f"All {len(losses)} inputs: {shows(whole)}; the half with the lowest scores: {half}."
     flags = [found.flags[one.name] for one in sets if one.name in found.flags]
     if len(flags) == len(sets):
         raised = torch.cat(flags)[order]
         if raised.any() and not raised.all():
-            says += f" Without an alarm: {shows(float(losses[~raised].mean()))}; with one: "
+            says += (
+                f" Inputs without an alarm: {shows(float(losses[~raised].mean()))}; with one: "
+            )
             says += f"{shows(float(losses[raised].mean()))}."
     cells = [
         [percent(row["kept"], 0), *(shows(row[key]) for key in ("error", "low", "high"))]
@@ -236,7 +238,7 @@ def separation(found: Findings) -> list[Chart]:
     roc_chart = Chart("roc", caught + ".", drawing.plot, drawing.keys, numbers)
     precisions = {name: curves.precision_recall for name, curves in by_set.items()}
     areas = "; ".join(f"{name}: area {_area(curve)}" for name, curve in precisions.items())
-    areas += ". Known and unknown inputs count the same, however many there are of each."
+    areas += ". Known and unknown inputs have equal weight, however many there are of each."
     axes = {"unknown inputs caught": "caught", "alarms that are right": "right"}
     drawing, numbers = _curves(precisions, axes, (0.5, 0.5), _RECALL_ROWS)
     return [
@@ -257,13 +259,13 @@ def _curves(
     Args:
         by_set: Curves by name of the unknown set.
         axes: Labels of the horizontal and the vertical axis, each with a word for short.
-        chance: Where a score that tells nothing begins and ends.
+        chance: Where the curve of an uninformative score begins and ends.
         at: Places of the points.
     """
     (x_label, y_label), (across, height) = axes.keys(), axes.values()
     drawing = Drawing(f"{x_label}, share", f"{y_label}, share", *_UNIT_SQUARE)
     tips = {"set": "@set", across: "@x{0.000}", "curve": "@y{0.000}"}
-    tips["band of 95 %"] = "@low{0.000} to @high{0.000}"
+    tips["95 % band"] = "@low{0.000} to @high{0.000}"
     titles = [x_label.capitalize()]
     for i, (name, curve) in enumerate(by_set.items()):
         cycle, place = divmod(i, len(UNKNOWN_COLOURS))
@@ -273,13 +275,13 @@ def _curves(
         source["set"] = [name] * len(curve.x)
         band: dict[str, Any] = {"x": "x", "y1": "low", "y2": "high", "fill_alpha": 0.25}
         drawing.add("varea", colour, "area", source, **band)
-        label = f"{name}, with a band of 95 %"
+        label = f"{name}, with a 95 % band"
         drawing.line(source, colour, dash, label=label, tips=tips)
         titles += [f"{name}: {height}", "from", "to"]
-    drawing.mark((0, 1), chance, "a score that tells nothing", "dotted")
+    drawing.mark((0, 1), chance, "an uninformative score", "dotted")
     rows: list[Row] = [
         (percent(x, 0), *itertools.chain(*(curve.at(x) for curve in by_set.values())))
         for x in at
     ]
-    numbers = Table("Points of the curves, with bands of 95 %", titles, rows)
+    numbers = Table("Points of the curves, with 95 % bands", titles, rows)
     return drawing, numbers

@@ -7,21 +7,26 @@ its promises has a failed check on at most 1 % of pages, and one to look at on a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from scodkit.calibration import predicted_class
+from scodkit.metrics import Array
 from scodkit.report import rates
 from scodkit.report.findings import Findings, class_name, tells_one_class
-from scodkit.report.rates import Rate, percent
+from scodkit.report.rates import Rate, asked, percent
 
 PASSED, LOOK, FAILED, NOT_CHECKED = "passed", "look", "failed", "not checked"
 FAILED_LEVEL, LOOK_LEVEL = 0.01, 0.05
 _LITTLE = 0.5  # captured curvature to look at
 _TIMES = 2  # the true rate may be so many times the one asked for
+_UNNOTICED = 3  # so many times the rate asked for must stand out among the known inputs
+_UNLIKE = 0.5  # so large a difference between known and held-out scores must stand out
+_BY_CLASS = "False alarms, class by class"
+_MORE_OF_BOTH = "Calibrate with more held-out inputs, and give more known ones."
 _COPIES = 0.5  # share of known scores that are those of held-out inputs
 _FEWEST = 8  # scores that can tell whether they are
 
@@ -60,7 +65,7 @@ def checks_of(found: Findings) -> list[Check]:
         _false_alarms(found, look),
         _kept_apart(found),
         _uniform(found, look),
-        *_by_class(found),
+        *_by_class(found, look),
         _enough_held_out(found),
         _captured(found),
         *_separation(found),
@@ -95,7 +100,7 @@ def _missing(found: Findings) -> str:
     if _are_held_out(found):
         return "The known inputs are the held-out ones."
     if not found.groups:
-        return "The known inputs have no p-values, or no outputs to find their groups by."
+        return "The known inputs have no p-values, or no outputs that tell their groups."
     return ""
 
 
@@ -118,19 +123,53 @@ def _false_alarms(found: Findings, look: float) -> Check:
         return _unchecked(name, why)
     rate = found.report.false_alarm
     raised = sum(group.alarms for group in found.groups)
-    sizes = [(len(group.held_out), len(group.new)) for group in found.groups]
+    sizes = [group.sizes for group in found.groups]
     chances = rates.alarms_by_chance(rate, sizes)
     most = rates.most_by_chance(chances, look)
     total, held_out = len(chances) - 1, sum(size for size, _ in sizes)
+    verdict, advice = _told(rate, sizes, look)
+    limit = f"up to {most} of {total} are within chance"
+    if verdict != PASSED:
+        limit = f"{limit}, too many to tell" if chances[0] < 1 else "no alarm is possible"
     finding = (
-        f"At most {_asked(rate)} asked for; found {Rate(raised, total).words}. With {held_out} "
-        f"held-out inputs, up to {most} of {total} are within chance."
+        f"At most {asked(rate)} asked for; found {Rate(raised, total).words}. With {held_out} "
+        f"held-out inputs, {limit}."
     )
-    advice = (
-        "The known inputs are more atypical than the held-out ones: calibrate with inputs of "
-        "the kind the network meets in use, and with none that it was trained on."
-    )
-    return Check(name, PASSED, finding, advice, rates.at_least(chances, raised))
+    if raised > most:
+        advice = (
+            "The known inputs are more atypical than the held-out ones: calibrate with inputs "
+            "of the kind the network meets in use, and with none that it was trained on."
+        )
+    return Check(name, verdict, finding, advice, rates.at_least(chances, raised))
+
+
+def _told(rate: float, sizes: Sequence[tuple[int, int]], level: float) -> tuple[str, str]:
+    """Return what so many inputs can tell of a rate of false alarms, before they are looked at.
+
+    Args:
+        rate: Asked for.
+        sizes: Held-out and known inputs of each group.
+        level: Of a number of alarms that is too large to be chance.
+
+    Returns:
+        "passed" if `_UNNOTICED` times the rate would stand out, "not checked" if nothing
+        would, otherwise "look"; and advice.
+    """
+    if not any(rates.places(rate, held_out) for held_out, _ in sizes):
+        return NOT_CHECKED, _MORE_OF_BOTH
+    total = sum(known for _, known in sizes)
+    needed = rates.fewest_to_judge(rate, sizes, level, _UNNOTICED)
+    if needed is not None and total >= needed:
+        return PASSED, ""
+    most = rates.most_by_chance(rates.alarms_by_chance(rate, sizes), level)
+    return NOT_CHECKED if most == total else LOOK, _give(needed)
+
+
+def _give(needed: int | None, of: str = "") -> str:
+    """Return advice to give so many known inputs, or what else if no number is enough."""
+    if needed is None:
+        return _MORE_OF_BOTH
+    return f"Give about {_rounded(needed)} known inputs{of}."
 
 
 def _kept_apart(found: Findings) -> Check:
@@ -149,16 +188,15 @@ def _kept_apart(found: Findings) -> Check:
         return Check(name, LOOK, finding, advice)
     if again is not None:
         verdict = FAILED if again.certain else LOOK
-        advice = "Give known inputs the network was not trained on: it knows those best."
+        advice = "Give known inputs that the network was not trained on."
         return Check(name, verdict, f"{again} known inputs were fitted, too.", advice)
     looked = any(one.inputs is not None for one in found.known)
     if monitor.fitted.samples is None or not looked:
-        why = "The inputs of the fit, or the known ones, are not at hand to be compared."
-        advice = "Look that no input is in two of the data sets."
+        why = "The fitted inputs or the known ones are not available for a comparison."
+        advice = "Make sure that no input is in two of the data sets."
         return Check(name, NOT_CHECKED, why, advice)
-    said = (
-        "" if monitor.calibration is None else ", nor was any when the monitor was calibrated"
-    )
+    said = ", and no held-out input was among them at calibration"
+    said = "" if monitor.calibration is None else said
     return Check(name, PASSED, f"No known input was found among the fitted ones{said}.")
 
 
@@ -167,25 +205,30 @@ def _uniform(found: Findings, look: float) -> Check:
     if why:
         return _unchecked(name, why)
     tests = [rates.unlike(group.held_out, group.new) for group in found.groups]
-    worst_group = int(np.argmin([chance for _, chance in tests]))
-    gap, chance = tests[worst_group]
-    group = found.groups[worst_group]
-    most = rates.unlike_by_chance(len(group.held_out), len(group.new), look / len(tests))
-    finding = (
-        "Then p-values are uniform at every rate. The two distributions differ by "
-        f"{abs(gap):.3f} at most (Kolmogorov-Smirnov); up to {most:.3f} is within chance."
-    )
-    advice = (
-        "Known inputs score higher than the held-out ones. Alarms are too many at some rates: "
-        "calibrate with inputs of the kind the network meets in use."
-    )
-    if gap < 0:
+    level = look / len(tests)
+    limits = [rates.unlike_by_chance(*group.sizes, level) for group in found.groups]
+    worst = int(np.argmin([chance for _, chance in tests]))
+    gap, chance = tests[worst]
+    verdict, advice, most = PASSED, "", f"up to {limits[worst]:.3f} is within chance"
+    if max(limits) > _UNLIKE:
+        verdict, most = LOOK if min(limits) < 1 else NOT_CHECKED, f"{most}, too much to tell"
+        fewest = min(len(group.held_out) for group in found.groups)
+        needed = rates.fewest_to_tell(fewest, level, _UNLIKE)
+        advice = _give(needed, " in each group" if len(tests) > 1 else "")
+    if abs(gap) > limits[worst]:
         advice = (
-            "Known inputs score lower than the held-out ones. Were they trained on? Otherwise "
-            "calibrate with more of their kind: alarms are rarer than asked for."
+            "Known inputs score higher than the held-out ones, so that there are too many "
+            "alarms at some rates: calibrate with inputs of the kind the network meets in use."
+            if gap > 0
+            else "Known inputs score lower than the held-out ones. Were they trained on? "
+            "Otherwise calibrate with more of their kind: alarms are rarer than asked for."
         )
-    worst = FAILED if gap > 0 else LOOK
-    return Check(name, PASSED, finding, advice, min(1.0, len(tests) * chance), worst)
+    finding = (
+        "If they do, p-values are uniform. The two distributions differ by at most "
+        f"{abs(gap):.3f} (Kolmogorov-Smirnov); {most}."
+    )
+    at_worst = FAILED if gap > 0 else LOOK
+    return Check(name, verdict, finding, advice, min(1.0, len(tests) * chance), at_worst)
 
 
 def _has_classes(found: Findings) -> bool:
@@ -195,44 +238,64 @@ def _has_classes(found: Findings) -> bool:
     return grouped or (with_outputs and tells_one_class(found.report.monitor))
 
 
-def _by_class(found: Findings) -> Iterator[Check]:
+def _by_class(found: Findings, look: float) -> Iterator[Check]:
     """Yield the check of false alarms by class, or by group of the calibration."""
-    name, rate = "False alarms, class by class", found.report.false_alarm
-    monitor = found.report.monitor
     if _missing(found) or not _has_classes(found):
         return
-    if found.groups[0].name:
-        chances = []
-        for group in found.groups:
-            by_chance = rates.alarms_by_chance(rate, [(len(group.held_out), len(group.new))])
-            chances.append(rates.at_least(by_chance, group.alarms))
-        worst = int(np.argmin(chances))
-        group = found.groups[worst]
-        finding = (
-            f"At most {_asked(rate)} asked for in each group; most striking is group "
-            f"{group.name}: {Rate(group.alarms, len(group.new)).words}."
-        )
+    yield _by_group(found, look) if found.groups[0].name else _by_predicted(found, look)
+
+
+def _by_group(found: Findings, look: float) -> Check:
+    """Return the check of groups, each of which has a threshold of its own."""
+    rate, groups = found.report.false_alarm, found.groups
+    chances, told = [], []
+    for group in groups:
+        by_chance = rates.alarms_by_chance(rate, [group.sizes])
+        chances.append(rates.at_least(by_chance, group.alarms))
+        told.append(_told(rate, [group.sizes], look / len(groups)))
+    group = groups[int(np.argmin(chances))]
+    finding = (
+        f"At most {asked(rate)} asked for in each group; most striking is group "
+        f"{group.name}: {Rate(group.alarms, len(group.new)).words}."
+    )
+    few = [i for i, (verdict, _) in enumerate(told) if verdict != PASSED]
+    verdict, advice = PASSED, ""
+    if few:
+        verdict = NOT_CHECKED if all(own == NOT_CHECKED for own, _ in told) else LOOK
+        finding += f" Too few inputs to tell: {len(few)} of {len(groups)} groups."
+        advice = f"Group {groups[few[0]].name}: {told[few[0]][1]}"
+    if len(groups) * min(chances) < look:
         advice = f"Calibrate with more inputs like those of group {group.name}."
-        yield Check(name, PASSED, finding, advice, min(1.0, len(chances) * min(chances)))
-        return
+    return Check(_BY_CLASS, verdict, finding, advice, min(1.0, len(groups) * min(chances)))
+
+
+def _by_predicted(found: Findings, look: float) -> Check:
+    """Return the check of predicted classes, which have one threshold in common."""
     outputs = [one.outputs for one in found.known if one.outputs is not None]
     classes = predicted_class(torch.cat(outputs)).numpy()
     flags = torch.cat([found.flags[one.name] for one in found.known]).numpy()
-    kinds = np.unique(classes)
-    alarms = np.array([flags[classes == kind].sum() for kind in kinds])
-    sizes = np.array([(classes == kind).sum() for kind in kinds])
-    by_class = rates.most_of_one(alarms, sizes)
-    worst = int(by_class.argmin())
+    kinds, places = np.unique(classes, return_inverse=True)
+    sizes: Array = np.bincount(places).astype(np.float64)
+    alarms: Array = np.bincount(places, flags).astype(np.float64)
+    raised = int(alarms.sum())
+    chances = np.minimum(1, len(kinds) * rates.most_of_one(alarms, sizes, raised))
+    worst = int(chances.argmin())
     share = Rate(int(alarms[worst]), int(sizes[worst]))
     finding = (
-        "One threshold is for all classes; no class should have far more than its part of the "
-        f"false alarms. Most striking: predicted {class_name(monitor, int(kinds[worst]))}, "
-        f"{share.words}."
+        "All classes have one threshold; none should have far more than its share of the false "
+        "alarms. Most striking: predicted "
+        f"{class_name(found.report.monitor, int(kinds[worst]))}, {share.words}."
     )
+    verdict = PASSED
     advice = "For a rate of its own in each class: monitor.calibrate(..., by=predicted_class)."
-    yield Check(
-        name, PASSED, finding, advice, min(1.0, len(kinds) * float(by_class[worst])), LOOK
-    )
+    in_one = rates.most_of_one(np.minimum(sizes, raised), sizes, raised)
+    if len(kinds) * in_one.min() >= look:
+        verdict, advice = NOT_CHECKED, "Give more known inputs."
+        finding = (
+            f"{raised} false alarms among {len(classes)} known inputs are too few to compare "
+            "classes: even if all were of one class, that would be within chance."
+        )
+    return Check(_BY_CLASS, verdict, finding, advice, float(chances[worst]), LOOK)
 
 
 def _enough_held_out(found: Findings) -> Check:
@@ -248,14 +311,16 @@ def _enough_held_out(found: Findings) -> Check:
     low, high = true_rate(rate, size)
     finding = (
         f"{size} {what} put the true rate of false alarms between {100 * low:.1f} and "
-        f"{percent(high)} (95 %); {_TIMES} times the {_asked(rate)} asked for is accepted."
+        f"{percent(high)} (95 %); up to {_TIMES} times the {asked(rate)} asked for is fine."
     )
     if high <= _TIMES * rate:
         return Check(name, PASSED, finding)
     needed = size
     while true_rate(rate, needed)[1] > _TIMES * rate and needed < 10**9:
         needed = math.ceil(1.05 * needed) + 1
-    return Check(name, LOOK, finding, f"Calibrate with about {_rounded(needed)} inputs.")
+    return Check(
+        name, LOOK, finding, f"Calibrate with about {_rounded(needed)} held-out inputs."
+    )
 
 
 def true_rate(rate: float, held_out: int) -> tuple[float, float]:
@@ -298,33 +363,29 @@ def _captured(found: Findings) -> Check:
 
 def _separation(found: Findings) -> Iterator[Check]:
     """Yield for each unknown set whether it scores higher than known inputs."""
-    known = [one.scores for one in found.known]
+    known = torch.cat([one.scores for one in found.known] or [torch.empty(0)]).numpy()
     for one in found.report.sets:
         if one.known:
             continue
         name = f"{one.name} score higher than known inputs"
-        if not known:
+        if not found.known:
             yield _unchecked(name, "No known inputs were given.")
             continue
-        roc = found.curves[one.name].roc
+        roc, scores = found.curves[one.name].roc, one.scores.numpy()
         finding = (
             f"AUROC {roc.area:.3f} ({roc.area_low:.3f} to {roc.area_high:.3f}): the share of "
-            "pairs in which the unknown input scores higher; 0.5 is a guess."
+            "pairs in which the unknown input scores higher; 0.5 is guessing."
         )
-        if roc.area_high < 0.5:
-            finding += " Below 0.5 the score is inverted."
-        chance = rates.lower_by_chance(torch.cat(known).numpy(), one.scores.numpy())
+        verdict = PASSED
         advice = (
             "The score takes these inputs for known ones. Look at their predictions, and try "
-            "scodkit.Fused, which has other evidence, too."
+            "scodkit.Fused, which uses other evidence as well."
         )
-        check = Check(name, PASSED, finding, advice, chance)
-        if roc.area_low <= 0.5 <= roc.area_high:
-            ask = "Is each of them really unlike the training data? If so, give more of them."
-            check = replace(check, verdict=LOOK, advice=ask)
-        yield replace(check, verdict=LOOK) if roc.area_high < 0.5 else check
-
-
-def _asked(rate: float) -> str:
-    """Return the rate that was asked for."""
-    return f"{100 * rate:.3g}{rates.PERCENT}"
+        if roc.area_high < 0.5:
+            verdict, finding = LOOK, f"{finding} Below 0.5 the score is inverted."
+        elif roc.area_low <= 0.5:
+            verdict = LOOK
+            advice = (
+                "Is each of them really unlike the training data? If so, give more of them."
+            )
+        yield Check(name, verdict, finding, advice, rates.lower_by_chance(known, scores))

@@ -29,7 +29,7 @@ from scodkit.report.findings import Findings
 from scodkit.report.gallery import gallery, listed
 from scodkit.report.numbers import by_kind, compared, document, thresholds, versions
 from scodkit.report.page import Cell, Row, Section, Table, cell, render
-from scodkit.report.rates import Rate, percent
+from scodkit.report.rates import Rate, asked, percent
 from scodkit.report.report import MethodLine, Report, ScoredSet
 
 _EXPLAINED = 60  # samples of each set whose layers' shares are added up
@@ -108,16 +108,16 @@ def _lead(found: Findings) -> str:
         for one in report.sets
     ]
     *first, last = sets or ["no inputs"]
-    asked = f"{', '.join(first)} and {last}" if first else last
+    scored = f"{', '.join(first)} and {last}" if first else last
     lead = (
-        f"A {type(report.monitor.model).__name__} network, fitted on "
-        f"{found.summary.num_data} inputs, was asked about {asked}."
+        f"The monitor of a {type(report.monitor.model).__name__} network, fitted on "
+        f"{found.summary.num_data} inputs, scored {scored}."
     )
     if found.threshold is not None and calibration is not None:
         lead += (
-            f" Scores above {found.threshold:.3g} nats raise an alarm; this threshold is from "
-            f"{calibration.num_data} held-out inputs, for "
-            f"{cell(100 * report.false_alarm).text} % false alarms."
+            f" Scores above {found.threshold:.3g} nats raise an alarm; this threshold comes "
+            f"from {calibration.num_data} held-out inputs, for {asked(report.false_alarm)} "
+            "false alarms."
         )
     return lead
 
@@ -132,10 +132,10 @@ def _made_by(numbers: Mapping[str, Any]) -> str:
 def _levels(checks: Sequence[Check]) -> str:
     """Return what chance does to the checks."""
     tests = sum(check.chance is not None for check in checks)
-    levels = "Ranges on this page are intervals of 95 %."
+    levels = "Ranges on this page are 95 % intervals."
     if tests:
         levels += (
-            f" Where all is well, chance alone fails a check on at most "
+            f" If all is well, chance alone fails a check on at most "
             f"{percent(FAILED_LEVEL, 0)} of pages, and marks one to look at on at most "
             f"{percent(LOOK_LEVEL, 0)}."
         )
@@ -235,7 +235,7 @@ def _methods(methods: Sequence[MethodLine]) -> Table:
         *("time, in forward passes", "fit, seconds"),
     )
     caption = (
-        "Methods, with intervals of 95 %. Where two intervals overlap, the methods may be "
+        "Methods, with 95 % intervals. Where two intervals overlap, the methods may be "
         "equally good; times change from run to run"
     )
     return Table(caption, titles, rows, sortable=True)

@@ -41,6 +41,11 @@ class Group(NamedTuple):
     new: Array
     alarms: int
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Number of held-out and of known inputs."""
+        return len(self.held_out), len(self.new)
+
 
 @dataclass(frozen=True)
 class Findings:

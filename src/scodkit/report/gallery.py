@@ -104,7 +104,7 @@ def listed(found: Findings) -> Table:
         *("set", "is", "prediction", "score, nats", "p-value", "alarm", "sample"),
         "farthest from the training mean",
     )
-    caption = "Inputs of each set, at first a few: from the least to the most atypical, by rank"
+    caption = "Inputs of each set, from the least to the most atypical; at first a few, by rank"
     return Table(caption, titles, rows, sortable=True, attributes=attributes)
 
 

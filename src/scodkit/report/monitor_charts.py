@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from scodkit.report.drawing import Drawing, Ends, even, extremes
-from scodkit.report.page import Chart, Table, cell
-from scodkit.report.rates import percent
+from scodkit.report.page import Chart, Table
+from scodkit.report.rates import asked, percent
 from scodkit.report.report import WatchedStream
 from scodkit.summary import Summary
 
@@ -39,7 +39,7 @@ def spectrum(summary: Summary) -> list[Chart]:
     drawing.dots(source, "eigenvalue", tips, size=6)
     says = (
         f"{len(values)} directions, from {values[0]:.3g} down to {values[-1]:.3g} {unit}; "
-        f"spread over {summary.effective_rank:.1f} of them in effect."
+        f"effective rank {summary.effective_rank:.1f}."
     )
     rows = [(float(i + 1), float(values[i])) for i in even(len(values), _MOST_ROWS)]
     numbers = Table("Eigenvalues of directions", ("direction", "eigenvalue"), rows)
@@ -47,7 +47,7 @@ def spectrum(summary: Summary) -> list[Chart]:
 
 
 def captured(summary: Summary) -> list[Chart]:
-    """Return the curvature captured by the first directions, and how far data decides.
+    """Return the curvature captured by the first directions, and what data determines.
 
     Args:
         summary: Of the fit.
@@ -62,18 +62,18 @@ def captured(summary: Summary) -> list[Chart]:
     x, captured, determined = columns[even(len(sums), _MOST_DIRECTIONS)].T.tolist()
     source = {"x": x, "sum": captured, "determined": determined}
     tips = {"direction": "@x", "captured so far": "@sum{0.000}"}
-    tips["decided by data"] = "@determined{0.000}"
+    tips["determined by data"] = "@determined{0.000}"
     label = "curvature captured by directions up to this one"
     drawing.line(source, "blue", "solid", y="sum", label=label, tips=tips)
-    label = "decided by data (1), not by the prior (0)"
+    label = "determined by data (1) or by the prior (0)"
     drawing.line(source, "green", "dashed", y="determined", label=label)
     says = (
         f"{len(sums)} directions capture {percent(summary.captured)} of the curvature of the "
-        f"training data; along the last of them data, not the prior, decides "
-        f"{percent(determined[-1])}."
+        f"training data; the last of them is determined to "
+        f"{percent(determined[-1])} by data, otherwise by the prior."
     )
     rows = columns[even(len(sums), _MOST_ROWS)].tolist()
-    titles = ("direction", "captured so far", "decided by data")
+    titles = ("direction", "captured so far", "determined by data")
     numbers = Table("Captured curvature", titles, rows)
     return [Chart("captured", says, drawing.plot, drawing.keys, numbers)]
 
@@ -119,7 +119,7 @@ def _scores(stream: WatchedStream, threshold: float | None) -> tuple[Drawing, st
     _mark_moments(drawing, stream, ends)
     says = f"{len(scores)} samples. {stream.verdict}"
     if len(shown) < len(scores):
-        says += f" Of the scores the {len(shown)} that stand out most are drawn."
+        says += f" Only the {len(shown)} scores that stand out most are drawn."
     return drawing, says
 
 
@@ -137,15 +137,16 @@ def _evidence(stream: WatchedStream) -> tuple[Drawing, str]:
     tips = {"sample": "@x", "odds": "10^@y{0.00}"}
     label = "evidence that the stream has changed (odds, log10)"
     drawing.line(source, "blue", "solid", label=label, tips=tips)
-    most = f"{cell(100 * stream.false_alarm).text} %"
+    most = asked(stream.false_alarm)
     limits = {"x": list(x_range), "y": [limit, limit]}
-    label = f"alarm: at most {most} false ones, ever"
+    label = f"alarm, with a probability of at most {most} if nothing changes"
     drawing.line(limits, "red", "dashed", label=label, line_width=2)
     _mark_moments(drawing, stream, ends)
     says = (
         f"The alarm rises when the odds that the stream has changed reach "
-        f"{1 / stream.false_alarm:g} to 1; a stream that does not change ever gets there with "
-        f"a probability of at most {most}. At the end they are 10^{odds[-1]:.1f} to 1."
+        f"{1 / stream.false_alarm:g} to 1. For a stream that does not change, the probability "
+        f"that it ever raises a false alarm is at most {most}. At the end the odds are "
+        f"10^{odds[-1]:.1f} to 1."
     )
     return drawing, says
 

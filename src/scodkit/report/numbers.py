@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from scodkit import __version__
-from scodkit.metrics import Curve
+from scodkit.metrics import Array, Curve
 from scodkit.report import rates
 from scodkit.report.checks import Check
 from scodkit.report.findings import Findings
@@ -179,13 +179,33 @@ def thresholds(found: Findings) -> dict[str, Any] | None:
         shares = {"low": low.round(5).tolist(), "high": high.round(5).tolist()}
         row = {"name": one.name, "known": one.known, "inputs": len(one), **shares}
         rows.append({**row, "counts": counts.tolist()})
-    asked = None
-    calibration = found.report.monitor.calibration
-    if own is not None and calibration is not None:
-        held_out = calibration.pooled.numpy()
-        above = len(held_out) - np.searchsorted(held_out, steps, side="right")
-        asked = ((above + 1) / (len(held_out) + 1)).round(6).tolist()
-    return {"start": start, "steps": steps.tolist(), "asked": asked, "sets": rows}
+    says = None if own is None else _promised(found, steps, own)
+    return {"start": start, "steps": steps.tolist(), "says": says, "sets": rows}
+
+
+def _promised(found: Findings, steps: Array, own: float) -> list[str]:
+    """Return the rate of false alarms that each threshold promises, in words.
+
+    Args:
+        found: Of a calibrated monitor.
+        steps: The thresholds.
+        own: The one of the page.
+    """
+    calibration, wanted = found.report.monitor.calibration, found.report.false_alarm
+    assert calibration is not None
+    total = calibration.num_data
+    words = []
+    for step in steps.tolist():
+        above = int((calibration.pooled > step).sum())
+        rate = (above + 1) / (total + 1)
+        nearest = ""
+        if step == own and rates.percent(rate) != rates.percent(wanted):
+            nearest = f", the nearest possible below {rates.asked(wanted)}"
+        words.append(
+            f", for {rates.percent(rate)} false alarms ({above} of {total} held-out inputs "
+            f"score higher{nearest})"
+        )
+    return words
 
 
 # --- Two reports ---------------------------------------------------------------------------
@@ -236,8 +256,8 @@ def compared(now: Mapping[str, Any], earlier: Mapping[str, Any]) -> Table:
         shown = f"{100 * gap:+.1f} points" if mine.is_share else f"{gap:+.3g}"
         rows.append((name, mine.words, theirs.words, shown, _judged(mine, theirs, wider)))
     caption = (
-        "Numbers of both reports, with intervals of 95 %; all rows together mark a difference "
-        "that is none in at most 5 % of cases"
+        "Numbers of both reports, with 95 % intervals; if nothing differs, a row is marked in "
+        "at most 5 % of cases"
     )
     return Table(caption, ("number", "this report", "the other", "difference", "verdict"), rows)
 

@@ -147,7 +147,7 @@ function chooses(renderer) {
       field("show").value = "all";
       field("from").value = bar.left;
       field("to").value = bar.right;
-      choose(pressed.map((one) => `${one.count} of ${one.set}`).join(" and ") + " score so: ");
+      choose(pressed.map((one) => `${one.count} of ${one.set}`).join(" and ") + " have scores in this range: ");
       pressed = [];
       document.getElementById("inputs").scrollIntoView();
     });
@@ -160,10 +160,9 @@ const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 
 function slide(slider) {
   const range = document.getElementById("threshold"), at = Number(range.value), step = slider.steps[at];
-  const words = `${step.toPrecision(3)} nats`;
-  const asked = slider.asked ? `, for ${percent(slider.asked[at])} false alarms by the held-out inputs` : "";
-  document.getElementById("threshold-says").textContent = words + asked;
-  range.setAttribute("aria-valuetext", words + asked);
+  const words = `${step.toPrecision(3)} nats${slider.says?.[at] ?? ""}`;
+  document.getElementById("threshold-says").textContent = words;
+  range.setAttribute("aria-valuetext", words);
   const rows = document.querySelectorAll(".slider tbody tr");
   const shares = slider.sets.map((one) => one.counts[at] / one.inputs);
   slider.sets.forEach((one, i) => {

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -17,7 +18,7 @@ from bokeh.resources import Resources
 from bokeh.themes import Theme
 from jinja2 import Environment, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from scodkit import __version__
 from scodkit.report.rates import PERCENT
@@ -28,6 +29,9 @@ Row: TypeAlias = "Sequence[Cell | str | float | None]"
 # an entry of a chart's legend: its label, the role of its colour, and its look: "area", "dot",
 # or a dash, which is "solid", "dashed" or "dotted"
 Key: TypeAlias = tuple[str, str, str]
+
+
+_HYPHENATED = re.compile(r"(?<![\w-])(\w{1,8}(?:-\w{1,8})+)(?![\w-])")
 
 
 @dataclass(frozen=True)
@@ -205,10 +209,11 @@ def render(sections: Sequence[Section], slider: object, **heading: object) -> st
     theme = Theme(json=json.loads(_read("theme.json")))
     plots = [json_item(chart.plot, ID(chart.name), theme) for chart in charts]
     bokeh, script = _bokeh_script(), _read("page.js")
-    template = Environment(
+    environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    ).from_string(_read("page.html"))
-    return template.render(
+    )
+    environment.filters["whole"] = _whole
+    return environment.from_string(_read("page.html")).render(
         **heading,
         sections=sections,
         version=__version__,
@@ -218,6 +223,11 @@ def render(sections: Sequence[Section], slider: object, **heading: object) -> st
         bokeh=Markup(bokeh),
         script=Markup(script),
     )
+
+
+def _whole(text: str) -> Markup:
+    """Return a text whose short words do not break after a hyphen, as in "digits 5-9"."""
+    return Markup(_HYPHENATED.sub(r'<span class="whole">\1</span>', str(escape(text))))
 
 
 def _read(name: str) -> str:

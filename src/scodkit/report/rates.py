@@ -25,6 +25,8 @@ MISSES = 0.05  # share of intervals that may miss
 _STEPS = 100  # were all of them halves of a bracket, more than a float64 has bits
 _TINY = 1e-300
 _DIRECT = 10**7  # products above which sums are made by Fourier transforms, exact to 1e-15
+_STEP = 1.05  # of numbers of inputs that are tried
+_MOST_ALARMS, _MOST_INPUTS = 100, 200_000  # new inputs are tried until so many are expected
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -35,6 +37,11 @@ def percent(share: float, digits: int = 1) -> str:
         digits: After the point.
     """
     return f"{100 * share:.{digits}f}{PERCENT}"
+
+
+def asked(rate: float) -> str:
+    """Return a rate of false alarms as it was asked for: 5 %, not 5.0 %."""
+    return f"{100 * rate:.3g}{PERCENT}"
 
 
 @dataclass(frozen=True)
@@ -216,6 +223,35 @@ def most_by_chance(chances: Array, level: float) -> int:
     return int(np.nonzero(tails >= level)[0][-1])
 
 
+def fewest_to_judge(
+    rate: float, groups: Sequence[tuple[int, int]], level: float, times: float
+) -> int | None:
+    """Return how many new inputs it takes to notice ``times`` the rate of false alarms.
+
+    A share of ``times`` the rate must have a probability below the level. The number of alarms
+    that chance explains never falls as inputs are added, so that no number is skipped that
+    would do, until steps of 5 % are the larger ones.
+
+    Args:
+        rate: Accepted share of false alarms.
+        groups: Held-out inputs and new inputs of each group, whose proportions are kept.
+        level: Of `most_by_chance`.
+        times: What must be noticed, in units of the rate.
+
+    Returns:
+        Their number; None if there are too few held-out inputs, or it is very large.
+    """
+    total, needed = sum(new for _, new in groups), 1
+    while needed <= min(_MOST_ALARMS / rate, _MOST_INPUTS):
+        sizes = [(held_out, -(-new * needed // total)) for held_out, new in groups]
+        noticed = most_by_chance(alarms_by_chance(rate, sizes), level) + 1
+        fewest = math.ceil(noticed / min(1.0, times * rate) - 1e-9)
+        if fewest <= needed:
+            return needed
+        needed = max(fewest, math.ceil(needed * _STEP))
+    return None
+
+
 def unlike(held_out: Array, new: Array) -> tuple[float, float]:
     """Return how far two samples differ (Kolmogorov and Smirnov), and how often chance does so.
 
@@ -238,7 +274,7 @@ def unlike(held_out: Array, new: Array) -> tuple[float, float]:
 
 
 def unlike_by_chance(held_out: int, new: int, level: float) -> float:
-    """Return the difference that `unlike` gives this probability.
+    """Return the difference that `unlike` gives this probability; 1 if there is none.
 
     Args:
         held_out: Number of held-out inputs.
@@ -246,18 +282,34 @@ def unlike_by_chance(held_out: int, new: int, level: float) -> float:
         level: The probability.
     """
     size = held_out * new / (held_out + new)
-    return math.sqrt((1 - math.log(level)) / (2 * size))
+    return min(1.0, math.sqrt((1 - math.log(level)) / (2 * size)))
 
 
-def most_of_one(alarms: Array, sizes: Array) -> Array:
+def fewest_to_tell(held_out: int, level: float, gap: float) -> int | None:
+    """Return how many new inputs it takes until `unlike_by_chance` is at most a difference.
+
+    Args:
+        held_out: Number of held-out inputs.
+        level: The probability.
+        gap: The difference.
+
+    Returns:
+        Their number; None if there are too few held-out inputs for any.
+    """
+    size = (1 - math.log(level)) / (2 * gap**2)
+    return math.ceil(size * held_out / (held_out - size)) if held_out > size else None
+
+
+def most_of_one(alarms: Array, sizes: Array, raised: int) -> Array:
     """Return for each class how often chance gives it at least so many of all alarms.
 
     Args:
         alarms: ``(c,)``, of each class.
         sizes: ``(c,)``, inputs of each class; where rates do not depend on the class, alarms
             are spread over inputs at random (hypergeometric).
+        raised: Number of all alarms.
     """
-    total, raised = int(sizes.sum()), int(alarms.sum())
+    total = int(sizes.sum())
     chances = []
     for own, size in zip(alarms.tolist(), sizes.tolist(), strict=True):
         counts = np.arange(own, min(size, raised) + 1.0)
