@@ -135,7 +135,7 @@ def test_the_jobs_of_the_slurm_example_fit_as_one(tmp_path: Path) -> None:
             check=True,
         )
     header, _ = artifact.read(own / "monitor.scod", "monitor")
-    assert header["state"]["num_data"] == 300
+    assert header["state"]["num_data"] == 250
     assert sorted(own.glob("*.ckpt")) == []
 
 
