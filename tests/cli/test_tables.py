@@ -12,7 +12,8 @@ import torch
 from command_line import Run, own_folder, said_in_three_lines, scod
 from scodkit import Monitor
 from scodkit.cli.loading import load_model
-from scodkit.cli.tables import Columns
+from scodkit.cli.tables import Columns, read_table
+from scodkit.errors import BatchError
 
 FIT = "fit model.py:net full.csv -o m.scod --likelihood categorical"
 SCORE = "score m.scod model.py:net new_full.csv"
@@ -124,6 +125,17 @@ def test_bad_columns(words: list[str], said: str, folder: Path) -> None:
 def test_an_input_of_the_fit_cannot_be_left_out_later(folder: Path) -> None:
     found = scod(*SCORE.split(), "--drop", "b", cwd=folder)
     assert "got b more than once" in said_in_three_lines(found.err)
+
+
+def test_columns_that_were_typed_are_too_few(folder: Path) -> None:
+    found = fit(folder, "--output", "other.scod", "--columns", "a,b")
+    assert "try      name after --columns all that the model was trained with" in found.err
+
+
+def test_a_slip_in_a_name_of_a_later_table_is_put_right(tmp_path: Path) -> None:
+    (tmp_path / "slip.csv").write_text("age,bmmi\n1,2\n")
+    with pytest.raises(BatchError, match="write bmi in place of bmmi in its first line"):
+        read_table(tmp_path / "slip.csv", Columns(), Columns(("age", "bmi")))
 
 
 def test_names_are_needed(folder: Path) -> None:

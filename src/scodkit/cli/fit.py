@@ -222,7 +222,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         found = samples_of(batches)
         if found is not None:
             monitor.notes["inputs"] = found.first_form().note()
-        with running(monitor), _empty_shard_named(shard):
+        with running(monitor, columns_typed=columns is not None), _empty_shard_named(shard):
             monitor.fit(
                 shard_of(batches, *part_of(shard, processes)),
                 progress=shown.shows_progress(),

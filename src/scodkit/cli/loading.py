@@ -221,12 +221,13 @@ def shard_of(batches: Iterable[Any], index: int, count: int) -> Iterable[Any]:
 
 
 @contextlib.contextmanager
-def running(monitor: object) -> Iterator[None]:
+def running(monitor: object, *, columns_typed: bool = False) -> Iterator[None]:
     """Run a model on the user's inputs; its errors are reported as errors of the inputs.
 
     Args:
         monitor: A method with the model; the notes of a monitor may have the form of the
             fit's inputs.
+        columns_typed: Whether the command names the columns to take.
 
     Yields:
         Nothing.
@@ -250,18 +251,20 @@ def running(monitor: object) -> Iterator[None]:
             ) from error
         raise errors.BatchError(
             "expected inputs that the model can be run on, but it failed on these "
-            f"({one_line(error)}); {_of_other_inputs(monitor)}"
+            f"({one_line(error)}); {_of_other_inputs(monitor, columns_typed)}"
         ) from error
 
 
-def _of_other_inputs(monitor: object) -> str:
+def _of_other_inputs(monitor: object, columns_typed: bool) -> str:
     """Return what to do where a model fails on its inputs."""
     notes = monitor.notes if isinstance(monitor, Monitor) else {}
     noted = notes.get("inputs", {})
     shape, columns = noted.get("shape"), noted.get("columns")
     if columns is not None and "fit" not in notes:  # it is being fitted
         advice = "give the columns that the model was trained with, and no others"
-        if noted.get("target") is None:
+        if columns_typed:
+            advice = "name after --columns all that the model was trained with, and no others"
+        elif noted.get("target") is None:
             last = columns[-1]
             advice = "leave out columns that the model was not trained with, as --target "
             advice += f"{shlex.quote(last)} or --drop {shlex.quote(joined([last]))}"
