@@ -148,3 +148,15 @@ def test_names_are_needed(folder: Path) -> None:
 def test_names_with_commas_are_quoted_as_in_a_table() -> None:
     assert Columns.of(columns='a, "b, c"').take == ("a", "b, c")
     assert Columns.of(columns="a,b").named() == [("--columns", "a"), ("--columns", "b")]
+
+
+def test_a_fit_on_a_table_knows_the_columns_of_data_frames_by_name(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    assert fit(folder, "--target", "risk, in %", "--id", "patient", "--drop", "note").code == 0
+    network = load_model(str(folder / "model.py:net"), None, "cpu")
+    monitor = Monitor.load(folder / "m.scod", network)
+    frame = pandas.read_csv(folder / "new_full.csv")[["a", "b", "c"]]
+    expected = monitor.score(frame.to_numpy())
+    np.testing.assert_array_equal(monitor.score(frame[["c", "a", "b"]]), expected)
+    with pytest.raises(BatchError, match="without c"):
+        monitor.score(frame[["a", "b"]])

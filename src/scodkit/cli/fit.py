@@ -188,7 +188,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     from scodkit import likelihoods
     from scodkit import sketch as sketches
     from scodkit.cli.files import Form, samples_of
-    from scodkit.cli.loading import batches_of, load_model, running, shard_of
+    from scodkit.cli.loading import batches_of, load_model, name_columns, running, shard_of
     from scodkit.cli.tables import Columns
 
     if checkpoint is None:
@@ -203,13 +203,12 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         network = load_model(model, weights, device)
         of_likelihood = {"variance": noise, "directions": directions, "class_dim": class_dim}
         of_likelihood |= {"samples": samples, "pool": pool and pool.value}
-        chosen = _selection(last_layers, last_fraction, parameters, project)
         monitor = scodkit.Monitor(
             network,
             _built(likelihoods, "--likelihood", likelihood, of_likelihood),
             rank,
             sketch=_built(sketches, "--sketch", sketch, {"size": size, "seed": seed}),
-            parameters=chosen,
+            parameters=_selection(last_layers, last_fraction, parameters, project),
             prior_scale=prior_scale,
         )
         batches = batches_of(
@@ -233,6 +232,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
                 precision=None if precision is None else getattr(torch, precision.value),
                 products=products,
             )
+        name_columns(monitor)
         monitor.notes["fit"] = options.noted_options(ctx)
         with processes.failing_together():  # or their checkpoints would be gone
             if processes.rank == 0:

@@ -273,6 +273,17 @@ def _of_other_inputs(monitor: object, columns_typed: bool) -> str:
     return f"pass inputs of the shape and dtype it was trained with{form}"
 
 
+def name_columns(monitor: Monitor) -> None:
+    """Let a fit on a table tell columns of data frames apart by name, in Python.
+
+    Args:
+        monitor: Fitted, and not calibrated yet; its notes have the names, if there are any.
+    """
+    form, columns = monitor.fitted.form, monitor.notes.get("inputs", {}).get("columns")
+    if columns is not None and form is not None:
+        monitor._change(form=replace(form, columns={"0": [*columns]}))
+
+
 def threshold_of(
     monitor: Monitor,
     rate: float,
