@@ -342,7 +342,7 @@ PAIR = (GOOD, GOOD)
     [
         ({}, {}, "expected methods by name, got dict without any"),
         (None, {}, "expected methods by name, got NoneType"),
-        ([PAIR], {}, "named after different classes, got tuple"),
+        ([PAIR], {}, "in a list, got a tuple; type compare"),
         ({"a": GOOD}, {}, "expected for 'a' a fitted method"),
         ({"a": KNN}, {}, "got the class KNN"),
         (
@@ -386,3 +386,16 @@ def test_two_of_a_class_need_names_and_empty_data_is_refused(digits) -> None:
         compare(same[:1], known=iter([]), unknown=digits.novel, progress=False)
     with pytest.raises(BatchError, match="DataLoader"):
         compare(same[:1], known=TensorDataset(digits.test), unknown=digits.novel)
+
+
+def test_what_is_no_fitted_method_is_named_as_it_was_typed() -> None:
+    class Outliers:
+        """What has no ``score``, as detectors of scikit-learn."""
+
+    x = torch.zeros(4, 2)
+    for wrong, says in (
+        (Energy, r"got the class Energy; type Energy\(model, likelihood\)"),
+        (Outliers(), r"score\(batch\) in a list, got a Outliers; .*{'mine': lambda x: scores"),
+    ):
+        with pytest.raises(OptionError, match=says):
+            compare([wrong], known=x, unknown=x)  # type: ignore[list-item]

@@ -299,8 +299,19 @@ def _named(methods: Any) -> dict[str, Any]:
             f"expected methods by name, got {type(methods).__name__}"
             f"{'' if methods else ' without any'}; {advice}"
         )
+    for method in methods:
+        if isinstance(method, type):
+            raise OptionError(
+                f"expected fitted methods, got the class {method.__name__}; type "
+                f"{method.__name__}(model, likelihood), fitted if it learns"
+            )
+        if not hasattr(method, "score"):
+            raise OptionError(
+                f"expected methods with score(batch) in a list, got a {type(method).__name__}; "
+                f"{advice}, or give {{'mine': lambda x: scores}} with larger = more atypical"
+            )
     names = [type(method).__name__ for method in methods]
-    if len(set(names)) < len(names) or not all(hasattr(m, "score") for m in methods):
+    if len(set(names)) < len(names):
         raise OptionError(
             f"expected methods that are named after different classes, got {', '.join(names)}; "
             f"{advice}"

@@ -230,7 +230,7 @@ class Monitor:
             check_deterministic=check_deterministic,
             precision=precision,
             together=together,
-            columns=before.form.columns if before.form else None,
+            columns=before.column_names,
         )
         fresh, source = fitting.fit(self._network, same, loader, options)
         with processes.failing_together():  # the fit may have found buffers to be volatile
@@ -288,7 +288,7 @@ class Monitor:
         scores, groups = [torch.empty(0)], [torch.empty(0, dtype=torch.int64)]
         boxes, samples = [torch.empty(0)], data.Seen()
         for batch in self._batches(loader, "calibrating", progress):
-            call = self._network.inputs_of(batch, self.fitted.form)
+            call = self._network.inputs_of(batch)
             samples.add(data.digests_of(call))
             scored = self._ready()(call, self._memory_budget)
             scores.append(scored.score.cpu())
@@ -646,8 +646,8 @@ class Monitor:
         return self
 
     def _batches(self, loader: Iterable[Any], doing: str, progress: bool) -> Iterable[Any]:
-        self._ready()  # raises before the loader is read
-        return data.batches_of(loader, doing, progress)
+        order = self._network.ordering(self.fitted.column_names)  # raises before it is read
+        return map(order, data.batches_of(loader, doing, progress))
 
     @property
     def fitted(self) -> Fitted:

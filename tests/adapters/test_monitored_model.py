@@ -265,12 +265,11 @@ def ends_in_softplus() -> nn.Module:
     [
         ({"parameters": "all"}, "one Linear layer"),
         ({"parameters": ["0.*"]}, "one Linear layer"),
-        ({"model": ends_in_softplus()}, "one Linear layer"),
         ({"model": ends_in_own_linear()}, "a OwnLinear"),
         ({"likelihood": Categorical(directions=1)}, "likelihood in closed form"),
         ({"task": Task(lambda output: output[:, :1])}, "a task"),
     ],
-    ids=["all", "first layer", "softplus", "own layer", "directions", "task"],
+    ids=["all", "first layer", "own layer", "directions", "task"],
 )
 def test_other_monitors_are_refused_with_what_to_type(
     options: dict[str, Any], reason: str
@@ -279,6 +278,22 @@ def test_other_monitors_are_refused_with_what_to_type(
     with pytest.raises(OptionError, match=reason) as refused:
         monitored.export(some(3, 7))
     assert "parameters=LastLayers(count=1)" in str(refused.value)
+
+
+def test_a_layer_whose_output_is_changed_is_refused_for_that() -> None:
+    words = "those of '2', whose output is not what the model returns: .* end in a Linear"
+    with pytest.raises(OptionError, match=words):
+        MonitoredModel(calibrated(model=ends_in_softplus())).export(some(3, 7))
+
+
+def test_scores_in_half_precision_are_refused_for_that() -> None:
+    monitor = calibrated()
+    monitor.precision = torch.bfloat16
+    monitor.calibrate([some(99, 2)], progress=False)
+    with pytest.raises(
+        OptionError, match=r"in torch.bfloat16, .* type monitor.precision = None"
+    ):
+        MonitoredModel(monitor).export(some(3, 7))
 
 
 def test_a_fused_score_is_not_exported() -> None:

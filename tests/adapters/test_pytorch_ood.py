@@ -126,7 +126,7 @@ def test_what_is_missing_is_said(host: ModuleType, adapter: Any) -> None:
     ):
         fused.fit(loader(samples(100, seed=1)))
     with pytest.raises(
-        OptionError, match="expected a Monitor, a Fused or a baseline, got Sequ"
+        OptionError, match="expected a Monitor, a Fused or a baseline, got a Sequ"
     ):
         adapter.PytorchOODDetector(network())
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from baseline_contracts import network, some
-from scodkit import Categorical
-from scodkit.baselines import Energy, IdentityCurvature, MaxLogit, Naive
+from scodkit import Categorical, Heads
+from scodkit.baselines import KNN, Energy, IdentityCurvature, MaxLogit, Naive
 from scodkit.baselines.baseline import TrainingData, check_finite, whole_number
 from scodkit.baselines.kfac_laplace import peer
 from scodkit.errors import (
@@ -167,3 +167,9 @@ def test_inputs_and_outputs_are_picked_as_for_a_monitor() -> None:
         outputs=lambda output: output + 1.0,  # which entropies do not see
     )
     torch.testing.assert_close(wrapped.score({"image": some(), "n": 1}), plain)
+
+
+def test_a_baseline_of_several_heads_is_refused_with_what_to_type() -> None:
+    for heads in ({"class": Categorical()}, (Categorical(), None), Heads({"a": Categorical()})):
+        with pytest.raises(OptionError, match=r"likelihood of one output for KNN.*outputs=lam"):
+            KNN(nn.Linear(2, 3), heads)  # type: ignore[arg-type]

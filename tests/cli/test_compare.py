@@ -130,3 +130,23 @@ def test_an_unfitted_method_is_named(folder: Path) -> None:
     run = scod(*GOOD.split(), "raw.scod", cwd=folder)
     assert run.code == 2
     assert "'raw' on 'known': expected a calibrated Fused" in run.err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("Knn", "KNN"),
+        ("Enrgy", "Energy"),
+        ("b=m.scodd", "b=m.scod"),
+        ("near=Enrgy", "near=Energy"),
+    ],
+)
+def test_names_of_methods_are_put_right(folder: Path, wrong: str, right: str) -> None:
+    run = scod(*GOOD.split(), wrong, cwd=folder)
+    assert run.code == 2
+    assert f"try      scod {GOOD} {right}\n" in run.err
+
+
+def test_data_is_asked_for_as_data(folder: Path) -> None:
+    run = scod("compare", cwd=folder)
+    assert "scod compare MODEL METHODS... --known DATA --unknown DATA" in run.err

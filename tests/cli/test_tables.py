@@ -12,7 +12,8 @@ import torch
 from command_line import Run, own_folder, said_in_three_lines, scod
 from scodkit import Monitor
 from scodkit.cli.loading import load_model
-from scodkit.cli.tables import Columns
+from scodkit.cli.tables import Columns, read_table
+from scodkit.errors import BatchError
 
 FIT = "fit model.py:net full.csv -o m.scod --likelihood categorical"
 SCORE = "score m.scod model.py:net new_full.csv"
@@ -126,6 +127,17 @@ def test_an_input_of_the_fit_cannot_be_left_out_later(folder: Path) -> None:
     assert "got b more than once" in said_in_three_lines(found.err)
 
 
+def test_columns_that_were_typed_are_too_few(folder: Path) -> None:
+    found = fit(folder, "--output", "other.scod", "--columns", "a,b")
+    assert "try      name after --columns all that the model was trained with" in found.err
+
+
+def test_a_slip_in_a_name_of_a_later_table_is_put_right(tmp_path: Path) -> None:
+    (tmp_path / "slip.csv").write_text("age,bmmi\n1,2\n")
+    with pytest.raises(BatchError, match="write bmi in place of bmmi in its first line"):
+        read_table(tmp_path / "slip.csv", Columns(), Columns(("age", "bmi")))
+
+
 def test_names_are_needed(folder: Path) -> None:
     (folder / "nameless.csv").write_text("1,2,3\n4,5,6\n")
     found = scod(*FIT.replace("full", "nameless").split(), "--target", "c", cwd=folder)
@@ -136,3 +148,15 @@ def test_names_are_needed(folder: Path) -> None:
 def test_names_with_commas_are_quoted_as_in_a_table() -> None:
     assert Columns.of(columns='a, "b, c"').take == ("a", "b, c")
     assert Columns.of(columns="a,b").named() == [("--columns", "a"), ("--columns", "b")]
+
+
+def test_a_fit_on_a_table_knows_the_columns_of_data_frames_by_name(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    assert fit(folder, "--target", "risk, in %", "--id", "patient", "--drop", "note").code == 0
+    network = load_model(str(folder / "model.py:net"), None, "cpu")
+    monitor = Monitor.load(folder / "m.scod", network)
+    frame = pandas.read_csv(folder / "new_full.csv")[["a", "b", "c"]]
+    expected = monitor.score(frame.to_numpy())
+    np.testing.assert_array_equal(monitor.score(frame[["c", "a", "b"]]), expected)
+    with pytest.raises(BatchError, match="without c"):
+        monitor.score(frame[["a", "b"]])

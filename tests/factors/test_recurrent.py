@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from draws import noise
 from engines import Uses, close, joined, pulled, right_rows
+from scodkit import Categorical, Monitor
+from scodkit.errors import CaptureError, EngineFallbackWarning
 from scodkit.factors.hooks import HookEngine
 from scodkit.model.inputs import Inputs
 
@@ -104,3 +106,49 @@ def test_packed_sequences_are_left_to_others_with_what_to_do() -> None:
     kind, said = right_rows(model, noise(4, 5, 3))
     assert kind is not HookEngine
     assert "pad them instead" in said[0] or "mixed up" in said[0]
+
+
+class Started(nn.Module):
+    """A recurrent layer whose first states are weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.r, self.h = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+        self.start = nn.Parameter(torch.full((1, 1, 4), 0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a prediction for each sequence."""
+        return self.h(self.r(x, self.start.expand(-1, len(x), -1).contiguous())[0][:, -1])  # type: ignore[no-any-return]
+
+
+def test_learned_first_states_are_named_and_may_be_left_out() -> None:
+    kind, said = right_rows(Started(), noise(4, 5, 3))
+    assert kind is not HookEngine
+    assert "a recurrent layer whose first states are weights: begin with zeros" in said[0]
+    others = [name for name, _ in Started().named_parameters() if name != "start"]
+    assert right_rows(Started(), noise(4, 5, 3), names=others) == (HookEngine, [])
+
+
+@pytest.mark.parametrize(
+    ("model", "instead"),
+    [
+        (Started(), "begin with zeros"),
+        (
+            Uses(
+                lambda m, x: m.h(m.r(x)[0][:, -1]),
+                r=nn.LSTM(3, 4, batch_first=True, proj_size=2),
+                h=nn.Linear(2, 2),
+            ),
+            "leave out proj_size",
+        ),
+    ],
+    ids=["states", "projection"],
+)
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+def test_a_compilation_that_fails_says_what_to_change(model: nn.Module, instead: str) -> None:
+    model, x = model.float(), noise(6, 5, 3, dtype=torch.float32)
+    with pytest.warns(EngineFallbackWarning, match=instead):
+        monitor = Monitor(model, Categorical(), rank=4).fit([x], progress=False)
+    with pytest.raises(CaptureError, match=f"{instead}.*; change that") as error:
+        monitor.compile(x)
+    assert "tracing_mode" not in str(error.value)

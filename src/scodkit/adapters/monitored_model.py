@@ -21,6 +21,7 @@ from scodkit.factors.engine import Head
 from scodkit.factors.pieces import fill_samples, finite_rows
 from scodkit.fused import Fused
 from scodkit.model.inputs import Inputs
+from scodkit.model.parameters import LastLayers, select
 from scodkit.monitor import Monitor
 from scodkit.numerics.files import replacing
 from scodkit.scoring.energies import Energies, finite_ones
@@ -410,6 +411,12 @@ def _head_of(monitor: Monitor, example: Inputs) -> tuple[str, Head]:
             "expected a model in eval mode, as it is scored, got one in train mode, whose "
             "dropout would be in the graph; type model.eval()"
         )
+    if monitor.precision is not None:
+        raise OptionError(
+            f"expected a monitor that scores in its model's own precision, got one that scores "
+            f"in {monitor.precision}, whose rounding is not exported; type monitor.precision = "
+            "None, and monitor.calibrate(heldout_loader) again"
+        )
     if monitor.task is not None:
         raise OptionError(_not_closed("a score of the whole prediction", "one with a task"))
     if not monitor.likelihood.closed or monitor.likelihood.worst:
@@ -418,10 +425,17 @@ def _head_of(monitor: Monitor, example: Inputs) -> tuple[str, Head]:
         head = source.engine.linearize(call).head
     layers = {name.rpartition(".")[0] for name in monitor.fitted.parameters.names}
     listed = ", ".join(map(repr, sorted(layers)[:4])) + (", ..." if len(layers) > 4 else "")
-    if head is None or len(layers) > 1:
-        expected = "the weights of one Linear layer whose output (B, d) is the model's"
+    expected = "the weights of one Linear layer whose output (B, d) is the model's"
+    last = select(LastLayers(count=1), monitor._network, example).names
+    if not {*monitor.fitted.parameters.names} <= {*last}:
         raise OptionError(_not_closed(expected, f"those of {listed}"))
     layer = layers.pop()
+    if head is None:
+        raise OptionError(
+            f"expected {expected}, got those of {listed}, whose output is not what the model "
+            "returns: such a score has no closed form to export; let the model end in a Linear "
+            "layer, and fit and calibrate that"
+        )
     own = type(monitor.model.get_submodule(layer))
     if own.forward is not nn.Linear.forward:
         got = f"{layer!r}, a {own.__name__}"

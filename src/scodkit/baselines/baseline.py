@@ -20,7 +20,7 @@ from scodkit import __version__, errors
 from scodkit.errors import BatchError, MismatchError, OptionError
 from scodkit.factors.pieces import finite_samples
 from scodkit.fit.data import as_loader, batches_of, tell_of_labels
-from scodkit.likelihoods import Bernoulli, Categorical, Likelihood
+from scodkit.likelihoods import Bernoulli, Categorical, Heads, Likelihood
 from scodkit.model.failures import check_runs
 from scodkit.model.inputs import FORM, LABEL_KEYS, Form, Inputs
 from scodkit.model.kinds import as_tensors, over_batches
@@ -103,6 +103,12 @@ class Baseline(ABC):
         if isinstance(likelihood, type) and issubclass(likelihood, Likelihood):
             raise OptionError(
                 f"expected a likelihood object, got the class; type {likelihood.__name__}()"
+            )
+        if isinstance(likelihood, (Mapping, tuple, list, Heads)):
+            raise OptionError(
+                f"expected the likelihood of one output for {type(self).__name__}, got those "
+                f"of several heads; type {type(self).__name__}(model, Categorical(), "
+                "outputs=lambda out: out['class']) with the name and likelihood of one"
             )
         if not isinstance(likelihood, self.handles):
             known = " or ".join(f"{kind.__name__}()" for kind in self.handles)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context, Option
 
-from scodkit.cli import options
+from scodkit.cli import messages, options
 from scodkit.cli import output as shown
 from scodkit.cli.report import named_data
 from scodkit.errors import OptionError
@@ -34,16 +34,21 @@ def compare(  # noqa: PLR0913 (each a choice of its own)
     known: Annotated[
         str,
         Option(
+            metavar="DATA",
             help="Inputs like the training data, which no method has seen: "
-            f"{options.DATA_FORMS}."
+            f"{options.DATA_FORMS}.",
         ),
     ],
     unknown: Annotated[
         list[str],
-        Option(help="Inputs unlike the training data, as DATA or NAME=DATA. May be repeated."),
+        Option(
+            metavar="DATA",
+            help="Inputs unlike the training data, as DATA or NAME=DATA. May be repeated.",
+        ),
     ],
     train: Annotated[
-        str | None, Option(help="Training data, for named baselines that learn.")
+        str | None,
+        Option(metavar="DATA", help="Training data, for named baselines that learn."),
     ] = None,
     plot: Annotated[Path | None, Option(help="Draw it: .png, .svg or .pdf.")] = None,
     weights: options.WeightsOption = None,
@@ -145,7 +150,7 @@ def _saved(spec: str, network: nn.Module, weights: Path | None) -> Method:
     if not path.exists():
         raise OptionError(
             f"expected a saved monitor, Fused or baseline, or the name of one of the baselines "
-            f"{', '.join(_baselines())}, found no {spec}"
+            f"{', '.join(_baselines())}, found no {spec}; {_instead_of(spec)}"
         )
     header = header_of(path)
     if header.get("kind") == "fused":
@@ -153,6 +158,16 @@ def _saved(spec: str, network: nn.Module, weights: Path | None) -> Method:
     if header.get("kind") == "baseline" and header.get("method") in _baselines():
         return _baselines()[header["method"]].load(path, network)
     return load_monitor(path, network, weights)
+
+
+def _instead_of(spec: str) -> str:
+    """Return what to type where there is neither a file nor a baseline of a name."""
+    near = messages.nearest(spec, _baselines())
+    return (
+        messages.file_advice(spec)
+        if near is None
+        else f"type: {messages.corrected(spec, near)}"
+    )
 
 
 def _fitted(

@@ -196,7 +196,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
     from scodkit import likelihoods
     from scodkit import sketch as sketches
     from scodkit.cli.files import Form, samples_of
-    from scodkit.cli.loading import batches_of, load_model, running, shard_of
+    from scodkit.cli.loading import batches_of, load_model, name_columns, running, shard_of
     from scodkit.cli.tables import Columns
 
     if checkpoint is None:
@@ -229,7 +229,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
         found = samples_of(batches)
         if found is not None:
             monitor.notes["inputs"] = found.first_form().note()
-        with running(monitor), _empty_shard_named(shard):
+        with running(monitor, columns_typed=columns is not None), _empty_shard_named(shard):
             monitor.fit(
                 shard_of(batches, *part_of(shard, processes)),
                 progress=shown.shows_progress(),
@@ -240,6 +240,7 @@ def fit(  # noqa: PLR0913 (each a choice of its own)
                 precision=None if precision is None else getattr(torch, precision.value),
                 products=products,
             )
+        name_columns(monitor)
         monitor.notes["fit"] = options.noted_options(ctx)
         with processes.failing_together():  # or their checkpoints would be gone
             if processes.rank == 0:

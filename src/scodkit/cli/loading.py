@@ -221,12 +221,13 @@ def shard_of(batches: Iterable[Any], index: int, count: int) -> Iterable[Any]:
 
 
 @contextlib.contextmanager
-def running(monitor: object) -> Iterator[None]:
+def running(monitor: object, *, columns_typed: bool = False) -> Iterator[None]:
     """Run a model on the user's inputs; its errors are reported as errors of the inputs.
 
     Args:
         monitor: A method with the model; the notes of a monitor may have the form of the
             fit's inputs.
+        columns_typed: Whether the command names the columns to take.
 
     Yields:
         Nothing.
@@ -250,24 +251,37 @@ def running(monitor: object) -> Iterator[None]:
             ) from error
         raise errors.BatchError(
             "expected inputs that the model can be run on, but it failed on these "
-            f"({one_line(error)}); {_of_other_inputs(monitor)}"
+            f"({one_line(error)}); {_of_other_inputs(monitor, columns_typed)}"
         ) from error
 
 
-def _of_other_inputs(monitor: object) -> str:
+def _of_other_inputs(monitor: object, columns_typed: bool) -> str:
     """Return what to do where a model fails on its inputs."""
     notes = monitor.notes if isinstance(monitor, Monitor) else {}
     noted = notes.get("inputs", {})
     shape, columns = noted.get("shape"), noted.get("columns")
     if columns is not None and "fit" not in notes:  # it is being fitted
         advice = "give the columns that the model was trained with, and no others"
-        if noted.get("target") is None:
+        if columns_typed:
+            advice = "name after --columns all that the model was trained with, and no others"
+        elif noted.get("target") is None:
             last = columns[-1]
             advice = "leave out columns that the model was not trained with, as --target "
             advice += f"{shlex.quote(last)} or --drop {shlex.quote(joined([last]))}"
         return f"{advice}: the inputs were the {len(columns)} columns {', '.join(columns)}"
     form = "" if shape is None else f" (the fit had samples of shape {tuple(shape)})"
     return f"pass inputs of the shape and dtype it was trained with{form}"
+
+
+def name_columns(monitor: Monitor) -> None:
+    """Let a fit on a table tell columns of data frames apart by name, in Python.
+
+    Args:
+        monitor: Fitted, and not calibrated yet; its notes have the names, if there are any.
+    """
+    form, columns = monitor.fitted.form, monitor.notes.get("inputs", {}).get("columns")
+    if columns is not None and form is not None:
+        monitor._change(form=replace(form, columns={"0": [*columns]}))
 
 
 def threshold_of(

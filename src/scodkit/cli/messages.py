@@ -207,7 +207,7 @@ def _missing(ctx: Any) -> str:
     ]
     words = _words()
     for param in sorted(absent, key=_is_option):
-        value = "FILE" if param.name == "output" else "NAME"
+        value = "FILE" if param.name == "output" else param.metavar or "NAME"
         words += [_shown_name(param), *([value] if _is_option(param) else [])]
     names = ", ".join(map(_shown_name, absent))
     given = "nothing for it" if len(absent) == 1 else "nothing for any of them"
@@ -231,13 +231,15 @@ def _or_help(near: str | None, error: Any, wrong: str = "") -> str:
 
 
 def nearest(wrong: str, known: Iterable[str], alike: float = 0.6) -> str | None:
-    """Return the known name that was probably meant; None if none is like it.
+    """Return the known name that was probably meant, in any case; None if none is like it.
 
     Examples:
         >>> nearest("guassian", ["gaussian", "bernoulli"]), nearest("x", ["gaussian"])
         ('gaussian', None)
     """
-    return next(iter(get_close_matches(wrong, list(known), 1, alike)), None)
+    names = {name.lower(): name for name in known}
+    near = get_close_matches(wrong.lower(), names, 1, alike)
+    return names[near[0]] if near else None
 
 
 def file_advice(path: str) -> str:

@@ -210,7 +210,7 @@ def _purposes(
     if missing:
         raise BatchError(
             f"expected the columns {', '.join(chosen)} in {path}, got {', '.join(names)}, "
-            f"without {', '.join(missing)}; name the columns as at the fit"
+            f"without {', '.join(missing)}; {_as_at_the_fit(missing, names, chosen)}"
         )
     _distinct([*chosen, *others], "those to take, to drop, of the target and of the id")
     if not chosen:
@@ -222,6 +222,16 @@ def _purposes(
     if unused:
         note(f"columns left out of {path}: {', '.join(unused)}")
     return Columns(chosen, aside.drop, aside.target, aside.id)
+
+
+def _as_at_the_fit(missing: Sequence[str], names: Sequence[str], chosen: Sequence[str]) -> str:
+    """Return what to do where columns are missing: perhaps others are misspelt."""
+    unknown = [name for name in names if name not in chosen]
+    near = {name: messages.nearest(name, unknown) for name in missing}
+    meant = [f"{name} in place of {other}" for name, other in near.items() if other]
+    if meant:
+        return f"write {' and '.join(meant)} in its first line"
+    return "name the columns as at the fit"
 
 
 def _nameless(path: Path, width: int, typed: Columns, fitted: Columns) -> Columns:

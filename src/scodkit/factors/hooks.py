@@ -55,6 +55,22 @@ _TWO = 2
 Otherwise = Callable[[Network, ParameterSet, Inputs, str], Engine]
 
 
+def why_not_followed(engine: Engine, call: Inputs) -> str | None:
+    """Return why a model was left to another engine; None if it was not.
+
+    Args:
+        engine: Of the model.
+        call: A batch.
+    """
+    if isinstance(engine, HookEngine):
+        return None
+    try:
+        HookEngine(engine.network, engine.parameters).linearize(call)
+    except UnsupportedCallError as error:
+        return str(error)
+    return None
+
+
 class HookEngine(Engine):
     """Per-sample gradients by a rule for each kind of layer.
 

@@ -19,6 +19,7 @@ from scodkit.factors.engine import Head
 from scodkit.factors.layout import FIRST, MIXED, NOBODYS, tensors_in
 from scodkit.factors.pullback import Edges
 from scodkit.factors.rules import (
+    REFUSALS,
     RULES,
     UNROLLED,
     Batch,
@@ -400,7 +401,8 @@ class Recorder(TorchFunctionMode):
             return result
         for part in result if isinstance(result, (list, tuple)) else [result]:
             if isinstance(part, Tensor) and not self._is_part(part, args[0]):
-                raise UnsupportedCallError(f"there is no rule for {resolve_name(func) or func}")
+                unnamed = f"there is no rule for {resolve_name(func) or func}"
+                raise UnsupportedCallError(REFUSALS.get(func, unnamed))
         return result
 
     def _is_part(self, part: Tensor, whole: object) -> bool:

@@ -215,6 +215,11 @@ class Fitted:
         return replace(self, fingerprints=fingerprints)
 
     @property
+    def column_names(self) -> Columns:
+        """Names of the columns of data frames, in the order of the fit; empty if unknown."""
+        return (self.form and self.form.columns) or {}
+
+    @property
     def projections(self) -> Projections:
         """The projections of the weights.
 

@@ -205,8 +205,8 @@ class Fused:
             is as it was before.
         """
         parts, processes = self._ready(), Processes.here()
-        loader, form = data.as_loader(loader), self.monitor.fitted.form
-        order = self.monitor._network.ordering(form.columns if form else None)
+        loader = data.as_loader(loader)
+        order = self.monitor._network.ordering(self.monitor.fitted.column_names)
         with processes.failing_together():
             _, stream = _opened(loader, processes, order)
         return self._adopt(parts.update(loader, stream or (), progress=progress))
@@ -262,8 +262,8 @@ class Fused:
         monitor._ready().check("a calibration", contents=True)
         parts, keys, groups = [], [], [torch.empty(0, dtype=torch.int64)]
         samples, scorer = data.Seen(), monitor._ready()
-        for batch in data.batches_of(loader, "calibrating", progress):
-            call = monitor._network.inputs_of(batch, monitor.fitted.form)
+        for batch in monitor._batches(loader, "calibrating", progress):
+            call = monitor._network.inputs_of(batch)
             digests = data.digests_of(call)
             samples.add(digests)
             keys.append(digests.cpu())

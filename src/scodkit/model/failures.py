@@ -46,7 +46,7 @@ def check_runs(network: Network, call: Inputs, error: Exception, form: Form | No
             f"first of the fit, {got}; if these are labels, type fit(x, y), or let the loader "
             "yield (inputs, labels)"
         ) from own
-    if isinstance(cause, ModelCallError):
+    if isinstance(cause, ScodError):
         raise cause
     raise ModelCallError(
         f"expected inputs that the model can be run on, {got}; {_advice(network, call)}"

@@ -24,6 +24,7 @@ from scodkit.errors import (
     CaptureWarning,
 )
 from scodkit.factors.alone import LoopEngine
+from scodkit.factors.hooks import why_not_followed
 from scodkit.factors.pieces import FactorSource, Whole, default_budget
 from scodkit.fit.fitted import Fitted, Recipe
 from scodkit.likelihoods import Likelihood
@@ -439,7 +440,16 @@ class Scorer:
                 assert scores.parts is not None
                 return scores.output, scores.score, scores.parts.total, scores.parts.along
 
-            self._captured = capture(score, call.tensors(), fuse=fuse)
+            try:
+                self._captured = capture(score, call.tensors(), fuse=fuse)
+            except CaptureError as error:
+                reason = why_not_followed(source.engine, call)
+                if reason is None:
+                    raise
+                raise CaptureError(
+                    "expected a model whose samples can be followed through its layers, got "
+                    f"{reason}; change that, or go on without monitor.compile"
+                ) from error
             self._rest, self._storage = rest_of(call), self._where()
 
     def selftest(self, batch: object, budget: int | None) -> SelfTest:

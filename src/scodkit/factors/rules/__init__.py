@@ -23,7 +23,7 @@ from scodkit.factors.rules.layer import (
     UnsupportedCallError,
     biased_product,
 )
-from scodkit.factors.rules.recurrent import UNROLLED, unrolled
+from scodkit.factors.rules.recurrent import REFUSALS, UNROLLED, unrolled
 from scodkit.factors.rules.rows import Outer, Rows
 
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -44,6 +44,7 @@ RULES: dict[Callable[..., Any], Callable[..., Layer]] = {
 }
 
 __all__ = [
+    "REFUSALS",
     "RULES",
     "UNROLLED",
     "Batch",

@@ -53,6 +53,13 @@ _CELLS: dict[Callable[..., Any], Step] = {
 }
 UNROLLED = frozenset({*BY_FUNCTION, *_CELLS})
 
+# of steps only the first states can be weights, or made of weights alone
+REFUSALS = dict.fromkeys(
+    BY_FUNCTION.values(),
+    "a recurrent layer whose first states are weights: begin with zeros, or leave these "
+    "weights out of parameters=...",
+)
+
 
 def unrolled(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Return what a recurrent layer or cell returns, by functions that have rules.
@@ -79,7 +86,10 @@ def unrolled(func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     ways = 2 if both_ways else 1
     each = 4 if has_biases else 2
     if len(weights) != each * num_layers * ways:
-        raise UnsupportedCallError("a recurrent layer with a projection of its states")
+        raise UnsupportedCallError(
+            "a recurrent layer with a projection of its states: leave out proj_size, and put a "
+            "Linear layer after it"
+        )
     starts = [s.unbind(0) for s in (given if isinstance(given, (tuple, list)) else (given,))]
     time = 1 if batch_first else 0
     ends: list[tuple[Tensor, ...]] = []
