@@ -133,7 +133,7 @@ def try_pytorch_ood(env: Environment) -> None:
         env.run(env.python, "-m", "pip", *shlex.split(line))
     assert subprocess.check_output(version) == before
     try_adapters(env, "pytorch-ood")
-    env.install("pytest")
+    env.install("pytest", "scikit-learn")  # which some of its detectors need
     tests = ("tests/adapters/test_pytorch_ood.py", "tests/baselines/test_features_peers.py")
     env.run(env.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, folder=ROOT)
 
