@@ -114,7 +114,9 @@ class Summary:
         axes[0].set(title=f"spectrum: {self.captured:.1%} captured", xlabel="direction")
         axes[0].set_ylabel("eigenvalue, nats per squared weight")
         axes[1].plot(directions, self.determined, ".-", color=plots.GREEN)
-        axes[1].set(title="determined by data, not the prior", xlabel="direction", ylim=(0, 1.05))
+        axes[1].set(
+            title="determined by data, not the prior", xlabel="direction", ylim=(0, 1.05)
+        )
         if self.scores is not None:
             positive = self.scores[self.scores.isfinite() & (self.scores > 0)]
             axes[2].hist(positive.log10().numpy(), bins=40, color=plots.YELLOW)
