@@ -283,7 +283,10 @@ def test_a_recording_scores_the_same() -> None:
     [
         (lambda: Monitor(TwoHeads(), BY_NAME, task=Task(lambda out: out)), "no task for sev"),
         (lambda: Fused(TwoHeads(), BY_NAME), r"likelihood of one output.*outputs=lambda"),
-        (lambda: MaxSoftmax(TwoHeads(), Heads(BY_NAME)), "for MaxSoftmax, got Heads"),
+        (
+            lambda: MaxSoftmax(TwoHeads(), Heads(BY_NAME)),
+            "for MaxSoftmax, got those of several heads",
+        ),
         (lambda: ScoredSet.of(two_heads(), "new", TEST, known=True), "one output for a report"),
         (lambda: Monitor(TwoHeads(), {}), "a likelihood.*for each head"),
         (
