@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from draws import noise
 from engines import close
 from scodkit import Bernoulli, Categorical, Gaussian, Monitor
-from scodkit.errors import BatchError, LikelihoodWarning, ModelCallError
+from scodkit.errors import (
+    BatchError,
+    EngineFallbackWarning,
+    LikelihoodWarning,
+    ModelCallError,
+    NondeterministicError,
+)
 from scodkit.likelihoods import Likelihood
 from scodkit.sharded import ShardedMonitor
 
@@ -95,6 +101,32 @@ def test_samples_that_are_not_finite_do_not_hide_probabilities() -> None:
     monitor = Monitor(net(3, nn.Softmax(1)), Categorical(), rank=5)
     with pytest.raises(BatchError, match="got probabilities"):
         monitor.fit([x], progress=False, on_bad="skip", check_deterministic=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_data_sets_are_read_twice_in_any_precision(dtype: torch.dtype) -> None:
+    few = X[:64].to(dtype)
+    few[0, 0] = float("nan")
+    monitor = Monitor(net(3).to(dtype), Categorical(), rank=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EngineFallbackWarning)
+        monitor.fit(few, progress=False, on_bad="skip")
+    noisy = Drawn(few)
+    with pytest.raises(NondeterministicError, match="item 0"):
+        Monitor(net(3).to(dtype), Categorical()).fit(DataLoader(noisy), progress=False)
+
+
+class Drawn(Dataset[Tensor]):
+    """Samples with new noise whenever they are read."""
+
+    def __init__(self, samples: Tensor) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, place: int) -> Tensor:
+        return torch.rand_like(self._samples[place])
 
 
 def test_probabilities_for_bernoulli_are_warned_of_and_can_be_silenced() -> None:

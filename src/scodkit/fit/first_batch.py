@@ -437,9 +437,13 @@ def _takes(network: Network, batch: object) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     """Return whether two items agree; those that cannot be compared are taken to."""
-    if isinstance(a, (Tensor, np.ndarray)):
-        real = np.asarray(a).dtype.kind in "fc"
-        return bool(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=real))
+    if isinstance(a, Tensor):
+        if not isinstance(b, Tensor) or (a.shape, a.dtype) != (b.shape, b.dtype):
+            return False
+        return bool(((a == b) | ((a != a) & (b != b))).all())  # NaN differs from itself
+    if isinstance(a, np.ndarray):
+        real = a.dtype.kind in "fc"
+        return bool(np.array_equal(a, np.asarray(b), equal_nan=real))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, (tuple, list)):

@@ -198,7 +198,7 @@ def _column_rows(name: str, columns: Columns, slopes: Tensor | None, place: int)
 
 def columns_of(monitor: Monitor, inputs: Tensor) -> Columns | None:
     """Return the columns of inputs that are rows of a table; None of others."""
-    names = Names.of(inputs, monitor.notes)
+    names = Names.of(inputs, monitor.notes, form=monitor.fitted.form)
     return Columns.of(monitor.fitted.columns, Inputs((inputs,), {}), names)
 
 
