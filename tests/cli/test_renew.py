@@ -65,6 +65,18 @@ def test_it_is_the_monitor_that_a_new_fit_would_give(folder: Path) -> None:
     assert "calibrate" not in loaded.notes
 
 
+def test_projections_are_learnt_anew_and_columns_keep_their_names(folder: Path) -> None:
+    words = (*FIT[:4], "p.scod", *FIT[5:], "--project", "1")
+    assert scod(*words, cwd=folder).code == 0
+    for name in ("p.scod", "again.scod"):
+        renewed = ("renew", name, *RENEW[2:], "-o", "again.scod", "--heldout", "heldout.csv")
+        assert scod(*renewed, "--force", cwd=folder).code == 0
+        found = Monitor.load(folder / "again.scod", other())
+        assert found.projections.options.rank == 1
+        assert found.fitted.column_names == {"0": ["a", "b", "c"]}
+        assert found.calibration is not None
+
+
 def test_without_held_out_data_it_says_so(folder: Path) -> None:
     before = (folder / "m.scod").read_bytes()
     run = scod(*RENEW, "-o", "new.scod", "--json", cwd=folder)

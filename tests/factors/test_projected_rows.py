@@ -247,6 +247,17 @@ def test_norms_in_float32_survive_terms_that_cancel(offset: float) -> None:
     torch.testing.assert_close(rows.each_squared(), exact, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_are_never_negative_and_zero_of_nothing(dtype: torch.dtype) -> None:
+    a = torch.rand(500, 2, 3, dtype=dtype)[..., :1].expand(-1, -1, 3) + 1
+    delta = (a.flip(1) * torch.tensor([1.0, -1.0], dtype=dtype)[:, None])[:, None]
+    squares = Summed(delta, a).each_squared()  # all of it cancels
+    assert (squares >= 0).all()
+    assert (squares <= 1e-6 * delta.square().sum((2, 3)).double()).all()
+    nothing = Summed(delta[:, :, :0], a[:, :0]).each_squared()
+    assert torch.equal(nothing, torch.zeros(500, 1, dtype=torch.float64))
+
+
 def random_pair() -> Pair:
     out, into = (torch.linalg.qr(torch.randn(side, 3).double()).Q for side in (11, 6))
     return Pair((11, 6), out, into)

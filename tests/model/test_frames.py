@@ -76,8 +76,14 @@ def test_fits_of_other_columns_are_not_merged() -> None:
     one = Monitor(network(), Categorical()).fit(TRAIN[:100], progress=False)
     other = Monitor(network(), Categorical())
     other.fit(reversed_columns(TRAIN[100:]), progress=False)
-    with pytest.raises(MergeError, match="the columns are"):
+    with pytest.raises(MergeError, match="age, bmi, bp, sex and sex, bp, bmi, age"):
         one.merge(other)
+    nameless = Monitor(network(), Categorical())
+    nameless.fit(TRAIN[100:].to_numpy(), progress=False)
+    assert nameless.merge(one).fitted.column_names == {"0": NAMES}
+    numbered = Monitor(network(), Categorical())
+    numbered.fit(pandas.DataFrame(TRAIN[100:].to_numpy()), progress=False)
+    assert one.merge(numbered).fitted.column_names == {"0": NAMES}
 
 
 @pytest.mark.parametrize(
@@ -124,6 +130,45 @@ def test_an_explanation_has_the_names_in_the_order_of_the_fit(kind: Any) -> None
     ours = made(kind)
     for given in (far, reversed_columns(far), far.to_numpy()):
         assert ours.explain(given).words(0).startswith("age = 30 is far outside")
+
+
+def test_names_given_for_a_frame_are_those_of_its_own_order() -> None:
+    far = reversed_columns(NEW[:1].assign(age=30.0))
+    told = made(Monitor).explain(far, columns=list(far.columns))
+    assert told.words(0).startswith("age = 30 is far outside")
+
+
+def test_labels_that_are_no_names_are_shown_as_text() -> None:
+    dated = TRAIN.set_axis(pandas.date_range("2026-01-01", periods=4), axis=1)
+    told = made(Monitor, dated).explain(dated[:1]).columns
+    assert told.names[0].startswith("2026-01-01")
+
+
+def test_methods_that_learn_nothing_remember_columns() -> None:
+    energy = Energy(network(), Categorical()).fit(TRAIN)
+    expected = energy.score(NEW.to_numpy())
+    np.testing.assert_array_equal(energy.score(reversed_columns(NEW)), expected)
+    found = energy.score(iter([NEW, reversed_columns(NEW)]), progress=False)
+    np.testing.assert_array_equal(found, np.tile(expected, 2))
+    with pytest.raises(BatchError, match="without bp"):
+        energy.score(NEW.drop(columns="bp"))
+
+
+def test_frames_of_labels_are_not_looked_at() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x)
+
+    labels = pandas.DataFrame({"y": np.zeros(len(TRAIN))})
+    monitor = Monitor(Named(), Categorical())
+    monitor.fit([{"x": TRAIN, "labels": labels}], progress=False)
+    renamed = labels[: len(NEW)].set_axis(["z"], axis=1)
+    monitor.score({"x": reversed_columns(NEW), "labels": renamed})
+    assert monitor.fitted.column_names == {"x": NAMES}
 
 
 def test_baselines_without_a_fit_take_frames_by_position() -> None:

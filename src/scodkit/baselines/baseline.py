@@ -22,8 +22,9 @@ from scodkit.factors.pieces import finite_samples
 from scodkit.fit.data import as_loader, batches_of, tell_of_labels
 from scodkit.likelihoods import Bernoulli, Categorical, Heads, Likelihood
 from scodkit.model.failures import check_runs
-from scodkit.model.inputs import FORM, LABEL_KEYS, Form, Inputs
-from scodkit.model.kinds import as_tensors, over_batches
+from scodkit.model.frames import columns_of, labels_of
+from scodkit.model.inputs import FORM, Form, Inputs
+from scodkit.model.kinds import LABEL_KEYS, as_tensors, over_batches
 from scodkit.model.network import Network, state_to_copy
 from scodkit.model.parameters import state_fingerprint
 from scodkit.numerics import artifact
@@ -43,7 +44,7 @@ _HEADER = artifact.fields(
 )
 
 # of batches that no fit has shown: one tensor, with or without targets of another form
-_ONE_INPUT = Form(parts=1, axes=[], alike=1)
+_ONE_INPUT, _ANYTHING = (Form(parts=1, axes=[], alike=alike) for alike in (1, None))
 
 State = dict[str, Tensor]
 
@@ -131,7 +132,7 @@ class Baseline(ABC):
     def fit(
         self, loader: Iterable[Any], labels: object = None, *, progress: bool = True
     ) -> Self:
-        """Fit to training data; methods that learn nothing do not read it.
+        """Fit to training data; methods that learn nothing read a data frame's columns alone.
 
         Args:
             loader: Batches of training data; with targets for methods that say so. Or all
@@ -147,6 +148,9 @@ class Baseline(ABC):
             tell_of_labels(labels, f"{type(self).__name__} learns {what}")
             labels = None
         if not self.learns:
+            first = loader[0] if isinstance(loader, (tuple, list)) and loader else loader
+            if labels_of(first) is not None and self._network.by_name:
+                self._form = replace(_ANYTHING, columns=columns_of(first))
             return self
         description = f"fitting {type(self).__name__}" if progress else None
         samples = as_loader(loader, labels)
@@ -175,7 +179,9 @@ class Baseline(ABC):
         whole = self._network.is_loader(batch)
         reading = partial(batches_of, description="scoring", progress=progress)
         # without a fit, what a loader yields is a batch; two tensors alike may be two of them
-        form = self._form if whole else self._form or _ONE_INPUT
+        form = self._form
+        if not whole and (form is None or not self.learns):
+            form = replace(_ONE_INPUT, columns=form.columns if form else None)
         scored = partial(self._scored, form=form)
         return over_batches(scored, batch, reading if whole else None)
 

@@ -37,6 +37,7 @@ from scodkit.cli.files import Form, Samples, read_samples
 from scodkit.cli.tables import Columns, joined
 from scodkit.errors import OptionError, ScodError
 from scodkit.fit.data import loader_like
+from scodkit.model.projected import options_in
 from scodkit.numerics.files import regular_file
 from scodkit.parts import Shard, reads_all_once
 from scodkit.sketch import Sketch, documents
@@ -121,12 +122,14 @@ def unfitted_monitor(path: Path, model: nn.Module) -> Monitor:
             f"expected a monitor that was made without functions, got {path}, which had "
             f"{', '.join(functions)}; renew it in Python, where they are"
         )
+    names: list[str] = list(header["parameters"])
+    projected = header.get("projected")
     monitor = Monitor(
         model,
         documents.build(header["likelihood"], Likelihood),
         header["rank"],
         sketch=documents.build(header["sketch"], Sketch),
-        parameters=list(header["parameters"]),
+        parameters=names if projected is None else options_in(projected, names),
         prior_scale=header["prior_scale"],
     )
     monitor.notes = dict(header.get("notes", {}))
@@ -277,11 +280,13 @@ def name_columns(monitor: Monitor) -> None:
     """Let a fit on a table tell columns of data frames apart by name, in Python.
 
     Args:
-        monitor: Fitted, and not calibrated yet; its notes have the names, if there are any.
+        monitor: Fitted; its notes have the names, if there are any.
     """
     form, columns = monitor.fitted.form, monitor.notes.get("inputs", {}).get("columns")
     if columns is not None and form is not None:
+        calibration = monitor.calibration  # the scores stay the same
         monitor._change(form=replace(form, columns={"0": [*columns]}))
+        monitor.calibration = calibration
 
 
 def threshold_of(

@@ -35,7 +35,13 @@ def renew(  # noqa: PLR0913 (each a choice of its own)
     import torch
 
     from scodkit.cli.files import Form
-    from scodkit.cli.loading import batches_of, load_model, running, unfitted_monitor
+    from scodkit.cli.loading import (
+        batches_of,
+        load_model,
+        name_columns,
+        running,
+        unfitted_monitor,
+    )
 
     path = output or monitor
     with shown.stoppable(f"{path} is as it was; type the same command again"):
@@ -59,6 +65,7 @@ def renew(  # noqa: PLR0913 (each a choice of its own)
                 precision=torch.bfloat16 if noted.get("precision") == "bfloat16" else None,
                 products=noted.get("products"),
             )
+        name_columns(renewed)
         for earlier in ("calibrate", "merge", "parts"):
             renewed.notes.pop(earlier, None)
         renewed.notes["renew"] = options.noted_options(ctx)

@@ -24,6 +24,7 @@ from scodkit.likelihoods import (
 from scodkit.likelihoods.task import Task
 from scodkit.model.frames import Columns, are_numbered, columns_of
 from scodkit.model.inputs import Form
+from scodkit.model.kinds import is_array
 
 # attributes that say what a layer takes and what it returns, and those of one size
 _PAIRS = (
@@ -72,7 +73,9 @@ class Names:
         """
         fitted, own = (_first(form.columns) if form else None), _first(columns_of(batch))
         # a frame's own come in the order of the fit, if that had names
-        of_frame = (fitted, own) if own is not None else ()
+        of_frame = (fitted, own) if own is not None else (_other_labels(batch),)
+        if columns is not None and fitted is not None and own == [*map(str, columns)]:
+            columns = fitted
         noted = (notes.get("columns"), notes.get("inputs", {}).get("columns"))
         found = (*of_frame, *noted, fitted)
         if classes is None:
@@ -94,6 +97,15 @@ def _first(columns: Columns | None) -> list[str] | None:
     """Return the names of the first data frame's columns; None for numbers or no frame."""
     labels = next(iter((columns or {}).values()), None)
     return None if labels is None or are_numbered(labels) else labels
+
+
+def _other_labels(batch: object) -> list[str] | None:
+    """Return labels of a frame that are no names, such as dates, as text; None for others."""
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    labels = getattr(first, "columns", None) if is_array(first) else None
+    if labels is None or columns_of(first) is not None:
+        return None
+    return [str(label) for label in labels]
 
 
 def layer_names(model: nn.Module, paths: Sequence[str]) -> tuple[str, ...]:

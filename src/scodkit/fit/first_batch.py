@@ -182,7 +182,12 @@ class Preparation:
         if not isinstance(selection, Projected):
             return 0
         itemsize = math.ceil(parameters.itemsize(self.network.model))
-        return learning_bytes(selection, parameters, itemsize)
+        held = learning_bytes(selection, parameters, itemsize)
+        if selection.given is not None or selection.moments == "random":
+            return held
+        directions = self.recipe.likelihood.num_directions(self.shape)
+        rows = min(self.call.batch_size, selection.samples) * directions
+        return held + min(self.recipe.budget, 2 * rows * parameters.widest * itemsize)
 
     def _score_bytes(self, source: FactorSource, plan: Plan) -> int:
         """Return what scoring a batch takes, beside the basis."""

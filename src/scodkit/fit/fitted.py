@@ -24,7 +24,7 @@ from scodkit.fit.data import Again, joined, seen_again
 from scodkit.fit.probes import Probes
 from scodkit.likelihoods import Heads, Likelihood
 from scodkit.likelihoods.task import Task
-from scodkit.model.frames import Columns
+from scodkit.model.frames import Columns, alike, in_words
 from scodkit.model.input_range import InputRange
 from scodkit.model.inputs import Form, Inputs, Ranges, joined_ranges
 from scodkit.model.network import Network, StateWatch
@@ -330,8 +330,12 @@ class Fitted:
         if self.likelihood != other.likelihood:
             difference = f"the likelihoods are {self.likelihood} and {other.likelihood}"
         columns, others = (form and form.columns for form in (self.form, other.form))
-        if columns and others and columns != others:
-            difference = f"the columns are {columns} and {others}"
+        if columns and others and not alike(columns, others):
+            raise MergeError(
+                "expected two fits of the same columns in the same order, got "
+                f"{in_words(columns)} and {in_words(others)}; fit every part with x[[...]] in "
+                "one order, on the command line with --columns"
+            )
         if difference:
             raise MergeError(
                 f"expected two fits of the same model and options, but {difference}; fit "
@@ -351,6 +355,7 @@ class Fitted:
             samples=joined([self.samples, other.samples]),
             input_range=joined_ranges(self.input_range, other.input_range),
             columns=self.columns.in_both(other.columns),
+            form=other.form if columns is None and others else self.form,
             probes=self.probes or other.probes,
         )
 

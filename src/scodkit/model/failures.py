@@ -99,7 +99,8 @@ def _failure(network: Network, call: Inputs) -> Exception | None:
 
 def _lacks_memory(error: Exception) -> bool:
     short = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return short or "DefaultCPUAllocator" in str(error)
+    words = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")
+    return short or any(word in str(error) for word in words)
 
 
 def _advice(network: Network, call: Inputs) -> str:

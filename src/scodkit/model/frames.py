@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scodkit.errors import BatchError
-from scodkit.model.kinds import as_array, is_array
+from scodkit.model.kinds import LABEL_KEYS, as_array, is_array
 
 # names of the columns of each data frame of a batch, by position or keyword in the call
 Columns = dict[str, list[str]]
@@ -55,7 +55,7 @@ def columns_of(batch: object) -> Columns | None:
     if isinstance(batch, (tuple, list)) and batch:
         batch = batch[0]
     parts = batch if isinstance(batch, Mapping) else {0: batch}
-    named = {str(key): labels_of(part) for key, part in parts.items()}
+    named = {str(key): labels_of(part) for key, part in parts.items() if key not in LABEL_KEYS}
     return {key: labels for key, labels in named.items() if labels} or None
 
 
@@ -97,6 +97,17 @@ def ordering(columns: Columns | None) -> Callable[[Any], Any]:
 def are_numbered(labels: list[str]) -> bool:
     """Return whether columns are numbered from 0 on, as those that were given no names are."""
     return labels == [str(place) for place in range(len(labels))]
+
+
+def alike(one: Columns, other: Columns) -> bool:
+    """Return whether fits of these columns are of the same: names agree where there are any."""
+    names = [(own, other[key]) for key, own in one.items() if key in other]
+    return all(a == b or are_numbered(a) or are_numbered(b) for a, b in names)
+
+
+def in_words(columns: Columns) -> str:
+    """Return the names of columns as a list to read."""
+    return "; ".join(", ".join(names) for names in columns.values())
 
 
 def _ordered(frame: Any, names: list[str] | None) -> Any:

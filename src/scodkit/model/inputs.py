@@ -17,16 +17,13 @@ from torch.utils.data import Dataset
 
 from scodkit.errors import BatchError, SuspiciousInputWarning
 from scodkit.model.frames import Columns, columns_of
-from scodkit.model.kinds import is_array
+from scodkit.model.kinds import LABEL_KEYS, is_array
 from scodkit.numerics import artifact
 
 # smallest and largest value of each floating input, by its position or keyword in the call
 Ranges = dict[str, tuple[float, float]]
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-# keys of labels in a dict, which are not inputs
-LABEL_KEYS = ("label", "labels", "target", "targets")
 
 # a value is far if it is outside its range by so many widths of the range. With n values seen,
 # and exponential tails, a new one gets there with probability n^-4, with normal tails hardly

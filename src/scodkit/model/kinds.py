@@ -20,6 +20,9 @@ _Found = TypeVar("_Found")
 # numpy's kinds of numbers that torch has, too: booleans, integers, floats, complex ones
 _NUMBERS = "biufc"
 
+# keys of a batch under which its targets are
+LABEL_KEYS = ("label", "labels", "target", "targets")
+
 
 def is_array(value: object) -> bool:
     """Return whether a value is an array of another library: numpy's, a pandas table.

@@ -317,8 +317,7 @@ class Projections:
             _check_kept(name, kept, math.prod(pairs[name].shape))
             if list(pairs[name].coordinates) != shape:
                 artifact.refuse(f"{shape} coordinates of {name}", str(pairs[name].coordinates))
-        options = Projected(**{name: header[name] for name in _OPTIONS})
-        found = Projections(options, whole.names, pairs)
+        found = Projections(options_in(header, whole.names), whole.names, pairs)
         if found.digest != header["digest"]:
             artifact.refuse("projections as they were saved", "others")
         return found.of(whole)
@@ -336,6 +335,16 @@ class Projections:
 
     def __repr__(self) -> str:
         return f"Projections({len(self.pairs)} of {len(self.names)} weights, {self.digest[:8]})"
+
+
+def options_in(header: Mapping[str, Any], names: Sequence[str]) -> Projected:
+    """Return how to learn the projections anew that a file has.
+
+    Args:
+        header: As `PROJECTED` allows.
+        names: Of the weights.
+    """
+    return Projected(layers=list(names), **{name: header[name] for name in _OPTIONS})
 
 
 def _check(name: str, matrix: Tensor | None, side: int) -> None:

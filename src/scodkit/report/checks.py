@@ -1,7 +1,8 @@
 """Checks of a report: a verdict each, its rule with its numbers, and what to do.
 
 Some checks depend on chance. Those of a page together share two levels: a monitor that keeps
-its promises has a failed check on at most 1 % of pages, and one to look at on at most 5 %.
+its promises has by chance a failed check on at most 1 % of pages, and one to look at on at most
+5 %. (Where there are too few inputs to tell, there is one to look at on every page.)
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def _squares_by_places(delta: Tensor, a: Tensor) -> Tensor:
     positions, as those of attention keys do, large terms would cancel. (In bfloat16 the
     gradients themselves are rounded by as much.)
     """
-    if a.itemsize < torch.float32.itemsize:
+    if a.itemsize < torch.float32.itemsize or not a.shape[1]:
         return _contracted(delta, wide_bmm(a, a.mT))
     wide = sum_dtype(delta, a)
     delta, mean = delta.to(wide), a.mean(1, keepdim=True, dtype=torch.float64).to(wide)
@@ -245,7 +245,8 @@ def _squares_by_places(delta: Tensor, a: Tensor) -> Tensor:
     total = delta.sum(2, dtype=torch.float64)
     lengths = mean.double().square().sum(2) * total.square().sum(2)
     along = (delta @ total.to(wide).unsqueeze(3)).squeeze(3) * (rest @ mean.mT).mT
-    return lengths + 2 * along.double().sum(2) + _contracted(delta, wide_bmm(rest, rest.mT))
+    others = _contracted(delta, wide_bmm(rest, rest.mT))
+    return (lengths + 2 * along.double().sum(2) + others).clamp_min(0)
 
 
 def _squares_by_rows(delta: Tensor, a: Tensor) -> Tensor:
