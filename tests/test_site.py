@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -58,12 +59,24 @@ WIDER = "() => document.documentElement.scrollWidth - innerWidth"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = ["-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs/_site", "docs"]
-    ran = subprocess.run(
-        [sys.executable, *command, str(folder)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
+    """The pages, made by whichever process of the tests comes first."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    errors, writing = folder.with_suffix(".errors"), folder.with_suffix(".writing")
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        ends = time.monotonic() + 900
+        while not errors.exists() and time.monotonic() < ends:
+            time.sleep(0.1)
+    else:
+        command = ["-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs/_site", "docs"]
+        ran = subprocess.run(
+            [sys.executable, *command, str(folder)], cwd=ROOT, capture_output=True, text=True
+        )
+        writing.write_text(ran.stderr if ran.returncode else "")
+        writing.replace(errors)
+    assert not errors.read_text()
     return folder
 
 
