@@ -401,7 +401,7 @@ def test_a_model_that_asks_for_values_goes_on_eagerly() -> None:
         monitor = fitted(Careful())
     x = data(BATCH, 3, seed=5)
     expected = monitor.score(x)
-    with pytest.raises(CaptureError, match=r"can be recorded.*go on without monitor\.compile"):
+    with pytest.raises(CaptureError, match=r"can be followed.*go on without monitor\.compile"):
         monitor.compile(x)
     assert torch.equal(monitor.score(x), expected)
     assert not recorded(monitor, x)
