@@ -164,6 +164,8 @@ def mend(app: Any, page: str, template: str, context: dict[str, Any], doctree: A
     body = re.sub(r"(?<=\d) (?=\([\d.]+(-[\d.]+)?\))", "\N{NO-BREAK SPACE}", body)
     if doctree is None or not str(app.env.doc2path(page)).endswith(".md"):
         context["page_source_suffix"] = ""  # written at the build: there is nothing to edit
+    alias = r"TypeAliasForwardRef</em><em>\(</em><em>'(\w+)'</em><em>\)"
+    body = re.sub(alias, r"\1</em><em>", body)
     if page.startswith("_modules/"):
         body = re.sub(r'<a class="viewcode-back".*?</a>', "", body, flags=re.DOTALL)
     spans = {"<dl>": '<span class="lines">', "<dd>": '<span class="line">'}
