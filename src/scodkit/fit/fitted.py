@@ -333,8 +333,8 @@ class Fitted:
         if columns and others and not alike(columns, others):
             raise MergeError(
                 "expected two fits of the same columns in the same order, got "
-                f"{in_words(columns)} and {in_words(others)}; fit every part with x[[...]] in "
-                "one order, on the command line with --columns"
+                f"{in_words(columns)} and {in_words(others)}; give the columns of every "
+                "part in one order (on the command line by --columns)"
             )
         if difference:
             raise MergeError(
