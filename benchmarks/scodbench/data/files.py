@@ -167,14 +167,6 @@ def get(
         NotFetchableError: If the data set has no public place.
         DownloadError: If a file cannot be fetched or written.
         ChecksumError: If another file came; it is removed.
-
-    Examples:
-        >>> get("taxinet")
-        Traceback (most recent call last):
-        ...
-        scodbench.data.errors.NotFetchableError: expected a data set with a public place, \
-got taxinet; it is part of the project's data and has no public place: copy taxinet/ into the \
-folder, or name a folder that has it, with the variable SCODKIT_DATA
     """
     dataset, root = dataset_named(name), data_folder(folder)
     if not dataset.fetched:

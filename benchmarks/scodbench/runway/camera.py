@@ -57,9 +57,6 @@ class Camera:
         >>> camera = Camera()
         >>> round(camera.horizon_row)
         61
-        >>> Camera(height_m=0)
-        Traceback (most recent call last):
-        scodkit.errors.OptionError: expected 0.1 <= height_m <= 100, got 0; type Camera()
     """
 
     height_m: float = 2.1
