@@ -9,7 +9,6 @@ import functools
 import html.parser
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip(
     "axe_playwright_python.sync_playwright", reason="axe is not installed"
 )
@@ -32,7 +31,6 @@ pytest.importorskip("sphinx", reason="what builds the site is not installed")
 ROOT = Path(__file__).parents[1]
 INDEX = (ROOT / "docs" / "reference" / "index.md").read_text(encoding="utf-8")
 NAMES = re.findall(r"^\| \[`([\w.]+)`\]", INDEX, re.MULTILINE)
-PLACES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # widths, each with the colour schemes of a page, the first of which axe sees; and its rules
 # there but for colours, in the second all that depend on the width
 STATES: dict[tuple, dict] = {
@@ -91,21 +89,6 @@ def address(site: Path) -> Iterator[str]:
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *args: object) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PLACES)), None)
-    with sync_api.sync_playwright() as playwright:
-        own = Path(playwright.chromium.executable_path)
-        if found is None and not own.exists():
-            pytest.skip("no Chromium found: apt-get install chromium, or CHROMIUM=/path/to/it")
-        # a container often runs as root, where Chromium's sandbox does not start
-        opened = playwright.chromium.launch(
-            executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield opened
-        opened.close()
 
 
 def files(site: Path) -> list[Path]:

@@ -5,11 +5,8 @@ Needs playwright's Python package and a Chromium: Debian's, or playwright's own.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import zlib
-from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
@@ -19,10 +16,9 @@ from scodkit.report.rates import Rate
 
 pytestmark = pytest.mark.slow
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 SIDES = ("top", "right", "bottom", "left")
-PLACES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 # of every canvas: how many pixels are painted, shadow roots included
 PAINTED = """place => {
@@ -54,21 +50,6 @@ TOUCH = """place => {
   return found;
 }"""
 DRAWN = "() => [...document.querySelectorAll('.chart')].every(c => c.dataset.drawn)"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PLACES)), None)
-    with sync_api.sync_playwright() as playwright:
-        own = Path(playwright.chromium.executable_path)
-        if found is None and not own.exists():
-            pytest.skip("no Chromium found: apt-get install chromium, or CHROMIUM=/path/to/it")
-        # a container often runs as root, where Chromium's sandbox does not start
-        opened = playwright.chromium.launch(
-            executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
