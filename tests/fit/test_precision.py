@@ -64,7 +64,7 @@ class Last(nn.Module):
     def __init__(self, layer: type[nn.RNNBase]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layer, self.head = layer(4, 6, batch_first=True), nn.Linear(6, 3)
+        self.layer, self.head = layer(4, 6, 2, batch_first=True), nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.head(self.layer(x)[0][:, -1])

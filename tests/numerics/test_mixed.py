@@ -10,18 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from draws import noise
+from scodkit.numerics import matmul as matmul_module
 from scodkit.numerics.matmul import (
     _LONGEST,
     _in_slices,
     _summed,
     add_matmul,
     in_parts,
+    linear,
     matmul,
-    right_factor,
     tf32_products,
 )
+from scodkit.numerics.torch_private import make_fx, onednn_linear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 SEEDS = st.integers(0, 2**31)
@@ -69,14 +72,60 @@ def test_add_matmul_adds_in_place_and_rounds_nothing_first(total, left, right) -
     assert not into[7:].any()
 
 
+LARGE = (40, 700, 100)  # rows, length, columns: enough for oneDNN
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_one_right_factor_serves_many(dtype: torch.dtype) -> None:
-    b = noise(40, 24).to(dtype)
-    times = right_factor(b)
-    for seed in (1, 2):
-        a = noise(10, 80, seed=seed).to(dtype)[:, ::2]
-        assert times(a).dtype == dtype
-        assert near(times(a), a, b)
+@pytest.mark.parametrize("sizes", [(10, 40, 24), LARGE], ids=str)
+@pytest.mark.parametrize("strided", [False, True])
+def test_linear_is_torch_s(dtype: torch.dtype, sizes: tuple[int, ...], strided: bool) -> None:
+    rows, length, columns = sizes
+    step = 2 if strided else 1
+    x = noise(rows, step * length).to(dtype)[:, ::step]
+    weight = noise(length, columns, seed=1).to(dtype).mT
+    bias = noise(columns, seed=2).to(dtype)
+    assert near(linear(x, weight), x, weight.mT)
+    with_ones = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+    both = torch.cat([weight, bias[:, None]], 1)
+    assert near(linear(x, weight, bias), with_ones, both.mT)
+    halves = torch.stack(x.chunk(2))
+    assert near(linear(halves, weight).view(rows, -1), x, weight.mT)
+
+
+def test_linear_leaves_to_torch_what_onednn_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(*args: object) -> Tensor:
+        calls.append(1)
+        return onednn_linear(*args)
+
+    monkeypatch.setattr(matmul_module, "onednn_linear", counted)
+    x, weight = noise(*LARGE[:2]).float(), noise(*LARGE[:0:-1], seed=1).float()
+    linear(x, weight)
+    assert len(calls) == 1
+    expected = torch.autograd.functional.jacobian(lambda w: F.linear(x, w).sum(), weight)
+    found = torch.autograd.functional.jacobian(lambda w: linear(x, w).sum(), weight)
+    assert torch.equal(found, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight).dtype == torch.bfloat16
+    traced = make_fx(lambda x, weight: linear(x, weight))(x, weight)
+    assert "mkldnn" not in traced.code
+    linear(x[:1], weight)  # a vector
+    assert len(calls) == 1
+    with torch.no_grad():  # nothing is recorded
+        linear(x, weight.requires_grad_())
+    assert len(calls) == 2
+    monkeypatch.setattr(matmul_module, "onednn_linear", None)  # torch without oneDNN
+    assert near(linear(x, weight), x, weight.mT)
+
+
+@pytest.mark.parametrize("length", [1000, 1 << 14, 1 << 16])
+def test_a_product_along_a_basis_is_as_exact_as_its_dtype(length: int) -> None:
+    basis = torch.linalg.qr(noise(length, 20))[0].float()
+    rows = noise(24, length, seed=1).float() + 30 * noise(24, 20, seed=2).float() @ basis.mT
+    exact = rows.double() @ basis.double()
+    error = (matmul(rows, basis).double() - exact).abs() / rows.double().norm(dim=1)[:, None]
+    assert error.mean() < 2.0**-24  # one by one, it would be three times that
 
 
 def test_add_matmul_takes_a_transposed_block() -> None:

@@ -26,6 +26,7 @@ from scodkit.factors.layout import (
     matched,
     tensors_in,
 )
+from scodkit.factors.rules.recurrent import gates
 from scodkit.factors.rules.steps import BY_FUNCTION
 
 _MATRIX = 2  # axes of a matrix
@@ -428,6 +429,7 @@ def _table() -> dict[Callable[..., Any], Rule]:
         pools = " ".join(f"{kind}_pool{end}" for kind in _POOLS for end in ends)
         rules |= dict.fromkeys(_functions(pools), _apart_from(_last(count)))
     rules |= {F.unfold: _in_front(4), Tensor.unfold: _windowed}
+    rules |= {gates: _apart_from(_last(1), together=True)}
     rules |= dict.fromkeys(BY_FUNCTION.values(), _stepped)
     rules |= dict.fromkeys(_reading("data real imag"), _number_by_number)
     rules |= dict.fromkeys(_reading("mT mH"), _turned(_matrices_turned))

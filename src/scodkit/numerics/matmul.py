@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from scodkit.numerics.torch_private import get_proxy_mode
+from scodkit.numerics.torch_private import get_proxy_mode, onednn_linear
 
 # entries summed in float32 at a time
 _SLICE = 4096
@@ -43,6 +43,14 @@ _SHORTEST, _LONGEST = 64, 1024
 _TALL_CHUNK, _TALL_CHUNK_ON_GPU = 1 << 19, 1 << 23
 _TALL_COPIES = 2.5
 _TALL_SQUARES = 5
+
+# multiplications from which oneDNN's overhead of 10 us does not count, and rows on both sides:
+# MKL is faster with a vector
+_PRODUCTS, _ROWS = 1 << 20, 2
+
+# the length of an axis from which oneDNN sums float32 along it as exactly as MKL does; along
+# 1000 entries it errs three times as much, and a score is a difference of near-equal sums
+_AS_EXACT = 1 << 14
 
 # products of half-precision matrices with float32 results need torch 2.8
 _OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
@@ -111,6 +119,27 @@ def _bmm_in_tf32(a: Tensor, b: Tensor) -> Tensor:
 _tf32_bmm = opaque_to_tracers("scodkit::tf32_bmm", _bmm_in_tf32, empty=torch.bmm)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``F.linear(x, weight, bias)``.
+
+    In float32 on a CPU by oneDNN, as torch's own recurrent layers and convolutions are: it
+    uses the wide vectors of any processor, and is twice as fast where MKL does not.
+    """
+    given = (x, weight) if bias is None else (x, weight, bias)
+    if onednn_linear and get_proxy_mode() is None and all(map(_plain_on_cpu, given)):
+        rows = x.numel() // max(1, x.shape[-1])
+        large = min(rows, len(weight)) >= _ROWS and x.numel() * len(weight) >= _PRODUCTS
+        if large and not torch.is_autocast_enabled("cpu"):
+            return onednn_linear(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+def _plain_on_cpu(tensor: Tensor) -> bool:
+    """Return whether a tensor is in float32 on a CPU, and its graph is not recorded."""
+    recorded = tensor.requires_grad and torch.is_grad_enabled()
+    return tensor.dtype == torch.float32 and tensor.is_cpu and not recorded
+
+
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a @ b`` for matrices of any floating dtypes, accumulated in the wider one.
 
@@ -133,7 +162,9 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         a, b = a.to(wide), b.to(wide)
     if a.is_cuda and _is_long(a, b):
         return _in_slices(a, b)
-    return torch.mm(a, b, out_dtype=wide) if on_units else a @ b
+    if on_units:
+        return torch.mm(a, b, out_dtype=wide)
+    return linear(a, b.mT) if a.shape[1] >= _AS_EXACT else a @ b
 
 
 def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -187,22 +218,6 @@ class Thin:
     def _parts(self) -> Tensor:
         with torch.inference_mode(False):  # or no later gradient could go through them
             return in_parts(self.matrix, torch.bfloat16)
-
-
-def right_factor(b: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return ``a -> a @ b``, for one matrix that many are multiplied with.
-
-    In float32 on a CPU by oneDNN, as torch's own recurrent layers are: it uses the wide
-    vectors of any processor, twice as fast where MKL does not.
-
-    Args:
-        b: ``(n, r)``.
-    """
-    takes = not b.is_cuda and b.dtype == torch.float32 and get_proxy_mode() is None
-    if not (takes and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
-        return lambda a: a @ b
-    packed = b.mT.contiguous().to_mkldnn()
-    return lambda a: F.linear(a.to_mkldnn(), packed).to_dense()
 
 
 def wide_bmm(a: Tensor, b: Tensor) -> Tensor:

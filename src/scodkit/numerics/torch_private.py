@@ -65,6 +65,12 @@ pull_back: Callable[..., Sequence[Tensor | None]] = functools.partial(
     accumulate_grad=False,
 )
 
+# ``F.linear`` of float32 tensors on a CPU by oneDNN, whatever torch itself would use: takes
+# ``(x, weight, bias, "none", [], "")``. None if torch was built without oneDNN
+onednn_linear: Callable[..., Tensor] | None = getattr(
+    torch.ops.mkldnn, "_linear_pointwise", None
+)
+
 _is_compiling = torch.compiler.is_compiling
 _ITS_CODE = _is_compiling.__code__
 _as_it_is = types.FunctionType(_ITS_CODE, _is_compiling.__globals__)

@@ -23,7 +23,7 @@ from scodkit.factors.rules.layer import (
     UnsupportedCallError,
     biased_product,
 )
-from scodkit.factors.rules.recurrent import REFUSALS, UNROLLED, unrolled
+from scodkit.factors.rules.recurrent import REFUSALS, UNROLLED, Gates, gates, unrolled
 from scodkit.factors.rules.rows import Outer, Rows
 
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -35,6 +35,7 @@ RULES: dict[Callable[..., Any], Callable[..., Layer]] = {
     **dict.fromkeys([torch.conv1d, torch.conv2d, torch.conv3d], Convolution),
     **dict.fromkeys(_TRANSPOSED, TransposedConvolution),
     F.embedding: Embedding,
+    gates: Gates,
     **{func: broadcast.norm(func) for func in _NORMS},
     **dict.fromkeys([torch.mul, Tensor.mul], broadcast.product),
     **dict.fromkeys([torch.add, Tensor.add, Tensor.add_], broadcast.total),

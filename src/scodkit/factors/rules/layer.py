@@ -75,6 +75,13 @@ class Batch:
         before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         return Batch(self.size, Lay(0, before * outer, inner * after))
 
+    def lead(self, rows: Tensor, axis: int = 0) -> Tensor:
+        """Return ``rows`` with two axes, ``B`` and ``m``, for all from ``axis`` to the last."""
+        if self.size > 1 and self.lay.outer == self.lay.inner == 1:  # a view of any memory
+            return rows.movedim(axis + self.lay.axis, axis).flatten(axis + 1, -2)
+        batch = self.led_by(rows.shape[axis:-1])
+        return batch.split(rows.flatten(axis, -2), axis)
+
     def split(self, rows: Tensor, axis: int = 0) -> Tensor:
         """Return ``rows`` with its axis of ``B m`` rows replaced by two: ``B``, then ``m``."""
         _, outer, inner = self.lay
@@ -218,11 +225,10 @@ class Linear(Layer):
             if bias is not None:
                 yield bias, delta
             return
-        batch = self.batch.led_by(delta.shape[1:-1])
         # (b, q, m, o)
-        delta = batch.split(delta.flatten(1, -2), axis=1).transpose(0, 1)
+        delta = self.batch.lead(delta, axis=1).transpose(0, 1)
         if weight is not None:
-            yield weight, Summed(delta, batch.split(a.flatten(0, -2)))
+            yield weight, Summed(delta, self.batch.lead(a))
         if bias is not None:
             yield bias, delta.sum(2)
 

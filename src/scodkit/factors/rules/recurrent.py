@@ -7,15 +7,98 @@ once: one of the inputs, one of these states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+from torch.overrides import wrap_torch_function
 
-from scodkit.factors.rules.layer import UnsupportedCallError
+from scodkit.factors.rules.layer import Batch, Derived, Layer, Place, UnsupportedCallError
+from scodkit.factors.rules.rows import Rows, Summed
 from scodkit.factors.rules.steps import BY_FUNCTION
+from scodkit.numerics.matmul import linear
+from scodkit.numerics.torch_private import of_all_directions
+
+
+class Gates(Layer):
+    """What goes into the gates of a recurrent layer: ``y = x W^T + b + h V^T + c``.
+
+    Args:
+        batch: As of any layer.
+        x: Inputs of all steps.
+        before: States ``h`` before each.
+        w_ih: Weights of the inputs.
+        w_hh: Weights of the states.
+        b_ih: Biases of the inputs, if there are any.
+        b_hh: Biases of the states.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        x: Tensor,
+        before: Tensor,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> None:
+        super().__init__(batch, [w_ih, w_hh, b_ih, b_hh], x, before)
+        self._weights, self._biases = (w_ih, w_hh), (b_ih, b_hh)
+
+    def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
+        """See `Layer.gradients`."""
+        delta = self.batch.lead(delta, axis=1).transpose(0, 1)  # (b, q, m, o)
+        for weight, input in zip(self._weights, self.inputs, strict=True):
+            if id(weight) in self.places:
+                yield self.places[id(weight)], Summed(delta, self.batch.lead(input.to(delta)))
+        chosen = [self.places[id(bias)] for bias in self._biases if id(bias) in self.places]
+        if chosen:
+            sums = delta.sum(2)
+            yield from ((place, sums) for place in chosen)
+
+
+class _Gates(torch.autograd.Function):
+    """What `Gates` describes; how states depend on earlier ones is left to the steps."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        before: Tensor,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None,
+        b_hh: Tensor | None,
+    ) -> Tensor:
+        """Return ``y``."""
+        ctx.save_for_backward(w_ih)
+        return linear(x, w_ih, b_ih) + linear(before, w_hh, b_hh)
+
+    @staticmethod
+    def backward(ctx: Any, *rows: Tensor) -> tuple[Any, ...]:
+        """Return the gradient at the inputs."""
+        (weight,) = ctx.saved_tensors
+        through = weight.to(rows[0].dtype).mT  # autocast leaves weights alone
+        (at_inputs,) = of_all_directions(lambda y: [linear(y, through)], rows)
+        return at_inputs, None, None, None, None, None
+
+
+@wrap_torch_function(lambda *args: [arg for arg in args if arg is not None])
+def gates(
+    x: Tensor,
+    before: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Tensor:
+    """Return what goes into the gates, as `Gates` describes, ``(..., g h)``."""
+    found: Tensor = _Gates.apply(x, before, w_ih, w_hh, b_ih, b_hh)  # type: ignore[no-untyped-call]
+    return found
+
 
 # one step: the inputs' part of the gates, the states' part, the states; returns the new states
 Step = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
@@ -131,7 +214,12 @@ def _one_way(
         after, *ends = func(x, given if len(given) > 1 else given[0], *fixed)
         length = after.shape[time] - 1
         before = torch.cat([states[0].unsqueeze(time), after.narrow(time, 0, length)], time)
-    parts = F.linear(x, w_ih, b_ih), F.linear(before.contiguous(), w_hh, b_hh)
+    before = before.contiguous()
+    parts: list[Tensor | None]
+    if func is torch.gru:  # the states' part of its last gate is multiplied by another gate
+        parts = [F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)]
+    else:
+        parts = [gates(x, before, w_ih, w_hh, b_ih, b_hh), None]
     cells = [*states[1:], *(end.squeeze(0) for end in ends[1:])]
     made, *cell = BY_FUNCTION[func](
         *parts, time, w_hh.detach(), before, after, states[0], *cells

@@ -26,8 +26,7 @@ _ON_GPU = 1 << 28
 
 # rows that are multiplied at once with a basis, which is read again for the next ones: bytes,
 # and from how many outputs on they are of fewer samples
-_MULTIPLIED, _OUTPUTS = 6 << 20, 128
-_MANY = 24  # rows
+_MULTIPLIED, _OUTPUTS = 6 << 20, 512
 
 # entries of a table, for each that a sample looks up, from which most of its rows is zeros
 _SPARSE = 8
@@ -197,7 +196,7 @@ class Summed(Factored):
                 for one, out in zip(some.unbind(1), rows, strict=True):  # nothing is copied
                     torch.bmm(one.mT, a, out=out)
                 flat = rows.view(count * len(a), -1)
-                sums.append((squared_norms(flat[:, None]), _along(flat, part)))
+                sums.append((squared_norms(flat[:, None]), matmul(flat, part)))
             norm, total = (torch.stack(each).sum(0) for each in zip(*sums, strict=True))
             norms.append(norm.view(count, -1).sum(0))
             along.append(total.view(count, len(a), -1).transpose(0, 1))
@@ -221,13 +220,6 @@ class Summed(Factored):
             each = self.nbytes // len(self.a)
             squares = _in_pieces(_squares_by_rows, each, self.delta, self.a)
         return torch.cat(squares)
-
-
-def _along(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Return ``rows @ matrix`` on a CPU, ``(n, k)``."""
-    if len(rows) < _MANY:
-        return matmul(rows, matrix)
-    return matmul(matrix.mT, rows.mT).mT  # a quarter faster with many rows, far slower with few
 
 
 def _squares_by_places(delta: Tensor, a: Tensor) -> Tensor:
@@ -260,7 +252,7 @@ def project_whole(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
         rows: ``(b, q, N)``, on a CPU.
         matrix: ``(N, k)``, of the same dtype.
     """
-    along = rows.view(-1, len(matrix)) @ matrix
+    along = matmul(rows.view(-1, len(matrix)), matrix)
     # in float64: a score is a difference of near-equal sums
     norms = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=torch.float64)
     return norms.square(), along.view(*rows.shape[:2], -1).double()

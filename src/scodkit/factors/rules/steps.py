@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import wrap_torch_function
 
-from scodkit.numerics.matmul import right_factor
+from scodkit.numerics.matmul import linear
 from scodkit.numerics.torch_private import of_all_directions
 
 
@@ -52,36 +52,42 @@ class _Slopes:
             ``(q, B, h)`` each.
         """
         count = self.gates.shape[2]
-        through = right_factor(self.across.to(rows.dtype))  # autocast leaves weights alone
-        ahead = rows.movedim(time + 1, 0)
-        at_gates = rows.new_empty(*rows.shape[:3], count, rows.shape[3])
-        gates = at_gates.new_empty(*ahead.shape[1:3], count, rows.shape[3])  # of one step
+        through = self.across.to(rows.dtype).mT  # autocast leaves weights alone
+        ahead = rows.movedim((time + 1, 0), (0, 2))  # directions last: steps are contiguous
+        at_gates = rows.new_empty(*ahead.shape[:3], count, rows.shape[3])
         # of the state after each step, from the second state to the one before the first
         states = None if self.new is None else at_gates.new_empty(ahead.shape)
-        cell = None if last is None else last.clone()
-        state = ahead[-1]
-        for t in reversed(range(len(ahead))):
+        cell = None
+        if last is not None:  # it is changed below
+            cell = last.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        cells = [each.unsqueeze(2).unbind(0) for each in self.cell or ()]
+        # taken apart at once: a loop over views takes longer than what it computes
+        slopes, places = self.gates.unsqueeze(2).unbind(0), at_gates.unbind(0)
+        flat, above = at_gates.flatten(3).unbind(0), ahead.unbind(0)
+        direct = None if self.direct is None else self.direct.unsqueeze(2).unbind(0)
+        state = above[-1]
+        for t in reversed(range(len(above))):
             if states is not None:
                 states[t] = state
-            if self.cell is None or cell is None:
-                torch.mul(self.gates[t], state.unsqueeze(2), out=gates)
+            if cell is None:
+                torch.mul(slopes[t], state.unsqueeze(2), out=places[t])
             else:
-                cell.addcmul_(self.cell[0][t], state)
-                torch.mul(self.gates[t, :, :-1], cell.unsqueeze(2), out=gates[:, :, :-1])
-                torch.mul(self.gates[t, :, -1], state, out=gates[:, :, -1])
-                cell.mul_(self.cell[1][t])
-            at_gates.select(time + 1, t).copy_(gates)
-            before = through(gates.flatten(2).flatten(0, 1)).view_as(state)
-            if self.direct is not None:
-                before.addcmul_(state, self.direct[t])
-            state = before.add_(ahead[t - 1]) if t else before
+                cell.addcmul_(cells[0][t], state)
+                torch.mul(slopes[t], cell.unsqueeze(2), out=places[t])
+                torch.mul(slopes[t][:, :, -1], state, out=places[t][:, :, -1])
+                cell.mul_(cells[1][t])
+            before = linear(flat[t], through)
+            if direct is not None:
+                before.addcmul_(state, direct[t])
+            state = before.add_(above[t - 1]) if t else before
         found = [at_gates]
         if self.new is not None and states is not None:
             of_inputs = at_gates.clone()
-            of_inputs[..., -1, :] = (states * self.new.unsqueeze(1)).movedim(0, time + 1)
+            torch.mul(states, self.new.unsqueeze(2), out=of_inputs[:, :, :, -1])
             found.append(of_inputs)
         ends = [state] if cell is None else [state, cell]
-        return [*(one.flatten(3) for one in found), *ends]
+        led = (one.flatten(3).movedim((2, 0), (0, time + 1)) for one in found)
+        return [*led, *(end.transpose(0, 1) for end in ends)]
 
 
 @dataclass(frozen=True)
@@ -91,8 +97,8 @@ class _Known:
     Args:
         across: Weights of the states, ``(g h, h)``.
         cell: Before the first step, ``(B, h)``, if there is one.
-        inputs: The inputs' part of the gates, ``(T, B, g h)``.
-        hidden: The states' part.
+        inputs: The inputs' part of the gates, ``(T, B, g h)``; of all but a GRU, their sum.
+        hidden: The states' part, where it counts apart.
         before: States before each step, ``(T, B, h)``.
         after: States after each step.
     """
@@ -100,18 +106,18 @@ class _Known:
     across: Tensor
     cell: Tensor | None
     inputs: Tensor
-    hidden: Tensor
+    hidden: Tensor | None
     before: Tensor
     after: Tensor
 
 
 def _lstm(known: _Known) -> _Slopes:
     assert known.cell is not None
-    enter, forget, new, leave = (known.inputs + known.hidden).chunk(4, 2)
+    enter, forget, new, leave = known.inputs.chunk(4, 2)
     enter, forget, new, leave = enter.sigmoid(), forget.sigmoid(), new.tanh(), leave.sigmoid()
     added, cells = enter * new, [known.cell]
-    for t in range(len(added)):
-        cells.append(torch.addcmul(added[t], forget[t], cells[-1]))
+    for each, kept in zip(added.unbind(0), forget.unbind(0), strict=True):
+        cells.append(torch.addcmul(each, kept, cells[-1]))
     # the derivative of a sigmoid s is s (1 - s), that of a tanh 1 - tanh^2
     slopes = [
         torch.addcmul(added, added, enter, value=-1),
@@ -126,6 +132,7 @@ def _lstm(known: _Known) -> _Slopes:
 
 
 def _gru(known: _Known) -> _Slopes:
+    assert known.hidden is not None
     reset_in, update_in, new_in = known.inputs.chunk(3, 2)
     reset_on, update_on, new_on = known.hidden.chunk(3, 2)
     reset, update = (reset_in + reset_on).sigmoid(), (update_in + update_on).sigmoid()
@@ -148,11 +155,11 @@ class _Steps(torch.autograd.Function):
     """The states after each step, given their values."""
 
     @staticmethod
-    def forward(ctx: Any, slopes: _Slopes, time: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, slopes: _Slopes, time: int, *tensors: Any) -> tuple[Tensor, ...]:
         """Return the last of the tensors: the states after each step, and the last cell.
 
-        They are those at the gates' parts of inputs and states, the states before the first
-        step, and the results, of as many kinds as states.
+        They are those at the gates' parts of inputs and states, if these count apart, the
+        states before the first step, and the results, of as many kinds as states.
         """
         ctx.slopes, ctx.time = slopes, time
         kinds = 1 if slopes.cell is None else 2
@@ -164,11 +171,13 @@ class _Steps(torch.autograd.Function):
         kinds = len(rows)
         found = of_all_directions(partial(ctx.slopes.pull_back, ctx.time), rows)
         gates, states = found[:-kinds], found[-kinds:]
-        return None, None, gates[-1], gates[0], *states, *(None,) * kinds
+        apart = gates[0] if ctx.needs_input_grad[3] else None
+        return None, None, gates[-1], apart, *states, *(None,) * kinds
 
 
-# the parts of the gates, (B, T, g h) or (T, B, g h); the axis of the steps; the weights of the
-# states; states before and after each step; the first states, and the last cell if there is one
+# the parts of the gates, (B, T, g h) or (T, B, g h), or their sum and None; the axis of the
+# steps; the weights of the states; states before and after each step; the first states, and the
+# last cell if there is one
 Steps = Callable[..., tuple[Tensor, ...]]
 
 
@@ -179,7 +188,7 @@ def _steps(kind: Callable[[_Known], _Slopes]) -> Steps:
     @wrap_torch_function(given)
     def steps(
         inputs: Tensor,
-        hidden: Tensor,
+        hidden: Tensor | None,
         time: int,
         across: Tensor,
         before: Tensor,
@@ -188,8 +197,9 @@ def _steps(kind: Callable[[_Known], _Slopes]) -> Steps:
         *cells: Tensor,
     ) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            led = (one.movedim(time, 0) for one in (inputs, hidden, before, after))
-            slopes = kind(_Known(across, cells[0] if cells else None, *led))
+            apart = None if hidden is None else hidden.movedim(time, 0)
+            led, *states = (one.movedim(time, 0) for one in (inputs, before, after))
+            slopes = kind(_Known(across, cells[0] if cells else None, led, apart, *states))
         every = (inputs, hidden, first, *cells[:1], after, *cells[1:])
         found: tuple[Tensor, ...] = _Steps.apply(slopes, time, *every)  # type: ignore[no-untyped-call]
         return found
