@@ -208,7 +208,10 @@ def raw(function: Callable[..., Tensor], *shape: int) -> nn.Module:
 UNKNOWN = {
     "prelu": (nn.Sequential(nn.Linear(3, 4), nn.PReLU(4)), "prelu"),
     "bilinear": (Uses(lambda m, x: m.f(x, x), f=nn.Bilinear(3, 3, 2)), "bilinear"),
-    "from the left": (raw(lambda m, x: (m.w @ x.T).T, 4, 3), "no matrix on its right"),
+    "from the left": (
+        raw(lambda m, x: (m.w @ x.T).T, 4, 3),
+        "a parameter as the input of a layer",
+    ),
     "scaled product": (
         Uses(lambda m, x: torch.addmm(m.b, x, m.w, alpha=2), w=(3, 4), b=(4,)),
         "a product that is scaled",

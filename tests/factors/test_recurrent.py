@@ -12,6 +12,7 @@ from draws import noise
 from engines import Uses, close, joined, pulled, right_rows
 from scodkit import Categorical, Monitor
 from scodkit.errors import CaptureError, EngineFallbackWarning
+from scodkit.factors.alone import LoopEngine
 from scodkit.factors.hooks import HookEngine
 from scodkit.model.inputs import Inputs
 
@@ -54,6 +55,39 @@ def test_gates_may_be_shut_altogether(kind: type[nn.RNNBase]) -> None:
         h=nn.Linear(4, 2),
     )
     assert right_rows(model, noise(4, 5, 3)) == (HookEngine, [])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("first", [True, False])
+def test_sequences_that_no_sample_has_a_part_in(kind: type[nn.RNNBase], first: bool) -> None:
+    """Names of classes, say, whose codes the features of samples are compared with."""
+    names = noise(3, 5, 2)
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        codes = m.r(names if first else names.transpose(0, 1))[0]
+        return m.f(x) @ (codes[:, -1] if first else codes[-1]).mT
+
+    model = Uses(forward, r=kind(2, 4, batch_first=first), f=nn.Linear(6, 4))
+    every = [name for name, _ in model.named_parameters()]
+    for chosen in (every, every[:1], every[1:2], every[3:4]):
+        for count in (1, 3, 4):
+            assert right_rows(model, noise(count, 6), names=chosen) == (HookEngine, [])
+
+
+def test_weights_and_biases_may_have_strides() -> None:
+    model = Uses(
+        lambda m, x: m.h(m.r(x)[0][:, -1]),
+        r=nn.LSTM(32, 64, batch_first=True),
+        h=nn.Linear(64, 2),
+    ).float()
+    x = noise(40, 20, 32, dtype=torch.float32)  # enough for oneDNN
+    for name, weight in dict(model.r.named_parameters()).items():
+        wide = torch.stack([weight.detach(), torch.full_like(weight, 9.0)], -1)
+        setattr(model.r, name, nn.Parameter(wide[..., 0]))
+        assert not getattr(model.r, name).is_contiguous()
+    found = joined(pulled(HookEngine, model, Inputs((x,), {}), 2))
+    expected = joined(pulled(LoopEngine, model.double(), Inputs((x.double(),), {}), 2))
+    close(found.double(), expected, 1e-5)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -92,17 +93,27 @@ def test_linear_is_torch_s(dtype: torch.dtype, sizes: tuple[int, ...], strided: 
     assert near(linear(halves, weight).view(rows, -1), x, weight.mT)
 
 
-def test_linear_leaves_to_torch_what_onednn_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
+@pytest.fixture
+def onednn_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of oneDNN's product, as they are made."""
+    calls: list[tuple[Any, ...]] = []
 
-    def counted(*args: object) -> Tensor:
-        calls.append(1)
+    def counted(*args: Any) -> Tensor:
+        calls.append(args)
         return onednn_linear(*args)
 
     monkeypatch.setattr(matmul_module, "onednn_linear", counted)
+    return calls
+
+
+def test_linear_leaves_to_torch_what_onednn_cannot(onednn_calls, monkeypatch) -> None:
     x, weight = noise(*LARGE[:2]).float(), noise(*LARGE[:0:-1], seed=1).float()
-    linear(x, weight)
-    assert len(calls) == 1
+    bias = torch.zeros(2, len(weight))
+    linear(x, weight, bias[0])
+    linear(x, weight.mT.contiguous().mT)
+    with torch.no_grad():  # nothing is recorded
+        linear(x, weight.clone().requires_grad_())
+    assert len(onednn_calls) == 3
     expected = torch.autograd.functional.jacobian(lambda w: F.linear(x, w).sum(), weight)
     found = torch.autograd.functional.jacobian(lambda w: linear(x, w).sum(), weight)
     assert torch.equal(found, expected)
@@ -111,15 +122,19 @@ def test_linear_leaves_to_torch_what_onednn_cannot(monkeypatch: pytest.MonkeyPat
     traced = make_fx(lambda x, weight: linear(x, weight))(x, weight)
     assert "mkldnn" not in traced.code
     linear(x[:1], weight)  # a vector
-    assert len(calls) == 1
-    with torch.no_grad():  # nothing is recorded
-        linear(x, weight.requires_grad_())
-    assert len(calls) == 2
+    gaps = torch.cat([weight, weight], 1)
+    others = [(gaps[:, : x.shape[1]], bias[0]), (weight, bias.T.contiguous().T[0])]
+    for own, of_bias in [*others, (weight, torch.zeros(1).expand(len(weight)))]:
+        torch.testing.assert_close(linear(x, own, of_bias), F.linear(x, own, of_bias))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.mkldnn, "enabled", False)
+        linear(x, weight)
+    assert len(onednn_calls) == 3
     monkeypatch.setattr(matmul_module, "onednn_linear", None)  # torch without oneDNN
     assert near(linear(x, weight), x, weight.mT)
 
 
-@pytest.mark.parametrize("length", [1000, 1 << 14, 1 << 16])
+@pytest.mark.parametrize("length", [1000, 1 << 15, 1 << 17])
 def test_a_product_along_a_basis_is_as_exact_as_its_dtype(length: int) -> None:
     basis = torch.linalg.qr(noise(length, 20))[0].float()
     rows = noise(24, length, seed=1).float() + 30 * noise(24, 20, seed=2).float() @ basis.mT

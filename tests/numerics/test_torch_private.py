@@ -175,6 +175,14 @@ def test_an_error_ends_what_was_as_if_traced() -> None:
     assert is_compiling() is False
 
 
+@pytest.mark.skipif(torch_private.onednn_linear is None, reason="torch without oneDNN")
+def test_onednn_s_product_takes_a_transposed_weight_and_more_axes() -> None:
+    x, weight, bias = torch.randn(2, 3, 50), torch.randn(50, 7).mT, torch.randn(7)
+    found = torch_private.onednn_linear(x, weight, bias, "none", [], "")
+    torch.testing.assert_close(found, F.linear(x, weight, bias))
+    assert not found.requires_grad
+
+
 def test_the_rest_is_what_its_name_says() -> None:
     parts = [torch.randn(2, 3), torch.randn(4, 5).T, torch.randn(())]
     joined = torch.cat([part.reshape(-1) for part in parts])

@@ -405,12 +405,13 @@ class Checksum:
             return self._by_halves(linear, rows, generator)
         direction = torch.randn(self._parameters.num_parameters, generator=generator).to(rows)
         norms, along = linear.pull_back(rows).project(direction[:, None])
+        distance = None
         for way in list(self._ways):
             try:
                 slopes = way(call, rows, direction)
             except Exception:  # whatever a third-party module raises under a transform
-                self._ways.clear()
-                return self._by_halves(linear, rows, generator)
+                self._ways.remove(way)
+                continue
             distance = _relative((along[:, 0, 0] - slopes).abs(), norms.sqrt())
             if distance is None or distance <= tolerance(rows):
                 break
@@ -418,7 +419,7 @@ class Checksum:
             # plain autograd decides, now and later
             if way is not self._ways[-1]:
                 self._ways.remove(way)
-        return distance
+        return distance if self._ways else self._by_halves(linear, rows, generator)
 
     def _forward_mode(self, call: Inputs, rows: Tensor, direction: Tensor) -> Tensor:
         """Return directional derivatives ``r_i . (J_i v)`` by forward mode, ``(B,)``."""

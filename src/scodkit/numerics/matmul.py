@@ -47,10 +47,11 @@ _TALL_SQUARES = 5
 # multiplications from which oneDNN's overhead of 10 us does not count, and rows on both sides:
 # MKL is faster with a vector
 _PRODUCTS, _ROWS = 1 << 20, 2
+_MATRIX = 2  # axes
 
 # the length of an axis from which oneDNN sums float32 along it as exactly as MKL does; along
 # 1000 entries it errs three times as much, and a score is a difference of near-equal sums
-_AS_EXACT = 1 << 14
+_AS_EXACT = 1 << 15
 
 # products of half-precision matrices with float32 results need torch 2.8
 _OUT_DTYPE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
@@ -125,19 +126,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     In float32 on a CPU by oneDNN, as torch's own recurrent layers and convolutions are: it
     uses the wide vectors of any processor, and is twice as fast where MKL does not.
     """
-    given = (x, weight) if bias is None else (x, weight, bias)
-    if onednn_linear and get_proxy_mode() is None and all(map(_plain_on_cpu, given)):
-        rows = x.numel() // max(1, x.shape[-1])
-        large = min(rows, len(weight)) >= _ROWS and x.numel() * len(weight) >= _PRODUCTS
-        if large and not torch.is_autocast_enabled("cpu"):
+    if get_proxy_mode() is None and _for_onednn(x, weight):
+        onednn = torch.backends.mkldnn.enabled and not torch.is_autocast_enabled("cpu")
+        if onednn_linear and onednn and (bias is None or _plain_on_cpu(bias)):
             return onednn_linear(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
 
+def _for_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Return whether a product is large, and of matrices that oneDNN takes without a copy."""
+    if x.ndim < _MATRIX or weight.ndim != _MATRIX or x.numel() * len(weight) < _PRODUCTS:
+        return False
+    vectors = min(x.numel() // x.shape[-1], len(weight)) < _ROWS
+    turned = weight if weight.is_contiguous() else weight.mT
+    return not vectors and _plain_on_cpu(x) and _plain_on_cpu(turned)
+
+
 def _plain_on_cpu(tensor: Tensor) -> bool:
-    """Return whether a tensor is in float32 on a CPU, and its graph is not recorded."""
+    """Return whether a tensor is dense, in float32, on a CPU, and its graph not recorded."""
     recorded = tensor.requires_grad and torch.is_grad_enabled()
-    return tensor.dtype == torch.float32 and tensor.is_cpu and not recorded
+    here = tensor.dtype == torch.float32 and tensor.is_cpu and not recorded
+    return here and tensor.layout == torch.strided and tensor.is_contiguous()
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

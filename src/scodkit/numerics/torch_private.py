@@ -66,7 +66,9 @@ pull_back: Callable[..., Sequence[Tensor | None]] = functools.partial(
 )
 
 # ``F.linear`` of float32 tensors on a CPU by oneDNN, whatever torch itself would use: takes
-# ``(x, weight, bias, "none", [], "")``. None if torch was built without oneDNN
+# ``(x, weight, bias, "none", [], "")``. It reads a bias as if it was contiguous, is a thousand
+# times slower if a matrix has gaps between its rows, and has no derivative. None if torch was
+# built without oneDNN
 onednn_linear: Callable[..., Tensor] | None = getattr(
     torch.ops.mkldnn, "_linear_pointwise", None
 )

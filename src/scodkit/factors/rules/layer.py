@@ -76,7 +76,12 @@ class Batch:
         return Batch(self.size, Lay(0, before * outer, inner * after))
 
     def lead(self, rows: Tensor, axis: int = 0) -> Tensor:
-        """Return ``rows`` with two axes, ``B`` and ``m``, for all from ``axis`` to the last."""
+        """Return ``rows`` with the leading axes of a call replaced by two: ``B``, then ``m``.
+
+        Args:
+            rows: ``(..., *leading, n)``, of several places for each sample.
+            axis: The first of the leading axes.
+        """
         if self.size > 1 and self.lay.outer == self.lay.inner == 1:  # a view of any memory
             return rows.movedim(axis + self.lay.axis, axis).flatten(axis + 1, -2)
         batch = self.led_by(rows.shape[axis:-1])
@@ -211,6 +216,18 @@ class Linear(Layer):
         """``x``."""
         return self.inputs[0]
 
+    def place(
+        self, batch: Batch, output: Tensor, places: Mapping[int, Place | Derived]
+    ) -> None:
+        """See `Layer.place`.
+
+        Raises:
+            UnsupportedCallError: If a parameter is the input.
+        """
+        super().place(batch, output, places)
+        if id(self.input) in places:
+            raise UnsupportedCallError("a parameter as the input of a layer")
+
     def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
         """See `Layer.gradients`; outer products if there is one place per sample."""
         weight, bias = self.places.get(id(self.weight)), self.places.get(id(self.bias))
@@ -247,13 +264,11 @@ class Product(Linear):
         """See `Layer.place`.
 
         Raises:
-            UnsupportedCallError: If a parameter is on the left, or is no matrix.
+            UnsupportedCallError: If a parameter is on the left, or it is no matrix.
         """
         super().place(batch, output, places)
-        if id(self.input) in places or self.weight.ndim != _MATRIX:
-            raise UnsupportedCallError(
-                "a product with a parameter that is no matrix on its right"
-            )
+        if self.weight.ndim != _MATRIX:
+            raise UnsupportedCallError("a product with a parameter that is no matrix")
 
     def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
         """See `Layer.gradients`."""

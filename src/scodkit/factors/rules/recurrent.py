@@ -7,7 +7,7 @@ once: one of the inputs, one of these states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,15 +48,27 @@ class Gates(Layer):
         super().__init__(batch, [w_ih, w_hh, b_ih, b_hh], x, before)
         self._weights, self._biases = (w_ih, w_hh), (b_ih, b_hh)
 
+    def place(
+        self, batch: Batch, output: Tensor, places: Mapping[int, Place | Derived]
+    ) -> None:
+        """See `Layer.place`.
+
+        Raises:
+            UnsupportedCallError: If a parameter is the input.
+        """
+        super().place(batch, output, places)
+        if any(id(a) in places for a in self.inputs):
+            raise UnsupportedCallError("a parameter as the input of a recurrent layer")
+
     def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
         """See `Layer.gradients`."""
         delta = self.batch.lead(delta, axis=1).transpose(0, 1)  # (b, q, m, o)
-        for weight, input in zip(self._weights, self.inputs, strict=True):
+        for weight, a in zip(self._weights, self.inputs, strict=True):
             if id(weight) in self.places:
-                yield self.places[id(weight)], Summed(delta, self.batch.lead(input.to(delta)))
+                yield self.places[id(weight)], Summed(delta, self.batch.lead(a.to(delta)))
         chosen = [self.places[id(bias)] for bias in self._biases if id(bias) in self.places]
         if chosen:
-            sums = delta.sum(2)
+            sums = delta.sum(2)  # of both biases, which nobody writes to
             yield from ((place, sums) for place in chosen)
 
 
@@ -74,16 +86,28 @@ class _Gates(torch.autograd.Function):
         b_hh: Tensor | None,
     ) -> Tensor:
         """Return ``y``."""
-        ctx.save_for_backward(w_ih)
+        ctx.save_for_backward(x, before, w_ih)
         return linear(x, w_ih, b_ih) + linear(before, w_hh, b_hh)
 
     @staticmethod
-    def backward(ctx: Any, *rows: Tensor) -> tuple[Any, ...]:
-        """Return the gradient at the inputs."""
-        (weight,) = ctx.saved_tensors
-        through = weight.to(rows[0].dtype).mT  # autocast leaves weights alone
-        (at_inputs,) = of_all_directions(lambda y: [linear(y, through)], rows)
-        return at_inputs, None, None, None, None, None
+    def backward(ctx: Any, rows: Tensor) -> tuple[Tensor | None, ...]:
+        """Return gradients; at weights only where no sample has a part in ``y``.
+
+        Elsewhere backward passes end at ``y``, and `Gates` takes them further.
+        """
+        x, before, weight = ctx.saved_tensors
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
+
+        def at(i: int, y: Tensor) -> Tensor:
+            own = y.flatten(1, -2)
+            if i == 0:
+                return linear(y, weight.to(y.dtype).mT)  # autocast leaves weights alone
+            a = {2: x, 3: before}.get(i)
+            return own.sum(1) if a is None else own.mT @ a.to(y.dtype).flatten(0, -2)
+
+        pulled = of_all_directions(lambda y: [at(i, y) for i in wanted], [rows])
+        found = dict(zip(wanted, pulled, strict=True))
+        return tuple(map(found.get, range(6)))
 
 
 @wrap_torch_function(lambda *args: [arg for arg in args if arg is not None])

@@ -26,7 +26,7 @@ _ON_GPU = 1 << 28
 
 # rows that are multiplied at once with a basis, which is read again for the next ones: bytes,
 # and from how many outputs on they are of fewer samples
-_MULTIPLIED, _OUTPUTS = 6 << 20, 128
+_MULTIPLIED, _OUTPUTS = 6 << 20, 256
 
 # entries of a table, for each that a sample looks up, from which most of its rows is zeros
 _SPARSE = 8

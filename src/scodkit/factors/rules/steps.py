@@ -73,6 +73,7 @@ class _Slopes:
                 torch.mul(slopes[t], state.unsqueeze(2), out=places[t])
             else:
                 cell.addcmul_(cells[0][t], state)
+                # all gates at once, then the last one, which is no gate of the cell, again
                 torch.mul(slopes[t], cell.unsqueeze(2), out=places[t])
                 torch.mul(slopes[t][:, :, -1], state, out=places[t][:, :, -1])
                 cell.mul_(cells[1][t])
@@ -171,7 +172,7 @@ class _Steps(torch.autograd.Function):
         kinds = len(rows)
         found = of_all_directions(partial(ctx.slopes.pull_back, ctx.time), rows)
         gates, states = found[:-kinds], found[-kinds:]
-        apart = gates[0] if ctx.needs_input_grad[3] else None
+        apart = None if ctx.slopes.new is None else gates[0]
         return None, None, gates[-1], apart, *states, *(None,) * kinds
 
 
