@@ -14,7 +14,12 @@ from scodkit import Categorical, Monitor
 from scodkit.errors import CaptureError, EngineFallbackWarning
 from scodkit.factors.alone import LoopEngine
 from scodkit.factors.hooks import HookEngine
+from scodkit.factors.rules import Layer, UnsupportedCallError
+from scodkit.factors.rules.layer import Linear
+from scodkit.factors.rules.recurrent import Gates
 from scodkit.model.inputs import Inputs
+from scodkit.model.network import Network
+from scodkit.model.parameters import select_names
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -72,6 +77,27 @@ def test_sequences_that_no_sample_has_a_part_in(kind: type[nn.RNNBase], first: b
     for chosen in (every, every[:1], every[1:2], every[3:4]):
         for count in (1, 3, 4):
             assert right_rows(model, noise(count, 6), names=chosen) == (HookEngine, [])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_wrong_rows_are_noticed_where_forward_mode_fails(
+    kind: type[nn.RNNBase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def doubled(self: Layer, delta: Tensor) -> Any:
+        return right(self, 2 * delta)
+
+    layer = Gates if kind is nn.LSTM else Linear
+    right = layer.gradients
+    model = Uses(lambda m, x: m.r(x)[0][:, -1], r=kind(3, 4, batch_first=True)).float()
+    network = Network(model)
+    engine = HookEngine(network, select_names(model, [n for n, _ in model.named_parameters()]))
+    engine.check_every = 100
+    call = Inputs((noise(4, 5, 3, dtype=torch.float32),), {})
+    with network.evaluating():
+        engine.linearize(call)
+        monkeypatch.setattr(layer, "gradients", doubled)
+        with pytest.raises(UnsupportedCallError, match=r"rows are .* off"):
+            engine.afresh().linearize(call)
 
 
 def test_weights_and_biases_may_have_strides() -> None:
