@@ -247,23 +247,29 @@ class HookEngine(Engine):
         """Return the output of a watched pass.
 
         Raises:
-            UnsupportedCallError: If the model fails because it is run as if it was traced.
+            UnsupportedCallError: If the model fails because it is watched.
             OtherCallsError: If it makes other calls than the replayed ones.
             OutOfMemoryError: If memory does not suffice.
         """
-        if not traced:
-            return self.network(call, watcher)
         # what a model reads of its batch in passing, such as whether anything is masked at
         # all, it does not read while it is traced: there each sample is computed by itself
         try:
-            with as_if_traced():
+            with as_if_traced() if traced else contextlib.nullcontext():
                 return self.network(call, watcher)
         except (OtherCallsError, UnsupportedCallError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # perhaps it cannot be traced
-            raise UnsupportedCallError(
-                f"as if traced, it raised {first_line(error)}"
-            ) from error
+        except Exception as error:  # perhaps it cannot be traced, or not without a graph
+            if not traced and not self._runs(call):
+                raise
+            how = "as if traced" if traced else "while it was recorded"
+            raise UnsupportedCallError(f"{how}, it raised {first_line(error)}") from error
+
+    def _runs(self, call: Inputs) -> bool:
+        """Return whether the model runs on a batch, when nobody watches."""
+        with contextlib.suppress(Exception), torch.no_grad():
+            self.network(call)
+            return True
+        return False
 
     def _check(self, call: Inputs, linear: Linearization, layout: object) -> bool:
         """Check the first batch of a layout, and one in `check_every` of the later ones.

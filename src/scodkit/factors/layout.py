@@ -100,7 +100,7 @@ class Call:
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors among values, also those nested in lists, tuples and dicts."""
+    """Return the tensors among values, also those in lists, tuples, dicts and slices."""
     tensors = []
     for value in values:
         if isinstance(value, Tensor):
@@ -109,6 +109,8 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
             tensors += tensors_in(value)
         elif isinstance(value, dict):
             tensors += tensors_in(value.values())
+        elif isinstance(value, slice):
+            tensors += tensors_in((value.start, value.stop, value.step))
     return tensors
 
 

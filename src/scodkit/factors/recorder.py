@@ -86,6 +86,7 @@ class Recorder(TorchFunctionMode):
         self.edges = Edges()
         named = dict(model.named_parameters())
         columns = {block.name: block.columns for block in parameters.blocks}
+        self._path: list[Callable[..., Any]] = []  # all functions that were called
         self.places: dict[int, Place | Derived] = {
             id(named[n]): Place(block, block) for n, block in columns.items()
         }
@@ -116,6 +117,7 @@ class Recorder(TorchFunctionMode):
             UnsupportedCallError: If no rule covers what it computes from a chosen parameter.
         """
         kwargs = kwargs or {}
+        self._path.append(func)
         if func is F.multi_head_attention_forward:
             with self:
                 return attention(*args, **kwargs)
@@ -223,6 +225,8 @@ class Recorder(TorchFunctionMode):
             return result
 
         output = run()
+        if output.is_complex():
+            raise UnsupportedCallError("a layer of complex numbers")
         if not output.requires_grad:  # only the shape of the rest is used, as in expand_as
             first = True
             output = run()
@@ -347,8 +351,8 @@ class Recorder(TorchFunctionMode):
 
     @property
     def layout(self) -> object:
-        """The batch axis of each layer's output."""
-        return tuple(layer.batch.lay.axis for layer in self.layers)
+        """All functions that were called, and the batch axis of each layer's output."""
+        return tuple(self._path), tuple(layer.batch.lay.axis for layer in self.layers)
 
     def head(self, output: Tensor) -> Head | None:
         """Return the chosen layer if it is the only one and its output is the network's.
@@ -396,6 +400,8 @@ class Recorder(TorchFunctionMode):
         Raises:
             UnsupportedCallError: If it is something else.
         """
+        if _modifies(func, kwargs):
+            raise UnsupportedCallError(f"{resolve_name(func) or func} writes a parameter")
         result = func(*args, **kwargs)
         if func in _CONSTANTS:
             return result

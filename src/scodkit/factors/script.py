@@ -218,6 +218,8 @@ class Script:
             return _Older(value, 0 if value.is_inference() else value._version)
         if kind is slice:
             parts = (value.start, value.stop, value.step)
+            if any(isinstance(p, Tensor) and id(p) not in self._constants for p in parts):
+                raise TypeError(kind)  # the part of a parameter may be another one next time
             return _Nested(slice, tuple(map(self._value, parts)))
         if kind in (tuple, torch.Size) and all(type(part) is int for part in value):
             return value
