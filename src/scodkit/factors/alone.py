@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from scodkit.model.network import Network
 from scodkit.model.parameters import ParameterSet
 from scodkit.model.projected import ProjectedSet
 from scodkit.numerics.torch_private import flattened, pull_back
+
+Tried = Callable[[Network, ParameterSet, Inputs], Engine | None]
 
 
 class AloneEngine(Engine):
@@ -154,15 +157,52 @@ class _LoopLinearization(Linearization):
 
 
 class FunctionalEngine(AloneEngine):
-    """``vmap`` of the model's ``vjp``, over samples and directions."""
+    """``vmap`` of the model's ``vjp``, over samples and directions.
+
+    Attributes:
+        tried: Called with the network, the weights and the first batch whose samples have
+            other shapes than those before: the transform of a function may be wrong for some.
+            Returns the engine for these shapes, or None if this one is right.
+        by_shape: What it returned.
+    """
+
+    def __init__(
+        self, network: Network, parameters: ParameterSet, *, graph: bool = False
+    ) -> None:
+        super().__init__(network, parameters, graph=graph)
+        self.tried: Tried | None = None
+        self.by_shape: dict[object, Engine | None] = {}
 
     def linearize(self, call: Inputs) -> Linearization:
         """Return a linearisation whose `pull_back` runs the model again, sample by sample."""
         if self.graph:
             weights = {**self._others(), **self.parameters.weights(self.network.model)}
             return _FunctionalLinearization(self, call, self.network.at(weights, call))
+        if self.tried is not None:
+            shape = shapes_of_samples(call)
+            if shape not in self.by_shape:
+                self.by_shape[shape] = self.tried(self.network, self.parameters, call)
+            engine = self.by_shape[shape]
+            if engine is not None:
+                return engine.linearize(call)
         with torch.no_grad():
             return _FunctionalLinearization(self, call, self.network(call).detach())
+
+    def of(self, network: Network) -> Engine:
+        """See `Engine.of`.
+
+        Returns:
+            An engine whose choices for each shape are the same.
+        """
+        engine = copy.copy(self)
+        engine.network = network
+        engine.by_shape = {s: e and e.of(network) for s, e in self.by_shape.items()}
+        return engine
+
+
+def shapes_of_samples(call: Inputs) -> object:
+    """Return the shape of one sample of each input, to tell batches apart by."""
+    return tuple((tensor.shape[1:], tensor.dtype) for tensor in call.tensors())
 
 
 class _FunctionalLinearization(Linearization):

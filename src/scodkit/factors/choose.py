@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scodkit.errors import BatchError, EngineFallbackWarning, first_line
-from scodkit.factors.alone import FunctionalEngine, LoopEngine
+from scodkit.factors.alone import FunctionalEngine, LoopEngine, shapes_of_samples
 from scodkit.factors.engine import Engine, Factors, Linearization
 from scodkit.factors.hooks import HookEngine
 from scodkit.factors.live_bytes import LiveBytes, Memory
@@ -88,6 +88,8 @@ def choose_engine(
         )
     if isinstance(engine, HookEngine):
         engine.known_alone = trial.alone
+    if isinstance(engine, FunctionalEngine):
+        engine.by_shape[shapes_of_samples(example)] = None
     return _checking(engine, check_every)
 
 
@@ -126,7 +128,27 @@ def _checking(engine: Engine, check_every: int) -> Engine:
     engine.check_every = check_every
     if isinstance(engine, HookEngine):
         engine.otherwise = _slower_engine
+    if isinstance(engine, FunctionalEngine):
+        engine.tried = _loop_if_wrong
     return engine
+
+
+def _loop_if_wrong(
+    network: Network, parameters: ParameterSet, call: Inputs
+) -> LoopEngine | None:
+    """Return plain autograd if function transforms are wrong for batches like this one."""
+    with network.in_full_precision():
+        trial = _Trial(network, parameters, call)
+        reason = trial.objection(FunctionalEngine(network, parameters))
+    if reason is None:
+        return None
+    warnings.warn(
+        f"batches of these shapes are left to LoopEngine, which gives the same scores, more "
+        f"slowly; passed over: FunctionalEngine ({reason})",
+        EngineFallbackWarning,
+        stacklevel=2,
+    )
+    return trial.loop
 
 
 def _slower_engine(
