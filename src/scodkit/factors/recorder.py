@@ -86,7 +86,7 @@ class Recorder(TorchFunctionMode):
         self.edges = Edges()
         named = dict(model.named_parameters())
         columns = {block.name: block.columns for block in parameters.blocks}
-        self._path: list[int] = []  # ids of all functions that were called, which stay alive
+        self._path: list[int] = []  # hashes of all functions that were called: these copy
         self.places: dict[int, Place | Derived] = {
             id(named[n]): Place(block, block) for n, block in columns.items()
         }
@@ -117,7 +117,7 @@ class Recorder(TorchFunctionMode):
             UnsupportedCallError: If no rule covers what it computes from a chosen parameter.
         """
         kwargs = kwargs or {}
-        self._path.append(id(func))
+        self._path.append(hash(func))
         if func is F.multi_head_attention_forward:
             with self:
                 return attention(*args, **kwargs)
