@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -194,8 +193,8 @@ class FunctionalEngine(AloneEngine):
         Returns:
             An engine whose choices for each shape are the same.
         """
-        engine = copy.copy(self)
-        engine.network = network
+        engine = super().of(network)
+        assert isinstance(engine, FunctionalEngine)
         engine.by_shape = {s: e and e.of(network) for s, e in self.by_shape.items()}
         return engine
 

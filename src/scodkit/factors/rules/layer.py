@@ -146,7 +146,10 @@ class Layer(ABC):
 
     Attributes:
         places: Columns of its chosen parameters, by their ids.
+        takes_parameters: Whether an input may be a chosen parameter, whose gradient is known.
     """
+
+    takes_parameters = True
 
     def __init__(
         self, batch: Batch, parameters: Sequence[Tensor | None], *inputs: Tensor
@@ -167,7 +170,12 @@ class Layer(ABC):
             batch: Where the samples lie.
             output: The result of the call.
             places: Columns of all chosen parameters and parts of them, by id.
+
+        Raises:
+            UnsupportedCallError: If a chosen parameter is an input and must not be one.
         """
+        if not self.takes_parameters and any(id(own) in places for own in self.inputs):
+            raise UnsupportedCallError("a parameter as the input of a layer")
         self.batch = batch
         used = map(id, self.parameters)
         self.places = {
@@ -205,6 +213,8 @@ class Layer(ABC):
 class Linear(Layer):
     """``y = x W^T + b`` on ``x (..., i)``; the arguments are those of ``F.linear``."""
 
+    takes_parameters = False
+
     def __init__(
         self, batch: Batch, input: Tensor, weight: Tensor, bias: Tensor | None = None
     ) -> None:
@@ -215,18 +225,6 @@ class Linear(Layer):
     def input(self) -> Tensor:
         """``x``."""
         return self.inputs[0]
-
-    def place(
-        self, batch: Batch, output: Tensor, places: Mapping[int, Place | Derived]
-    ) -> None:
-        """See `Layer.place`.
-
-        Raises:
-            UnsupportedCallError: If a parameter is the input.
-        """
-        super().place(batch, output, places)
-        if id(self.input) in places:
-            raise UnsupportedCallError("a parameter as the input of a layer")
 
     def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
         """See `Layer.gradients`; outer products if there is one place per sample."""

@@ -7,7 +7,7 @@ once: one of the inputs, one of these states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,9 +31,10 @@ class Gates(Layer):
         before: States ``h`` before each.
         w_ih: Weights of the inputs.
         w_hh: Weights of the states.
-        b_ih: Biases of the inputs, if there are any.
-        b_hh: Biases of the states.
+        biases: Of the inputs and of the states, if there are any.
     """
+
+    takes_parameters = False
 
     def __init__(
         self,
@@ -42,23 +43,10 @@ class Gates(Layer):
         before: Tensor,
         w_ih: Tensor,
         w_hh: Tensor,
-        b_ih: Tensor | None = None,
-        b_hh: Tensor | None = None,
+        *biases: Tensor,
     ) -> None:
-        super().__init__(batch, [w_ih, w_hh, b_ih, b_hh], x, before)
-        self._weights, self._biases = (w_ih, w_hh), (b_ih, b_hh)
-
-    def place(
-        self, batch: Batch, output: Tensor, places: Mapping[int, Place | Derived]
-    ) -> None:
-        """See `Layer.place`.
-
-        Raises:
-            UnsupportedCallError: If a parameter is the input.
-        """
-        super().place(batch, output, places)
-        if any(id(a) in places for a in self.inputs):
-            raise UnsupportedCallError("a parameter as the input of a recurrent layer")
+        super().__init__(batch, [w_ih, w_hh, *biases], x, before)
+        self._weights, self._biases = (w_ih, w_hh), biases
 
     def gradients(self, delta: Tensor) -> Iterator[tuple[Place | Derived, Rows]]:
         """See `Layer.gradients`."""
@@ -77,17 +65,11 @@ class _Gates(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        before: Tensor,
-        w_ih: Tensor,
-        w_hh: Tensor,
-        b_ih: Tensor | None,
-        b_hh: Tensor | None,
+        ctx: Any, x: Tensor, before: Tensor, w_ih: Tensor, w_hh: Tensor, *biases: Tensor
     ) -> Tensor:
         """Return ``y``."""
         ctx.save_for_backward(x, before, w_ih)
-        return linear(x, w_ih, b_ih) + linear(before, w_hh, b_hh)
+        return linear(x, w_ih, *biases[:1]) + linear(before, w_hh, *biases[1:])
 
     @staticmethod
     def backward(ctx: Any, rows: Tensor) -> tuple[Tensor | None, ...]:
@@ -96,7 +78,8 @@ class _Gates(torch.autograd.Function):
         Elsewhere backward passes end at ``y``, and `Gates` takes them further.
         """
         x, before, weight = ctx.saved_tensors
-        wanted = [i for i, needed in enumerate(ctx.needs_input_grad) if needed]
+        needed: tuple[bool, ...] = ctx.needs_input_grad
+        wanted = [i for i, own in enumerate(needed) if own]
 
         def at(i: int, y: Tensor) -> Tensor:
             own = y.flatten(1, -2)
@@ -107,20 +90,13 @@ class _Gates(torch.autograd.Function):
 
         pulled = of_all_directions(lambda y: [at(i, y) for i in wanted], [rows])
         found = dict(zip(wanted, pulled, strict=True))
-        return tuple(map(found.get, range(6)))
+        return tuple(map(found.get, range(len(needed))))
 
 
-@wrap_torch_function(lambda *args: [arg for arg in args if arg is not None])
-def gates(
-    x: Tensor,
-    before: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Tensor:
+@wrap_torch_function(lambda *args: args)
+def gates(x: Tensor, before: Tensor, w_ih: Tensor, w_hh: Tensor, *biases: Tensor) -> Tensor:
     """Return what goes into the gates, as `Gates` describes, ``(..., g h)``."""
-    found: Tensor = _Gates.apply(x, before, w_ih, w_hh, b_ih, b_hh)  # type: ignore[no-untyped-call]
+    found: Tensor = _Gates.apply(x, before, w_ih, w_hh, *biases)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -231,7 +207,6 @@ def _one_way(
     """
     time = 1 if batch_first else 0
     w_ih, w_hh, *biases = weights
-    b_ih, b_hh = biases or (None, None)
     with torch.no_grad():  # torch's own kernel has the states of all steps in one call
         given = tuple(state.unsqueeze(0) for state in states)
         fixed = (list(weights), bool(biases), 1, 0.0, False, False, batch_first)
@@ -241,9 +216,9 @@ def _one_way(
     before = before.contiguous()
     parts: list[Tensor | None]
     if func is torch.gru:  # the states' part of its last gate is multiplied by another gate
-        parts = [F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)]
+        parts = [F.linear(x, w_ih, *biases[:1]), F.linear(before, w_hh, *biases[1:])]
     else:
-        parts = [gates(x, before, w_ih, w_hh, b_ih, b_hh), None]
+        parts = [gates(x, before, w_ih, w_hh, *biases), None]
     cells = [*states[1:], *(end.squeeze(0) for end in ends[1:])]
     made, *cell = BY_FUNCTION[func](
         *parts, time, w_hh.detach(), before, after, states[0], *cells
