@@ -24,7 +24,7 @@ from scodkit.likelihoods import Bernoulli, Categorical, Heads, Likelihood
 from scodkit.model.failures import check_runs
 from scodkit.model.frames import columns_of, labels_of
 from scodkit.model.inputs import FORM, Form, Inputs
-from scodkit.model.kinds import LABEL_KEYS, as_tensors, over_batches
+from scodkit.model.kinds import LABEL_KEYS, as_tensors, first_part, over_batches
 from scodkit.model.network import Network, state_to_copy
 from scodkit.model.parameters import state_fingerprint
 from scodkit.numerics import artifact
@@ -148,7 +148,7 @@ class Baseline(ABC):
             tell_of_labels(labels, f"{type(self).__name__} learns {what}")
             labels = None
         if not self.learns:
-            first = loader[0] if isinstance(loader, (tuple, list)) and loader else loader
+            first = first_part(loader)
             if labels_of(first) is not None and self._network.by_name:
                 self._form = replace(_ANYTHING, columns=columns_of(first))
             return self

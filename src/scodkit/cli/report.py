@@ -184,6 +184,7 @@ def _scored_set(monitor: Monitor, name: str, batches: Iterable[Any], known: bool
 
     from scodkit.cli.files import samples_of
     from scodkit.cli.loading import scored_batches
+    from scodkit.model.kinds import first_part
     from scodkit.report import ScoredSet
 
     samples = samples_of(batches)  # read again for the few that the page shows
@@ -192,7 +193,7 @@ def _scored_set(monitor: Monitor, name: str, batches: Iterable[Any], known: bool
     for batch, part in scored_batches(monitor, batches, title):
         scored.append(part)
         if samples is None and num_bytes <= _MOST_BYTES:
-            first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+            first = first_part(batch)
             tensors.append(first if isinstance(first, torch.Tensor) else torch.empty(0))
             num_bytes += tensors[-1].nbytes
             labels.append(batch[1] if first is not batch and len(batch) > 1 else None)

@@ -24,7 +24,7 @@ from scodkit.likelihoods import (
 from scodkit.likelihoods.task import Task
 from scodkit.model.frames import Columns, are_numbered, columns_of
 from scodkit.model.inputs import Form
-from scodkit.model.kinds import is_array
+from scodkit.model.kinds import first_part, is_array
 
 # attributes that say what a layer takes and what it returns, and those of one size
 _PAIRS = (
@@ -101,7 +101,7 @@ def _first(columns: Columns | None) -> list[str] | None:
 
 def _other_labels(batch: object) -> list[str] | None:
     """Return labels of a frame that are no names, such as dates, as text; None for others."""
-    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    first = first_part(batch)
     labels = getattr(first, "columns", None) if is_array(first) else None
     if labels is None or columns_of(first) is not None:
         return None

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scodkit.errors import BatchError
-from scodkit.model.kinds import LABEL_KEYS, as_array, is_array
+from scodkit.model.kinds import LABEL_KEYS, as_array, first_part, is_array
 
 # names of the columns of each data frame of a batch, by position or keyword in the call
 Columns = dict[str, list[str]]
@@ -52,9 +52,8 @@ def columns_of(batch: object) -> Columns | None:
     Args:
         batch: As the loader yields it; of a tuple or list the first element counts.
     """
-    if isinstance(batch, (tuple, list)) and batch:
-        batch = batch[0]
-    parts = batch if isinstance(batch, Mapping) else {0: batch}
+    first = first_part(batch)
+    parts = first if isinstance(first, Mapping) else {0: first}
     named = {str(key): labels_of(part) for key, part in parts.items() if key not in LABEL_KEYS}
     return {key: labels for key, labels in named.items() if labels} or None
 

@@ -24,6 +24,11 @@ _NUMBERS = "biufc"
 LABEL_KEYS = ("label", "labels", "target", "targets")
 
 
+def first_part(batch: Any) -> Any:
+    """Return what a batch has first, if it is a tuple or list; or else the batch."""
+    return batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+
+
 def is_array(value: object) -> bool:
     """Return whether a value is an array of another library: numpy's, a pandas table.
 
